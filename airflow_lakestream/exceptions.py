@@ -1,0 +1,49 @@
+"""Every error that this package raises on purpose.
+
+One root, so that a caller can catch "anything from lakestream". `Terminal` and `Transient` are markers: only the
+operators read them, to tell Airflow whether a retry can help. Facts are attributes, the remedy stands in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Terminal:
+    """Marker: the same call fails again until somebody changes something."""
+
+
+class Transient:
+    """Marker: the same call may well succeed later."""
+
+
+class LakestreamError(Exception):
+    """Root of all errors raised by airflow_lakestream."""
+
+
+class InvalidArgument(LakestreamError, Terminal, ValueError):
+    """An argument that can never work; `argument` names it."""
+
+    def __init__(self, argument: str, problem: str, remedy: str = "") -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: {problem}" + (f" {remedy}" if remedy else ""))
+
+
+class UnknownValue(InvalidArgument):
+    """A value outside the closed list of values that `argument` takes."""
+
+    def __init__(self, argument: str, value: object, known: Iterable[str]) -> None:
+        self.value = value
+        self.known = tuple(known)
+        super().__init__(argument, f"{value!r} is not one of {', '.join(map(repr, self.known))}.")
+
+
+class BadRecord(LakestreamError, Terminal):
+    """A record that can't be turned into a row without losing something."""
+
+    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.reason = reason
+        super().__init__(f"{topic}[{partition}] offset {offset}: {reason}")
