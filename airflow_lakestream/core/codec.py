@@ -1,0 +1,206 @@
+"""The text form of ledgers and landings, as it stands in snapshot summaries and table properties.
+
+Compact, since every snapshot and every metadata file carries it: ranges are written as gap and width
+(`0:1500+480,20+5` is [1500,1980) and [2000,2005) of partition 0). Versioned: an older reader refuses a newer text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+VERSION = 1
+SUMMARY_VERSION = "lakestream.version"
+SUMMARY_GROUP = "lakestream.group"
+SUMMARY_LANDING_ID = "lakestream.landing-id"
+SUMMARY_RUN_ID = "lakestream.run-id"
+SUMMARY_TOPICS = "lakestream.topics"
+PROPERTY_PREFIX = "lakestream.ledger."
+
+
+class UnreadableLedger(LakestreamError, Terminal):
+    """A ledger's text that this version can't read; `where` names the snapshot or property."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        super().__init__(f"{where}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A snapshot at which the ledger is known; `landing` is what it added, None for another group's landing."""
+
+    snapshot_id: int
+    landing: Landing | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerProperty:
+    """The value of the table property: the ledger at `base_id`, and the landings since, oldest first.
+
+    `base_id` is None when the group's first landing was the table's first snapshot.
+    """
+
+    base_id: int | None
+    base: Ledger
+    journal: tuple[JournalEntry, ...]
+
+
+def property_key(consumer_group: str) -> str:
+    """Return the name of the table property that holds a group's ledger."""
+    return PROPERTY_PREFIX + consumer_group
+
+
+def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
+    """Return the snapshot summary keys of a landing."""
+    return {
+        SUMMARY_VERSION: str(VERSION),
+        SUMMARY_GROUP: consumer_group,
+        SUMMARY_LANDING_ID: landing.landing_id,
+        SUMMARY_RUN_ID: landing.run_id,
+        SUMMARY_TOPICS: _dump(_topics_to_json(landing.topics)),
+    }
+
+
+def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) -> Landing | None:
+    """Return the landing of `consumer_group` that a snapshot's summary records, or None.
+
+    Raises UnreadableLedger when it is a landing of the group in a form this version does not know.
+    """
+    if summary.get(SUMMARY_GROUP) != consumer_group:
+        return None
+    _check_version(summary.get(SUMMARY_VERSION), where)
+    try:
+        return Landing(
+            landing_id=summary[SUMMARY_LANDING_ID],
+            run_id=summary[SUMMARY_RUN_ID],
+            topics=_topics_from_json(json.loads(summary[SUMMARY_TOPICS])),
+        )
+    except (KeyError, ValueError, TypeError) as e:
+        raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
+
+
+def encode_property(value: LedgerProperty) -> str:
+    """Return the text of the table property."""
+    journal = []
+    for entry in value.journal:
+        item: dict[str, Any] = {"snapshot": entry.snapshot_id}
+        if entry.landing is not None:
+            item |= {
+                "id": entry.landing.landing_id,
+                "run": entry.landing.run_id,
+                "topics": _topics_to_json(entry.landing.topics),
+            }
+        journal.append(item)
+    return _dump(
+        {"version": VERSION, "base": value.base_id, "ledger": _topics_to_json(value.base.topics), "journal": journal}
+    )
+
+
+def decode_property(text: str, consumer_group: str) -> LedgerProperty:
+    """Read the table property. Raises UnreadableLedger."""
+    where = f"table property {property_key(consumer_group)}"
+    try:
+        data = json.loads(text)
+        _check_version(data["version"], where)
+        return LedgerProperty(
+            base_id=data["base"],
+            base=Ledger(consumer_group, _topics_from_json(data["ledger"])),
+            journal=tuple(_journal_entry(item) for item in data["journal"]),
+        )
+    except (KeyError, ValueError, TypeError) as e:
+        raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
+
+
+def encode_ranges(ranges: RangeSet, topic: str) -> str:
+    """Return the text of one topic's ranges: `partition:gap+width,gap+width;partition:...`."""
+    parts = []
+    for name, partition in ranges.partitions:
+        if name != topic:
+            raise ValueError(f"ranges of {name!r} in the books of {topic!r}")
+        at, steps = 0, []
+        for start, end in ranges.intervals(name, partition):
+            steps.append(f"{start - at}+{end - start}")
+            at = end
+        parts.append(f"{partition}:{','.join(steps)}")
+    return ";".join(parts)
+
+
+def decode_ranges(text: str, topic: str) -> RangeSet:
+    """Read the text of one topic's ranges."""
+    ranges = []
+    for part in filter(None, text.split(";")):
+        partition, _, steps = part.partition(":")
+        at = 0
+        for step in steps.split(","):
+            gap, _, width = step.partition("+")
+            ranges.append(OffsetRange(topic, int(partition), at + int(gap), at + int(gap) + int(width)))
+            at = ranges[-1].until_offset
+    return RangeSet(ranges)
+
+
+def _check_version(version: object, where: str) -> None:
+    if not str(version).isdigit() or int(str(version)) > VERSION:
+        raise UnreadableLedger(
+            where,
+            f"written in ledger format {version}, this version of airflow-lakestream reads up to {VERSION}. "
+            "Upgrade airflow-lakestream on this worker.",
+        )
+
+
+def _journal_entry(item: dict[str, Any]) -> JournalEntry:
+    if "id" not in item:
+        return JournalEntry(item["snapshot"], None)
+    return JournalEntry(item["snapshot"], Landing(item["id"], item["run"], _topics_from_json(item["topics"])))
+
+
+def _topics_to_json(topics: Mapping[TopicIdentity, TopicEntry]) -> list[dict[str, Any]]:
+    return [_entry_to_json(identity, topics[identity]) for identity in sorted(topics)]
+
+
+def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
+    counts = entry.counts
+    data: dict[str, Any] = {
+        "topic": identity.topic,
+        "id": identity.topic_id,
+        "cluster": identity.cluster_id,
+        "landed": encode_ranges(entry.landed, identity.topic),
+        "lost": encode_ranges(entry.lost, identity.topic),
+        "counts": [counts.read, counts.written, counts.rejected, counts.skipped, counts.filtered],
+        "origin": _by_partition_to_text(entry.origin),
+        "epochs": _by_partition_to_text(entry.epochs),
+    }
+    return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
+
+
+def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicEntry]:
+    topics = {}
+    for item in items:
+        identity = TopicIdentity(item["topic"], item["id"], item["cluster"])
+        topics[identity] = TopicEntry(
+            landed=decode_ranges(item.get("landed", ""), identity.topic),
+            lost=decode_ranges(item.get("lost", ""), identity.topic),
+            counts=Counts(*item.get("counts", ())),
+            origin=_by_partition_from_text(item.get("origin", "")),
+            epochs=_by_partition_from_text(item.get("epochs", "")),
+        )
+    return topics
+
+
+def _by_partition_to_text(values: Mapping[int, int]) -> str:
+    return ";".join(f"{partition}:{values[partition]}" for partition in sorted(values))
+
+
+def _by_partition_from_text(text: str) -> dict[int, int]:
+    pairs = (part.split(":") for part in text.split(";") if part)
+    return {int(partition): int(value) for partition, value in pairs}
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,153 @@
+"""The ledger: which Kafka offsets a table holds, for one consumer group.
+
+The rule: an offset is landed once the ledger holds it, and a landing may commit only while the ledger holds none of
+its offsets. The ledger is the sum of the landings in the history of the table's main branch, so it follows a
+rollback; each landing commits its rows, its own change and the new sum in one transaction.
+
+Pure values and arithmetic; the text form is `codec`, finding it in a table's metadata is `lineage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicIdentity:
+    """One incarnation of a topic: a topic deleted and created anew has another `topic_id` (KIP-516).
+
+    Brokers before 2.8 know no topic ids: `topic_id` is then empty, and a topic created anew can't be told apart.
+    """
+
+    topic: str
+    topic_id: str
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Records by what became of them. The invariant: read = written + rejected + skipped + filtered."""
+
+    read: int = 0
+    written: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    filtered: int = 0
+
+    def __post_init__(self) -> None:
+        if self.read != self.written + self.rejected + self.skipped + self.filtered:
+            raise CountsDoNotAddUp(self)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.read + other.read,
+            self.written + other.written,
+            self.rejected + other.rejected,
+            self.skipped + other.skipped,
+            self.filtered + other.filtered,
+        )
+
+
+class CountsDoNotAddUp(LakestreamError, Terminal):
+    """Records were read that were neither written, nor rejected, nor skipped, nor filtered: a defect of ours."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        super().__init__(
+            f"read {counts.read} records, but {counts.written} written + {counts.rejected} rejected + "
+            f"{counts.skipped} skipped + {counts.filtered} filtered do not add up to that. Nothing was committed; "
+            "this is a defect of airflow-lakestream: please report it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """The books of one topic: in a landing, what it changes; in a ledger, the sum.
+
+    `origin` is, by partition, the offset at which the group's first resume began; a partition that came later begins
+    at 0. `lost` are offsets that retention removed before they could be landed: their receipts. `epochs` is the last
+    leader epoch seen by partition.
+    """
+
+    landed: RangeSet = RangeSet()
+    lost: RangeSet = RangeSet()
+    counts: Counts = Counts()
+    origin: Mapping[int, int] = field(default_factory=dict)
+    epochs: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def held(self) -> RangeSet:
+        """All offsets that need no landing any more."""
+        return self.landed | self.lost
+
+    def __add__(self, later: TopicEntry) -> TopicEntry:
+        return TopicEntry(
+            landed=self.landed | later.landed,
+            lost=self.lost | later.lost,
+            counts=self.counts + later.counts,
+            # The first origin stands: a later one would move the beginning of what the group promises.
+            origin={**later.origin, **self.origin},
+            epochs={**self.epochs, **later.epochs},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """The net change that one snapshot makes to one group's ledger.
+
+    `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone.
+    """
+
+    landing_id: str
+    run_id: str
+    topics: Mapping[TopicIdentity, TopicEntry]
+
+    @property
+    def held(self) -> Mapping[TopicIdentity, RangeSet]:
+        """What this landing adds to the ledger, by topic."""
+        return {identity: entry.held for identity, entry in self.topics.items()}
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all topics together."""
+        return sum((entry.counts for entry in self.topics.values()), Counts())
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What one table holds of Kafka, on behalf of one consumer group."""
+
+    consumer_group: str
+    topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
+
+    def entry(self, identity: TopicIdentity) -> TopicEntry:
+        """Return the books of one topic; empty books for a topic never seen."""
+        return self.topics.get(identity, TopicEntry())
+
+    def add(self, landing: Landing) -> Ledger:
+        """Return the ledger after `landing`."""
+        topics = dict(self.topics)
+        for identity, change in landing.topics.items():
+            topics[identity] = self.entry(identity) + change
+        return replace(self, topics=topics)
+
+    def overlap(self, landing: Landing) -> RangeSet:
+        """Return the offsets of `landing` that this ledger holds already; a landing commits only if there are none."""
+        held = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
+        return union(held)
+
+    def others_of(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
+        """Return the other incarnations of a topic's name that this ledger has landed."""
+        return tuple(known for known in self.topics if known.topic == topic and known != identity)
+
+
+def union(sets: Iterable[RangeSet]) -> RangeSet:
+    """Return the union of any number of range sets."""
+    total = RangeSet()
+    for one in sets:
+        total |= one
+    return total

@@ -1,0 +1,230 @@
+"""Finding a group's ledger in the metadata of its table.
+
+The ledger is the sum of the landings among the true ancestors of main's head. It is found by walking from the head
+along the parents until a snapshot at which the ledger is known (an anchor: the table property's base and its
+journal), or a snapshot proven to be the first of all; the landings met on the way are added. Snapshot expiry breaks
+the chain (Java leaves the id of a missing parent, PyIceberg erases it), so where the walk can't go on, one older
+metadata file after the other is loaded: a snapshot's parent is true in the file in which it first appears, and each
+file brings the anchors of its time. Nothing is ever assumed: what stays undecided is an error.
+
+Pure: the adapters turn a table's metadata into `TableFacts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.core.codec import (
+    JournalEntry,
+    LedgerProperty,
+    decode_property,
+    decode_summary,
+    encode_property,
+    property_key,
+)
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+JOURNAL_LENGTH = 16
+# Every metadata file carries the property again; a ledger of many partitions gets a shorter journal.
+JOURNAL_CHARACTERS = 32_768
+REPLACED = "it has rows, but shares no history with any landing: the table was replaced, or is a copy of another"
+
+
+class UndecidedLedger(LakestreamError, Terminal):
+    """The table's metadata no longer says which offsets its current snapshot holds."""
+
+    def __init__(self, consumer_group: str, head_id: int, why: str) -> None:
+        self.consumer_group = consumer_group
+        self.head_id = head_id
+        super().__init__(
+            f"the ledger of consumer group {consumer_group!r} can't be decided at snapshot {head_id}: {why}. Nothing "
+            "was landed, since that could double or lose records. Roll the table back to a snapshot whose history is "
+            "still there; or, only if the table holds no record of this group, remove the table property "
+            f"{property_key(consumer_group)!r} to begin anew. To keep this from happening, keep "
+            "write.metadata.previous-versions-max at 100 or more."
+        )
+
+
+class ReplacedTable(UndecidedLedger):
+    """The table was replaced or cloned: it has rows, and a ledger property that is not of their history."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """What one metadata file says of one snapshot."""
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    summary: Mapping[str, str]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the table has rows at this snapshot; unknown counts as yes."""
+        return self.summary.get("total-records") != "0"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What one metadata file says of the table: main's head, the snapshots it lists, the properties."""
+
+    head_id: int | None
+    snapshots: Mapping[int, SnapshotFacts]
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The ledger at a head, with the way on which it was found: a base and the landings since, oldest first."""
+
+    base_id: int | None
+    base: Ledger
+    path: tuple[JournalEntry, ...]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger at the head."""
+        ledger, counted = self.base, set[str]()
+        for landing in self.landings:
+            if landing.landing_id not in counted:
+                counted.add(landing.landing_id)
+                ledger = ledger.add(landing)
+        return ledger
+
+    @property
+    def landings(self) -> tuple[Landing, ...]:
+        """The landings since the base, oldest first."""
+        return tuple(entry.landing for entry in self.path if entry.landing is not None)
+
+    def property_after(self, snapshot_id: int, landing: Landing | None) -> LedgerProperty:
+        """Return the table property for a snapshot on top of this head that adds `landing` (None: adds nothing)."""
+        path = list(self.path)
+        if path and path[-1].landing is None:
+            path.pop()
+        path.append(JournalEntry(snapshot_id, landing))
+        base_id, base = self.base_id, self.base
+        value = LedgerProperty(base_id, base, tuple(path))
+        while len(path) > 1 and (len(path) > JOURNAL_LENGTH or len(encode_property(value)) > JOURNAL_CHARACTERS):
+            oldest = path.pop(0)
+            base_id = oldest.snapshot_id
+            base = base.add(oldest.landing) if oldest.landing is not None else base
+            value = LedgerProperty(base_id, base, tuple(path))
+        return value
+
+
+def read(history: Iterable[TableFacts], consumer_group: str) -> Reading:
+    """Return the ledger of `consumer_group` at the head of the newest file of `history`.
+
+    `history` is the table's metadata, newest first and without holes, loaded as it is asked for. Raises
+    UndecidedLedger, and UnreadableLedger for a text of a newer version.
+    """
+    chain = _Chain(consumer_group)
+    empty = Reading(None, Ledger(consumer_group), ())
+    head: SnapshotFacts | None = None
+    why = "no metadata was given"
+    for number, facts in enumerate(history):
+        if number == 0:
+            if facts.head_id is None:
+                return empty
+            head = facts.snapshots[facts.head_id]
+        chain.learn(facts)
+        assert head is not None
+        found, why = chain.walk(head)
+        if found is not None:
+            return found
+    if not chain.group_seen or head is None:
+        return empty
+    error = ReplacedTable if why == REPLACED else UndecidedLedger
+    raise error(consumer_group, head.snapshot_id, why)
+
+
+class _Chain:
+    """What the loaded metadata files say together about parents, landings and anchors."""
+
+    def __init__(self, consumer_group: str) -> None:
+        self.consumer_group = consumer_group
+        self.group_seen = False
+        self._parents: dict[int, int] = {}
+        self._roots: set[int] = set()
+        self._landings: dict[int, Landing | None] = {}
+        self._sources: dict[int, int] = {}
+        self._anchors: dict[int, tuple[LedgerProperty, int]] = {}
+        self._newer: Mapping[int, SnapshotFacts] = {}
+        self._texts: set[str] = set()
+
+    def learn(self, facts: TableFacts) -> None:
+        """Take in the next older metadata file."""
+        for snapshot in self._newer.values():
+            # It first appears in the newer file, without a parent: expiry, which erases parents, only came later.
+            if snapshot.snapshot_id not in facts.snapshots and snapshot.parent_id is None:
+                self._roots.add(snapshot.snapshot_id)
+        for snapshot in facts.snapshots.values():
+            self._learn_snapshot(snapshot)
+        self._learn_property(facts.properties.get(property_key(self.consumer_group)))
+        self._newer = facts.snapshots
+
+    def _learn_snapshot(self, snapshot: SnapshotFacts) -> None:
+        this = snapshot.snapshot_id
+        if snapshot.parent_id is not None:
+            self._parents[this] = snapshot.parent_id
+        elif snapshot.sequence_number == 1:
+            self._roots.add(this)
+        if this in self._landings:
+            return
+        landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
+        self._landings[this] = landing
+        self.group_seen |= landing is not None
+        # A cherry-pick carries its source's rows but none of its lakestream.* keys.
+        if (source := snapshot.summary.get("source-snapshot-id")) is not None:
+            self._sources[this] = int(source)
+
+    def _learn_property(self, text: str | None) -> None:
+        if text is None or text in self._texts:
+            return
+        self._texts.add(text)
+        self.group_seen = True
+        value = decode_property(text, self.consumer_group)
+        if value.base_id is not None:
+            self._anchors.setdefault(value.base_id, (value, 0))
+        for count, entry in enumerate(value.journal, start=1):
+            self._anchors.setdefault(entry.snapshot_id, (value, count))
+            self._landings.setdefault(entry.snapshot_id, entry.landing)
+
+    def walk(self, head: SnapshotFacts) -> tuple[Reading | None, str]:
+        """Follow the parents from the head; return what was found, or why the walk could not go on."""
+        above: list[JournalEntry] = []
+        at = head.snapshot_id
+        while True:
+            if at in self._anchors:
+                value, count = self._anchors[at]
+                return Reading(value.base_id, value.base, (*value.journal[:count], *reversed(above))), ""
+            if at not in self._landings:
+                return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
+            source = self._sources.get(at)
+            if source is not None and source not in self._landings:
+                return None, f"snapshot {at} was cherry-picked from snapshot {source}, which has expired"
+            landing = self._landings[at] or (self._landings[source] if source is not None else None)
+            if landing is not None:
+                above.append(JournalEntry(at, landing))
+            if at in self._parents:
+                at = self._parents[at]
+            elif at in self._roots:
+                break
+            else:
+                return None, f"expiry erased the parent of snapshot {at}, and no older metadata file shows it"
+        # Rolled back to before the first landing is empty; replaced by rows of unknown origin is not.
+        if not above and head.has_rows and self.group_seen and not self._root_has_landings(at):
+            return None, REPLACED
+        return Reading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
+
+    def _root_has_landings(self, root: int) -> bool:
+        """Tell whether a landing of the group is known to descend from `root`."""
+        known = set(self._anchors) | {s for s, landing in self._landings.items() if landing is not None}
+        return any(self._oldest_known_ancestor(snapshot) == root for snapshot in known)
+
+    def _oldest_known_ancestor(self, snapshot_id: int) -> int:
+        while snapshot_id in self._parents:
+            snapshot_id = self._parents[snapshot_id]
+        return snapshot_id

@@ -1,0 +1,157 @@
+"""Offset ranges and sets of them: pure arithmetic, no I/O.
+
+Everything in this project that speaks of "which records" speaks of these two: plans, the ledger, receipts, audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+Interval = tuple[int, int]
+PartitionKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """The half-open range [from_offset, until_offset) of one partition; never empty, never negative."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+
+    def __post_init__(self) -> None:
+        if self.partition < 0 or self.from_offset < 0 or self.until_offset <= self.from_offset:
+            raise ValueError(f"not an offset range: {self}")
+
+    def __len__(self) -> int:
+        return self.until_offset - self.from_offset
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] [{self.from_offset},{self.until_offset})"
+
+
+class RangeSet:
+    """An immutable set of offsets, kept as disjoint, sorted, coalesced ranges per partition.
+
+    `|`, `-`, `&` are union, difference and intersection; iteration yields `OffsetRange`s in order of topic,
+    partition and offset. Two sets are equal when they hold the same offsets.
+    """
+
+    __slots__ = ("_by_partition",)
+
+    def __init__(self, ranges: Iterable[OffsetRange] = ()) -> None:
+        loose: dict[PartitionKey, list[Interval]] = {}
+        for r in ranges:
+            loose.setdefault((r.topic, r.partition), []).append((r.from_offset, r.until_offset))
+        self._by_partition: dict[PartitionKey, tuple[Interval, ...]] = {
+            key: _coalesce(intervals) for key, intervals in sorted(loose.items())
+        }
+
+    @classmethod
+    def _of(cls, by_partition: Mapping[PartitionKey, Iterable[Interval]]) -> RangeSet:
+        """Build from intervals that are already disjoint, sorted and coalesced."""
+        new = cls.__new__(cls)
+        new._by_partition = {key: kept for key in sorted(by_partition) if (kept := tuple(by_partition[key]))}
+        return new
+
+    @classmethod
+    def of(cls, topic: str, partition: int, from_offset: int, until_offset: int) -> RangeSet:
+        """Build the set of one range; empty when `until_offset` is not above `from_offset`."""
+        if until_offset <= from_offset:
+            return cls()
+        return cls([OffsetRange(topic, partition, from_offset, until_offset)])
+
+    def __iter__(self) -> Iterator[OffsetRange]:
+        for (topic, partition), intervals in self._by_partition.items():
+            for start, end in intervals:
+                yield OffsetRange(topic, partition, start, end)
+
+    def __or__(self, other: RangeSet) -> RangeSet:
+        merged: dict[PartitionKey, Iterable[Interval]] = dict(self._by_partition)
+        for key, intervals in other._by_partition.items():
+            mine = self._by_partition.get(key)
+            merged[key] = _coalesce([*mine, *intervals]) if mine else intervals
+        return RangeSet._of(merged)
+
+    def __sub__(self, other: RangeSet) -> RangeSet:
+        return RangeSet._of(
+            {key: _subtract(mine, other._by_partition.get(key, ())) for key, mine in self._by_partition.items()}
+        )
+
+    def __and__(self, other: RangeSet) -> RangeSet:
+        return self - (self - other)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_partition)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeSet) and self._by_partition == other._by_partition
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._by_partition.items()))
+
+    def __repr__(self) -> str:
+        return f"RangeSet({', '.join(map(str, self))})"
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self)) or "(nothing)"
+
+    @property
+    def width(self) -> int:
+        """How many offsets the set holds; with holes in the log, more than there are records."""
+        return sum(end - start for intervals in self._by_partition.values() for start, end in intervals)
+
+    @property
+    def partitions(self) -> tuple[PartitionKey, ...]:
+        """The (topic, partition) pairs that hold at least one offset, sorted."""
+        return tuple(self._by_partition)
+
+    def intervals(self, topic: str, partition: int) -> tuple[Interval, ...]:
+        """Return the (from, until) pairs of one partition, sorted."""
+        return self._by_partition.get((topic, partition), ())
+
+    def of_partition(self, topic: str, partition: int) -> RangeSet:
+        """Return the part of the set that lies in one partition."""
+        return RangeSet._of({(topic, partition): self.intervals(topic, partition)})
+
+    def gaps(self) -> RangeSet:
+        """Return the holes between the first and the last offset of each partition."""
+        holes = {
+            key: [(end, start) for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False)]
+            for key, intervals in self._by_partition.items()
+        }
+        return RangeSet._of(holes)
+
+    def first_missing(self, topic: str, partition: int, from_offset: int) -> int:
+        """Return the least offset at or above `from_offset` that is not in the set."""
+        for start, end in self.intervals(topic, partition):
+            if start <= from_offset < end:
+                return end
+        return from_offset
+
+
+def _coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def _subtract(mine: Iterable[Interval], theirs: Iterable[Interval]) -> Iterator[Interval]:
+    holes = list(theirs)
+    for start, end in mine:
+        for hole_start, hole_end in holes:
+            if hole_end <= start:
+                continue
+            if hole_start >= end:
+                break
+            if hole_start > start:
+                yield start, hole_start
+            start = hole_end
+        if start < end:
+            yield start, end

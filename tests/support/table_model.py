@@ -1,0 +1,210 @@
+"""A model of an Iceberg table's metadata under random histories, with the true ledger kept beside it.
+
+The model commits landings the way the package does (ledger read at the head, compare and set, property re-anchored),
+and does to the table what other people do: foreign commits, rollback, set-current, both engines' expiry, replace,
+cherry-pick. The truth is what the full ancestry says, which expiry never touches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
+from airflow_lakestream.core.ranges import RangeSet
+
+GROUPS = ("a", "b")
+# One topic for each group, so that the two groups' landings never touch the same offsets.
+IDENTITIES = {group: TopicIdentity(f"topic-{group}", f"id-{group}", "cluster") for group in GROUPS}
+Reader = Callable[[Iterable[TableFacts], str], Reading]
+
+
+@dataclass
+class Truth:
+    """What really happened in one snapshot."""
+
+    parent: int | None
+    landings: dict[str, Landing] = field(default_factory=dict)
+    rows: int = 0
+
+
+class TableModel:
+    def __init__(self, rng: random.Random, *, reader: Reader = lineage.read, keep: int = 100, guarded: bool = True):
+        self.rng, self.reader, self.keep, self.guarded = rng, reader, keep, guarded
+        self.truth: dict[int, Truth] = {}
+        self.facts = TableFacts(None, {}, {})
+        self.log: list[TableFacts] = []
+        self.sequence = 0
+        self.refused = 0
+        self.replaced = 0
+        self.readings = 0
+
+    # What the metadata shows
+
+    def history(self) -> Iterable[TableFacts]:
+        yield self.facts
+        yield from reversed(self.log)
+
+    def read(self, group: str) -> Reading | None:
+        self.readings += 1
+        try:
+            return self.reader(self.history(), group)
+        except lineage.ReplacedTable:
+            self.replaced += 1
+            return None
+        except lineage.UndecidedLedger:
+            self.refused += 1
+            return None
+
+    # What is true
+
+    def ancestry(self) -> list[int]:
+        chain, at = [], self.facts.head_id
+        while at is not None:
+            chain.append(at)
+            at = self.truth[at].parent
+        return chain
+
+    def true_landings(self, group: str) -> list[Landing]:
+        return [t.landings[group] for s in reversed(self.ancestry()) if group in (t := self.truth[s]).landings]
+
+    def true_held(self, group: str) -> RangeSet:
+        held = Ledger(group)
+        for landing in self.true_landings(group):
+            held = held.add(landing)
+        return held.entry(IDENTITIES[group]).landed
+
+    def doubled(self, group: str) -> bool:
+        widths = sum(landing.held[IDENTITIES[group]].width for landing in self.true_landings(group))
+        return widths != self.true_held(group).width
+
+    # What happens
+
+    def step(self) -> None:
+        actions = [self.land] * 6 + [self.race] * 2 + [self.foreign] * 4 + [self.rollback] * 2
+        actions += [self.set_current, self.expire_java, self.expire_java, self.expire_pyiceberg]
+        actions += [self.expire_pyiceberg, self.cherry_pick]
+        if self.rng.random() < 0.03:
+            actions = [self.replace_table]
+        self.rng.choice(actions)()
+
+    def land(self) -> None:
+        group = self.rng.choice(GROUPS)
+        base = self.read(group)
+        if base is not None:
+            self._commit_landing(group, self._plan(group, base), base)
+
+    def race(self) -> None:
+        """Let two runs of one group plan on one base, and then commit one after the other."""
+        group = self.rng.choice(GROUPS)
+        base = self.read(group)
+        if base is None:
+            return
+        plans = [self._plan(group, base), self._plan(group, base)]
+        for plan in plans:
+            now = self.read(group) if self.guarded else base
+            if now is not None and not now.ledger.overlap(plan):
+                self._commit_landing(group, plan, now)
+
+    def foreign(self) -> None:
+        self._commit(rows=self.rng.randint(0, 5))
+
+    def rollback(self) -> None:
+        alive = [s for s in self.ancestry() if s in self.facts.snapshots]
+        if alive:
+            self._publish(replace(self.facts, head_id=self.rng.choice(alive)))
+
+    def set_current(self) -> None:
+        if self.facts.snapshots and self.facts.head_id is not None:
+            self._publish(replace(self.facts, head_id=self.rng.choice(sorted(self.facts.snapshots))))
+
+    def expire_java(self) -> None:
+        self._expire(erase_parents=False)
+
+    def expire_pyiceberg(self) -> None:
+        self._expire(erase_parents=True)
+
+    def replace_table(self) -> None:
+        """CREATE OR REPLACE TABLE: the properties and the snapshots stay, main goes."""
+        if self.facts.head_id is not None:
+            self._publish(replace(self.facts, head_id=None))
+
+    def cherry_pick(self) -> None:
+        chain = set(self.ancestry())
+        picked = {self._source_of(s) for s in chain}
+        others = [s for s in self.facts.snapshots if s not in chain and s not in picked and self._source_of(s) is None]
+        if not others or self.facts.head_id is None:
+            return
+        source = self.rng.choice(others)
+        # A source whose rows are here already in another landing would be doubled by the picker, not by a landing.
+        landings = self.truth[source].landings
+        if any(self.true_held(g) & landing.held[IDENTITIES[g]] for g, landing in landings.items()):
+            return
+        self._commit(rows=1, landings=landings, summary={"source-snapshot-id": str(source)})
+
+    # How
+
+    def _source_of(self, snapshot_id: int) -> int | None:
+        facts = self.facts.snapshots.get(snapshot_id)
+        source = facts.summary.get("source-snapshot-id") if facts else None
+        return int(source) if source is not None else None
+
+    def _plan(self, group: str, base: Reading) -> Landing:
+        identity = IDENTITIES[group]
+        held = base.ledger.entry(identity).landed
+        partition = self.rng.randint(0, 1)
+        start = held.first_missing(identity.topic, partition, self.rng.choice([0, 0, 0, self.rng.randint(0, 20)]))
+        width = self.rng.randint(1, 6)
+        ranges = RangeSet.of(identity.topic, partition, start, start + width) - held
+        entry = TopicEntry(landed=ranges, counts=Counts(ranges.width, ranges.width), origin={0: 0, 1: 0})
+        return Landing(f"{self.rng.getrandbits(48):x}", "run", {identity: entry})
+
+    def _commit_landing(self, group: str, landing: Landing, base: Reading) -> None:
+        if not landing.held[IDENTITIES[group]]:
+            return
+        new = self._next_id()
+        properties = {codec.property_key(group): codec.encode_property(base.property_after(new, landing))}
+        for other in GROUPS:
+            key = codec.property_key(other)
+            if other != group and key in self.facts.properties:
+                reading = self.read(other)
+                if reading is not None:
+                    properties[key] = codec.encode_property(reading.property_after(new, None))
+        summary = codec.encode_summary(group, landing)
+        self._commit(rows=1, landings={group: landing}, summary=summary, properties=properties, snapshot_id=new)
+
+    def _next_id(self) -> int:
+        return self.rng.getrandbits(62)
+
+    def _commit(self, *, rows, landings=None, summary=None, properties=None, snapshot_id=None) -> None:
+        new = snapshot_id or self._next_id()
+        head = self.facts.head_id
+        self.sequence += 1
+        total = rows + (self.truth[head].rows if head is not None else 0)
+        self.truth[new] = Truth(head, dict(landings or {}), total)
+        facts = SnapshotFacts(new, head, self.sequence, {"total-records": str(total), **(summary or {})})
+        self._publish(
+            TableFacts(new, {**self.facts.snapshots, new: facts}, {**self.facts.properties, **(properties or {})})
+        )
+
+    def _expire(self, *, erase_parents: bool) -> None:
+        snapshots = dict(self.facts.snapshots)
+        doomed = [s for s in snapshots if s != self.facts.head_id]
+        if self.rng.random() < 0.5:
+            doomed = [s for s in doomed if self.rng.random() < 0.7]
+        if not doomed:
+            return
+        for s in doomed:
+            del snapshots[s]
+        if erase_parents:
+            for s, facts in snapshots.items():
+                if facts.parent_id not in snapshots:
+                    snapshots[s] = replace(facts, parent_id=None)
+        self._publish(replace(self.facts, snapshots=snapshots))
+
+    def _publish(self, facts: TableFacts) -> None:
+        self.log = [*self.log, self.facts][-self.keep :]
+        self.facts = facts
