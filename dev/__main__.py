@@ -1,0 +1,87 @@
+"""The stack on this machine, without Docker: `python -m dev up`, and the rest."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+
+from dev.errors import DevError
+from dev.progress import Clock
+from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
+
+
+def up(args: argparse.Namespace) -> None:
+    """Start services and wait until they are healthy; they run until `down`."""
+    stack = Stack(args.stack, say=Clock().say)
+    overrides = dict(setting.split("=", 1) for setting in args.set) if args.set else None
+    if "kafka" in (args.services or SERVICES):
+        stack.up_kafka(overrides)
+
+
+def down(args: argparse.Namespace) -> None:
+    """Stop the services of a stack and remove their data (the jars stay)."""
+    stopped = Stack(args.stack, say=Clock().say).down()
+    print(f"down: {', '.join(stopped)}" if stopped else f"nothing was up in stack {args.stack}")
+
+
+def status(args: argparse.Namespace) -> None:
+    """Show each service of each stack: process, ports, health, folder."""
+    rows = [(stack.name, found) for stack in all_stacks() for found in stack.status()]
+    for name, found in rows:
+        ports = " ".join(f"{which}={port}" for which, port in found.ports.items())
+        print(f"{name:<24} {found.service:<8} pid {found.pid or '-':<8} {found.health:<13} {ports:<28} {found.folder}")
+    if not rows:
+        print("nothing is up")
+
+
+def logs(args: argparse.Namespace) -> None:
+    """Print the end of a service's log."""
+    log = Stack(args.stack).log_of(args.service)
+    with log.open(errors="replace") as lines:
+        sys.stdout.writelines(deque(lines, maxlen=args.lines))
+        while args.follow and log.exists():
+            if line := lines.readline():
+                print(line, end="", flush=True)
+            else:
+                time.sleep(0.2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(run, name: str | None = None) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+        sub = commands.add_parser(name or run.__name__, help=run.__doc__.splitlines()[0], description=run.__doc__)
+        sub.set_defaults(run=run)
+        sub.add_argument("--stack", default=DEFAULT, help=f"name of the stack (default: {DEFAULT})")
+        return sub
+
+    starting = command(up)
+    starting.add_argument("services", nargs="*", choices=[*SERVICES, []], help="which services (default: all)")
+    starting.add_argument("--set", action="append", metavar="KEY=VALUE", help="a line for Kafka's server.properties")
+    command(down)
+    command(status)
+    reading = command(logs)
+    reading.add_argument("service", nargs="?", default="kafka", choices=SERVICES)
+    reading.add_argument("-n", "--lines", type=int, default=50, help="how many lines (default: 50)")
+    reading.add_argument("-f", "--follow", action="store_true", help="go on as the log grows")
+    return parser
+
+
+def main() -> int:
+    """Run one command."""
+    args = _parser().parse_args()
+    try:
+        args.run(args)
+    except DevError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What can go wrong in `dev`. The command line prints the text, one line with the remedy in it, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DevError(Exception):
+    """Root of all errors that `dev` raises on purpose."""
+
+
+class JavaMissing(DevError):
+    """No usable JDK on this machine."""
+
+
+class JarsUnavailable(DevError):
+    """The jars of a service could not be fetched."""
+
+
+class SourceMissing(DevError):
+    """A source's data is not installed."""
+
+
+class ServiceFailed(DevError):
+    """A service ended, or did not become ready in time; `log` is its log file."""
+
+    def __init__(self, service: str, problem: str, log: Path) -> None:
+        self.service = service
+        self.log = log
+        super().__init__(f"{service} {problem}; its log is {log}")
+
+
+class ServiceConflict(DevError):
+    """The service is up already, started with other settings."""
+
+
+class NotUp(DevError):
+    """The service is not up in this stack."""
+
+
+class DemoFailed(DevError):
+    """The demo did not get to its end."""

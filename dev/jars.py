@@ -1,0 +1,114 @@
+"""Jars from Maven's public repositories, by the Ivy that comes inside pyspark: nobody has to install Maven.
+
+Ivy keeps its cache at its default place in the home folder, so a second checkout copies instead of downloading.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dev.errors import JarsUnavailable
+from dev.java import Jdk
+from dev.locks import file_lock
+from dev.progress import Say, quiet
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """A named set of jars: `modules` are (organisation, module, revision), each with all it needs at run time."""
+
+    name: str
+    modules: tuple[tuple[str, str, str], ...]
+
+    def ivy_file(self) -> str:
+        """Ivy's description of the set."""
+        lines = (
+            f'    <dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"/>'
+            for org, name, rev in self.modules
+        )
+        return (
+            '<ivy-module version="2.0">\n'
+            f'  <info organisation="airflow-lakestream" module="{self.name}"/>\n'
+            '  <configurations><conf name="default"/></configurations>\n'
+            "  <dependencies>\n" + "\n".join(lines) + "\n  </dependencies>\n</ivy-module>\n"
+        )
+
+
+KAFKA = JarSet(
+    "kafka-4.1.0",
+    (
+        ("org.apache.kafka", "kafka_2.13", "4.1.0"),
+        # Kafka logs through slf4j 1.7 and brings log4j's core, but no binding between the two: silent without it.
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+)
+
+
+def fetch(jars: JarSet, folder: Path, jdk: Jdk, say: Say = quiet) -> Path:
+    """Have the jars in `folder`/<name>, fetched when they are not there yet; safe for several processes at once."""
+    target = folder / jars.name
+    if target.is_dir():
+        return target
+    # One lock for all checkouts, beside the cache they share: Ivy does not expect two writers there.
+    with file_lock(Path.home() / ".ivy2" / "airflow-lakestream.lock"):
+        if not target.is_dir():
+            _fetch_anew(jars, target, jdk, say)
+    return target
+
+
+def _fetch_anew(jars: JarSet, target: Path, jdk: Jdk, say: Say) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{jars.name}-", dir=target.parent))
+    try:
+        say(f"jars: fetching {jars.name} (some 45 MB the first time; a minute or so)")
+        _run_ivy(jars, scratch, jdk, say)
+        found = list((scratch / "lib").glob("*.jar"))
+        for _, module, revision in jars.modules:
+            if not (scratch / "lib" / f"{module}-{revision}.jar").is_file():
+                raise JarsUnavailable(f"Ivy came back without {module} {revision}: run it again.")
+        size = sum(jar.stat().st_size for jar in found) / 1e6
+        # The rename is what makes the set complete: an interrupted fetch leaves no folder of that name.
+        (scratch / "lib").replace(target)
+        say(f"jars: {len(found)} in place, {size:.0f} MB")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_ivy(jars: JarSet, scratch: Path, jdk: Jdk, say: Say) -> None:
+    (scratch / "ivy.xml").write_text(jars.ivy_file())
+    command = [jdk.java, "-jar", str(ivy_jar()), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
+    command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
+    problems, resolved, downloaded = [], 0, 0
+    with subprocess.Popen(
+        command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as ivy:
+        for line in ivy.stdout or ():
+            if "[SUCCESSFUL" in line:
+                downloaded += 1
+                if downloaded % 10 == 0:
+                    say(f"jars: {downloaded} downloaded")
+            elif line.startswith("\tfound "):
+                resolved += 1
+                if resolved % 10 == 0:
+                    say(f"jars: {resolved} found")
+            elif any(word in line for word in ("UNRESOLVED", "FAILED", "ERROR", "Exception", "timed out")):
+                problems.append(" ".join(line.split()))
+    if ivy.returncode != 0:
+        said = f" ({problems[-1]})" if problems else ""
+        raise JarsUnavailable(
+            f"Could not fetch the jars of {jars.name}{said}: check the network (a proxy goes into JAVA_TOOL_OPTIONS), "
+            "then run it again."
+        )
+
+
+def ivy_jar() -> Path:
+    """Path of the Ivy that pyspark brings."""
+    found = sorted(Path(sysconfig.get_path("purelib")).glob("pyspark/jars/ivy-*.jar"))
+    if not found:
+        raise JarsUnavailable("No Ivy: it comes with pyspark, which is not installed here; run make setup.")
+    return found[-1]

@@ -1,0 +1,126 @@
+"""What all services share: a folder, a process under a leash, a state file once it is ready, a way down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dev.errors import ServiceFailed
+from dev.leash import PIDS_FILE
+from dev.processes import ProcessId
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+_STATE_FILE = "state.json"
+_LEASH_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that a stack lives and dies with, and the read end of the pipe that it holds open."""
+
+    process: ProcessId
+    pipe: int
+
+
+class ServiceFolder:
+    """Everything one service of one stack has on disk; the folder gone is the service down."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.log = path / "service.log"
+
+    def prepare(self) -> None:
+        """Begin anew: stop what a killed run left behind, and empty the folder."""
+        self.remove()
+        self.path.mkdir(parents=True)
+
+    def remove(self, grace: float = _LEASH_GRACE_S) -> None:
+        """Stop the service and remove its data; does nothing when it is down."""
+        leash = self.process("leash")
+        if leash is not None:
+            # The leash itself escalates to SIGKILL; it gets time for that.
+            leash.stop(grace + 5)
+        service = self.process("service")
+        if service is not None:
+            service.stop(grace)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def process(self, which: str) -> ProcessId | None:
+        """Identify the recorded "service" or its "leash"; None when none was started."""
+        recorded = _read_json(self.path / PIDS_FILE)
+        return ProcessId(**recorded[which]) if recorded else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the service's process lives."""
+        service = self.process("service")
+        return service is not None and service.alive
+
+    def read_state(self) -> dict[str, Any] | None:
+        """Return what was written when the service became ready; None before."""
+        return _read_json(self.path / _STATE_FILE)
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Record, in one step, what others need in order to use the service."""
+        scratch = self.path / f".{_STATE_FILE}"
+        scratch.touch(mode=0o600)
+        scratch.write_text(json.dumps(state, indent=2))
+        scratch.replace(self.path / _STATE_FILE)
+
+    def start(
+        self, command: Sequence[str], owner: Owner | None, environment: Mapping[str, str], grace: float = _LEASH_GRACE_S
+    ) -> subprocess.Popen[bytes]:
+        """Start `command` under a leash, its output in the log."""
+        leash = [sys.executable, "-m", "dev.leash", "--folder", self.path, "--cwd", self.path, "--grace", str(grace)]
+        if owner is not None:
+            leash += ["--owner", str(owner.process.pid), repr(owner.process.started), "--owner-pipe", str(owner.pipe)]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*map(str, leash), "--", *command],
+                cwd=CHECKOUT,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=() if owner is None else (owner.pipe,),
+            )
+
+    def wait_ready(self, ready: Callable[[], bool], leash: subprocess.Popen[bytes], seconds: float) -> None:
+        """Wait until `ready()`; a process that ends before, or never gets ready, is an error with its last words."""
+        deadline = time.monotonic() + seconds
+        while not (self.process("service") is not None and ready()):
+            if leash.poll() is not None or (self.process("service") is not None and not self.running):
+                raise ServiceFailed(self.name, f"ended while starting ({self.last_words()})", self.log)
+            if time.monotonic() > deadline:
+                raise ServiceFailed(self.name, f"was not ready after {seconds:.0f} s ({self.last_words()})", self.log)
+            time.sleep(0.1)
+
+    def last_words(self) -> str:
+        """Find the last line of the log that looks like the reason of an end."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        telling = [line for line in lines if "ERROR" in line or "FATAL" in line or "Exception" in line] or lines
+        return telling[-1].strip()[:300] if telling else "it logged nothing"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found
+
+
+def clean_environment(drop: Sequence[str] = ()) -> dict[str, str]:
+    """Copy the environment of this process, without variables that begin with one of the prefixes."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(tuple(drop))}

@@ -1,0 +1,1 @@
+"""One module per service: what it needs on disk, how it starts, when it is ready."""

@@ -1,0 +1,205 @@
+"""Kafka in KRaft mode: one node, broker and controller, on the loopback only.
+
+Two listeners for clients: a plain one, and SASL_SSL with SCRAM-SHA-256 and a self-signed certificate.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import subprocess
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from dev.errors import ServiceFailed
+from dev.java import Jdk
+from dev.ports import LOOPBACK, free_ports, listening
+from dev.service import Owner, ServiceFolder, clean_environment
+
+USERNAME = "lakestream"
+
+_READY_WITHIN_S = 90
+_ATTEMPTS = 3
+
+_LOG4J = """\
+<Configuration status="WARN">
+  <Appenders>
+    <Console name="out" target="SYSTEM_OUT"><PatternLayout pattern="%d{ISO8601} %-5p %c{1}: %m%n"/></Console>
+  </Appenders>
+  <Loggers><Root level="INFO"><AppenderRef ref="out"/></Root></Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A running broker, as its clients see it."""
+
+    bootstrap: str
+    secure_bootstrap: str
+    username: str
+    password: str
+    ca_file: str
+    pid: int
+    folder: str
+    overrides: dict[str, str]
+
+    def client_config(self) -> dict[str, str]:
+        """Return the settings of a confluent_kafka client for the plain listener."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    def secure_client_config(self) -> dict[str, str]:
+        """Return the settings of a confluent_kafka client for the SASL_SSL listener."""
+        return {
+            "bootstrap.servers": self.secure_bootstrap,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": self.username,
+            "sasl.password": self.password,
+            "ssl.ca.location": self.ca_file,
+        }
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Its ports, by listener."""
+        return {
+            "plain": int(self.bootstrap.rsplit(":", 1)[1]),
+            "sasl_ssl": int(self.secure_bootstrap.rsplit(":", 1)[1]),
+        }
+
+    def healthy(self, timeout: float = 2) -> bool:
+        """Whether the broker answers a request for its metadata."""
+        if not listening(self.ports["plain"]):
+            return False
+        # log_level 0: a broker that is not there yet is no news.
+        client = AdminClient({**self.client_config(), "log_level": 0})
+        try:
+            return bool(client.list_topics(timeout=timeout).brokers)
+        except KafkaException:
+            return False
+
+
+def start(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, overrides: Mapping[str, str]) -> Kafka:
+    """Start a new broker in `folder`, and wait until it answers."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        folder.prepare()
+        try:
+            return _start_once(folder, jars, jdk, owner, dict(overrides))
+        except ServiceFailed:
+            # Between our look at a free port and the broker's bind somebody else may have taken it.
+            if attempt == _ATTEMPTS or "Address already in use" not in folder.log.read_text(errors="replace"):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _start_once(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, overrides: dict[str, str]) -> Kafka:
+    plain, secure, controller = free_ports(3)
+    password, store_password = secrets.token_hex(12), secrets.token_hex(12)
+    certificate = _write_certificate(folder.path, jdk, store_password)
+    properties = _properties(folder.path, plain, secure, controller, store_password) | overrides
+    _write(folder.path / "server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
+    _write(folder.path / "log4j2.xml", _LOG4J)
+    (folder.path / "tmp").mkdir()
+    java = [jdk.java, *_jvm_options(folder.path, jars)]
+    _format(folder, java, password)
+    command = [*java, "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "kafka.Kafka", str(folder.path / "server.properties")]
+    leash = folder.start(command, owner, clean_environment(drop=("KAFKA_",)))
+    kafka = Kafka(
+        bootstrap=f"{LOOPBACK}:{plain}",
+        secure_bootstrap=f"{LOOPBACK}:{secure}",
+        username=USERNAME,
+        password=password,
+        ca_file=str(certificate),
+        pid=0,
+        folder=str(folder.path),
+        overrides=overrides,
+    )
+    folder.wait_ready(kafka.healthy, leash, _READY_WITHIN_S)
+    service = folder.process("service")
+    assert service is not None
+    kafka = Kafka(**{**asdict(kafka), "pid": service.pid})
+    folder.write_state(asdict(kafka))
+    return kafka
+
+
+def _jvm_options(folder: Path, jars: Path) -> list[str]:
+    return [
+        # All that a JVM would leave in the machine's temporary folder when killed, native libraries included.
+        f"-Djava.io.tmpdir={folder / 'tmp'}",
+        "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.xml'}",
+        "-cp",
+        f"{jars}/*",
+    ]
+
+
+def _properties(folder: Path, plain: int, secure: int, controller: int, store_password: str) -> dict[str, str]:
+    listeners = f"PLAINTEXT://{LOOPBACK}:{plain},SASL_SSL://{LOOPBACK}:{secure}"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+        "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
+        "advertised.listeners": listeners,
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(folder / "broker.p12"),
+        "ssl.keystore.password": store_password,
+        "log.dirs": str(folder / "data"),
+        "auto.create.topics.enable": "false",
+        "num.partitions": "1",
+        "default.replication.factor": "1",
+        "min.insync.replicas": "1",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+
+
+def _write_certificate(folder: Path, jdk: Jdk, store_password: str) -> Path:
+    """Make the broker's key and self-signed certificate; return the certificate in PEM, for clients."""
+    certificate = folder / "ca.pem"
+    store = ["-keystore", "broker.p12", "-storetype", "PKCS12", "-storepass", store_password, "-alias", "broker"]
+    generate = ["-genkeypair", "-keyalg", "RSA", "-keysize", "2048", "-dname", "CN=localhost", "-validity", "3650"]
+    names = ["-ext", f"SAN=dns:localhost,ip:{LOOPBACK}"]
+    for arguments in (generate + names, ["-exportcert", "-rfc", "-file", certificate.name]):
+        _run([jdk.tool("keytool"), *arguments, *store], ServiceFolder("kafka", folder), "make a certificate")
+    return certificate
+
+
+def _format(folder: ServiceFolder, java: list[str], password: str) -> None:
+    while (cluster_id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    scram = f"SCRAM-SHA-256=[name={USERNAME},password={password}]"
+    arguments = ["-t", cluster_id, "-c", str(folder.path / "server.properties"), "--add-scram", scram]
+    # It runs for a second: the full compiler would only cost.
+    _run([*java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", *arguments], folder, "format its disk")
+
+
+def _run(command: list[str], folder: ServiceFolder, purpose: str) -> None:
+    with folder.log.open("ab") as log:
+        done = subprocess.run(command, cwd=folder.path, stdout=log, stderr=log, check=False, timeout=120)
+    if done.returncode != 0:
+        raise ServiceFailed(folder.name, f"could not {purpose} ({folder.last_words()})", folder.log)
+
+
+def _write(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)

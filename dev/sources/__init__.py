@@ -1,0 +1,1 @@
+"""Sources of records for the stack: made-up clickstream events, and real flights."""

@@ -1,0 +1,188 @@
+"""A stack: a name, a folder, and the services that run in it.
+
+    with Stack.owned("tests") as stack:      # a unique name; it dies with this process, however that ends
+        kafka = stack.up_kafka(overrides={"log.retention.check.interval.ms": "500"})
+        kafka.bootstrap                      # "127.0.0.1:23456"
+
+`Stack("default")` is what `python -m dev up` works on: its services run until `down`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from dev import jars
+from dev.errors import NotUp, ServiceConflict
+from dev.java import find_jdk
+from dev.locks import file_lock
+from dev.processes import ProcessId
+from dev.progress import Say, quiet
+from dev.service import CHECKOUT, Owner, ServiceFolder
+from dev.services import kafka as kafka_service
+from dev.services.kafka import Kafka
+
+HOME = CHECKOUT / ".dev"
+DEFAULT = "default"
+
+# In the order of their start; the way down is the reverse.
+SERVICES = ("kafka",)
+
+_OWNER_FILE = "owner.json"
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One service of one stack, looked at just now."""
+
+    service: str
+    pid: int | None
+    ports: dict[str, int]
+    health: str
+    folder: Path
+
+
+class Stack:
+    """Services that belong together, in one folder under `home`."""
+
+    def __init__(self, name: str = DEFAULT, *, home: Path = HOME, say: Say = quiet) -> None:
+        self.name = name
+        self.home = home
+        self.folder = home / "stacks" / name
+        self._say = say
+        self._owner: Owner | None = None
+        self._held_open: int | None = None
+
+    @classmethod
+    def owned(cls, label: str, *, home: Path = HOME, say: Say = quiet) -> Stack:
+        """Make a stack of a unique name that dies with this process: `with Stack.owned("tests") as stack`."""
+        sweep(home)
+        stack = cls(f"{label}-{os.getpid()}-{secrets.token_hex(3)}", home=home, say=say)
+        stack.folder.mkdir(parents=True)
+        process = ProcessId.own()
+        (stack.folder / _OWNER_FILE).write_text(json.dumps(vars(process)))
+        reader, stack._held_open = os.pipe()
+        stack._owner = Owner(process, reader)
+        return stack
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up_kafka(self, overrides: Mapping[str, str] | None = None) -> Kafka:
+        """Have a healthy broker: the running one, or a new one.
+
+        :param overrides: lines of server.properties that replace ours.
+        """
+        wanted = dict(overrides or {})
+        with self._lock("kafka"):
+            running = self._running_kafka()
+            if running is not None:
+                if overrides is not None and running.overrides != wanted:
+                    raise ServiceConflict(
+                        f"kafka is up in stack {self.name} with other settings ({running.overrides}): "
+                        "take it down first, or ask for no overrides."
+                    )
+                self._say(f"kafka: already up at {running.bootstrap}")
+                return running
+            jdk = find_jdk()
+            jar_folder = jars.fetch(jars.KAFKA, self.home / "jars", jdk, self._say)
+            self._say("kafka: starting")
+            kafka = kafka_service.start(self._service("kafka"), jar_folder, jdk, self._owner, wanted)
+            self._say(f"kafka: up at {kafka.bootstrap} (SASL_SSL at {kafka.secure_bootstrap})")
+            return kafka
+
+    def kafka(self) -> Kafka:
+        """Return the broker that is up in this stack."""
+        running = self._running_kafka()
+        if running is None:
+            raise NotUp(f"kafka is not up in stack {self.name}: python -m dev up kafka --stack {self.name}")
+        return running
+
+    def down(self) -> list[str]:
+        """Stop all services and remove their data; return the names of those that were there."""
+        if self._owner is not None:
+            return self._down_owned()
+        stopped = []
+        for name in reversed(SERVICES):
+            with self._lock(name):
+                if self._service(name).path.exists():
+                    self._say(f"{name}: going down")
+                    self._service(name).remove()
+                    stopped.append(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return stopped
+
+    def _down_owned(self) -> list[str]:
+        # Letting go of the pipe is what death does as well: the way down of every day is the one after a SIGKILL.
+        there = [name for name in SERVICES if self._service(name).path.exists()]
+        leashes = [leash for name in there if (leash := self._service(name).process("leash"))]
+        if self._held_open is not None:
+            os.close(self._held_open)
+            self._held_open = None
+        for leash in leashes:
+            if not leash.wait_gone(10):
+                leash.stop(5)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return there
+
+    def status(self) -> list[ServiceStatus]:
+        """Look at each service that is, or was, up here."""
+        return [self._status_of(name) for name in SERVICES if self._service(name).path.exists()]
+
+    def log_of(self, service: str) -> Path:
+        """Path of a service's log."""
+        log = self._service(service).log
+        if not log.exists():
+            raise NotUp(f"{service} has no log in stack {self.name}: it is not up.")
+        return log
+
+    def _status_of(self, name: str) -> ServiceStatus:
+        folder = self._service(name)
+        process = folder.process("service")
+        handle = self._running_kafka()
+        if handle is None:
+            health = "starting" if folder.running else "dead"
+        else:
+            health = "healthy" if handle.healthy() else "not answering"
+        pid = process.pid if process else None
+        return ServiceStatus(name, pid, handle.ports if handle else {}, health, folder.path)
+
+    def _running_kafka(self) -> Kafka | None:
+        folder = self._service("kafka")
+        state = folder.read_state()
+        return Kafka(**state) if state and folder.running else None
+
+    def _service(self, name: str) -> ServiceFolder:
+        return ServiceFolder(name, self.folder / name)
+
+    def _lock(self, service: str) -> AbstractContextManager[None]:
+        return file_lock(self.folder / f"{service}.lock")
+
+
+def all_stacks(home: Path = HOME) -> Iterator[Stack]:
+    """Every stack that has a folder, by name."""
+    for folder in sorted((home / "stacks").glob("*/")):
+        yield Stack(folder.name, home=home)
+
+
+def sweep(home: Path = HOME) -> None:
+    """Remove stacks whose owner is gone and whose leashes were killed as well (a reboot, say)."""
+    for stack in all_stacks(home):
+        try:
+            owner = ProcessId(**json.loads((stack.folder / _OWNER_FILE).read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        if not owner.alive:
+            stack.down()

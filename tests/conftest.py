@@ -1,0 +1,11 @@
+"""What all tests share: the fixtures of the real broker, and how hard hypothesis tries."""
+
+import os
+
+from hypothesis import settings
+
+pytest_plugins = ["tests.support.broker"]
+
+settings.register_profile("ci", max_examples=500, deadline=None, print_blob=True)
+settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
