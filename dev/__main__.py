@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import time
 from collections import deque
 
-from dev.errors import DevError
+from dev.errors import DevError, UnknownService
 from dev.progress import Clock
+from dev.sources.clickstream import produce_clickstream
+from dev.sources.flights import produce_flights
 from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
 
 
@@ -16,6 +20,8 @@ def up(args: argparse.Namespace) -> None:
     """Start services and wait until they are healthy; they run until `down`."""
     stack = Stack(args.stack, say=Clock().say)
     overrides = dict(setting.split("=", 1) for setting in args.set) if args.set else None
+    if unknown := set(args.services) - set(SERVICES):
+        raise UnknownService(f"No service {', '.join(sorted(unknown))}: there are {', '.join(SERVICES)}.")
     if "kafka" in (args.services or SERVICES):
         stack.up_kafka(overrides)
 
@@ -48,6 +54,22 @@ def logs(args: argparse.Namespace) -> None:
                 time.sleep(0.2)
 
 
+def produce(args: argparse.Namespace) -> None:
+    """Send records into a topic of the stack: clickstream events until stopped, or the real flights."""
+    kafka = Stack(args.stack).kafka()
+    clock = Clock()
+    common = {"partitions": args.partitions, "count": args.count, "say": clock.say}
+    if args.source == "flights":
+        sent = produce_flights(kafka.client_config(), args.topic or "flights", **common)
+    else:
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        settings = {"rate": args.rate, "seed": args.seed, "stop": stop, **common}
+        sent = produce_clickstream(kafka.client_config(), args.topic or "clickstream", **settings)
+    clock.say(f"{sent:,} records sent, {sent / clock.elapsed:,.0f}/s")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -59,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     starting = command(up)
-    starting.add_argument("services", nargs="*", choices=[*SERVICES, []], help="which services (default: all)")
+    starting.add_argument("services", nargs="*", metavar="SERVICE", help="which services (default: all)")
     starting.add_argument("--set", action="append", metavar="KEY=VALUE", help="a line for Kafka's server.properties")
     command(down)
     command(status)
@@ -67,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     reading.add_argument("service", nargs="?", default="kafka", choices=SERVICES)
     reading.add_argument("-n", "--lines", type=int, default=50, help="how many lines (default: 50)")
     reading.add_argument("-f", "--follow", action="store_true", help="go on as the log grows")
+    sending = command(produce)
+    sending.add_argument("source", choices=["clickstream", "flights"])
+    sending.add_argument("--topic", help="default: the source's name")
+    sending.add_argument("--partitions", type=int, default=4, help="of the topic, when it is made here (default: 4)")
+    sending.add_argument("--count", type=int, help="stop after so many (default: clickstream never, flights all)")
+    sending.add_argument("--rate", type=float, default=500, help="clickstream: events a second; 0: as fast as possible")
+    sending.add_argument("--seed", type=int, default=7, help="clickstream: the same events for the same seed")
     return parser
 
 

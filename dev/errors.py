@@ -21,6 +21,10 @@ class SourceMissing(DevError):
     """A source's data is not installed."""
 
 
+class SourceFailed(DevError):
+    """Kafka did not take what a source sent."""
+
+
 class ServiceFailed(DevError):
     """A service ended, or did not become ready in time; `log` is its log file."""
 
@@ -32,6 +36,10 @@ class ServiceFailed(DevError):
 
 class ServiceConflict(DevError):
     """The service is up already, started with other settings."""
+
+
+class UnknownService(DevError):
+    """No service of that name."""
 
 
 class NotUp(DevError):
