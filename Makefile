@@ -1,0 +1,62 @@
+# The few words that people type first; `python -m dev --help` has the rest.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+BIN := .venv/bin
+OLD := .venv-airflow-3.1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint test test-airflow-3.1 demo bench constraints clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## Make .venv with all extras and the tools (needs Python 3.11 or newer)
+
+lint: setup ## Check style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
+	$(BIN)/python -m pytest tests/unit tests/contract
+	$(BIN)/python -m pytest tests/integration tests/dags tests/faults
+
+test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
+	$(OLD)/bin/python -m pytest tests/compat
+
+demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
+	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
+
+bench: setup ## Measure, next to kcat where it is installed; writes .bench/latest.json
+	@$(BIN)/python -m dev.bench
+
+constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or dev/pins*.txt
+	$(call resolve,dev/pins.txt,dev/constraints.txt)
+	$(call resolve,dev/pins-airflow-3.1.txt,dev/constraints-airflow-3.1.txt)
+
+clean: ## Take down what `python -m dev up` started, and remove all that is not in git
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m dev down --all; fi
+	rm -rf .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
+
+.venv/.ready: pyproject.toml dev/constraints.txt
+	$(call install,.venv,dev/constraints.txt)
+
+$(OLD)/.ready: pyproject.toml dev/constraints-airflow-3.1.txt
+	$(call install,$(OLD),dev/constraints-airflow-3.1.txt)
+
+# $(1): folder of the environment, $(2): its constraints. The stamp is made last: an interrupted setup starts again.
+define install
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	$(1)/bin/uv pip install --python $(1)/bin/python --constraints $(2) --editable '.[all]' --group dev
+	@touch $(1)/.ready
+endef
+
+# $(1): what is held fixed, $(2): everything, pinned. No addresses and no hashes go into it.
+define resolve
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --python-version 3.11 \
+		--constraints $(1) --upgrade --no-header --no-annotate --quiet --output-file $(2)
+endef
