@@ -1,0 +1,118 @@
+"""A schema for JSON that comes without one: types that hold for every document looked at, and string when in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import iso8601
+from airflow_lakestream.decode.json_document import Json, Number, parse_object
+from airflow_lakestream.decode.json_values import field_coercer
+from airflow_lakestream.decode.misfit import Misfit
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+
+_INT64 = pa.int64()
+_FLOAT64 = pa.float64()
+_ZONED = pa.timestamp("us", "UTC")
+_NAIVE = pa.timestamp("us")
+_STRING = pa.string()
+
+_as_int64 = field_coercer(pa.field("number", _INT64), fail_unknown=False)
+_as_float64 = field_coercer(pa.field("number", _FLOAT64), fail_unknown=False)
+
+
+def infer_schema(*batches: RawBatch, sample: int = 10_000) -> pa.Schema:
+    """Return a schema, all of it nullable, that about `sample` documents spread over the batches fit into.
+
+    Raises BadRecord for a document that is not an object, InvalidArgument when there is no field to see.
+    """
+    seen = _Seen()
+    for batch, index, value in _spread(batches, sample):
+        try:
+            seen.add(parse_object(value))
+        except Misfit as misfit:
+            raise BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason) from None
+    if not seen.fields:
+        raise InvalidArgument("schema", "it can't be inferred: the first records hold no field.", "Give a schema.")
+    return pa.schema(seen.struct())
+
+
+def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:
+    step = max(1, sum(map(len, batches)) // sample)
+    for batch in batches:
+        for index in range(0, len(batch), step):
+            value = batch.values[index]
+            if value is not None:
+                yield batch, index, value
+
+
+class _Seen:
+    """What was seen in one place of the documents; `types` are those that still hold, best first, per kind of value."""
+
+    def __init__(self) -> None:
+        self.kinds: set[type] = set()
+        self.number_types = [_INT64, _FLOAT64]
+        self.string_types = [_ZONED, _NAIVE]
+        self.fields: dict[str, _Seen] = {}
+        self.items: _Seen | None = None
+
+    def add(self, value: Json) -> None:
+        """Take one more value into account; null says nothing."""
+        if value is None:
+            return
+        self.kinds.add(type(value))
+        if isinstance(value, Number):
+            self.number_types = [kind for kind in self.number_types if _holds_number(kind, value)]
+        elif isinstance(value, str):
+            self.string_types = [kind for kind in self.string_types if _holds_text(kind, value)]
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                self.fields.setdefault(name, _Seen()).add(item)
+        elif isinstance(value, list):
+            self.items = self.items or _Seen()
+            for item in value:
+                self.items.add(item)
+
+    def struct(self) -> list[pa.Field]:
+        """Return the fields seen in objects, in order of first appearance."""
+        return [pa.field(name, seen.type()) for name, seen in self.fields.items()]
+
+    def type(self) -> pa.DataType:
+        """Return the type that holds all values seen."""
+        if len(self.kinds) != 1:
+            return _STRING
+        (kind,) = self.kinds
+        if kind is bool:
+            return pa.bool_()
+        if kind is dict:
+            return pa.struct(self.struct()) if self.fields else _STRING
+        if kind is list and self.items is not None:
+            return pa.list_(pa.field("element", self.items.type()))
+        candidates = self.number_types if kind is Number else self.string_types
+        return candidates[0] if candidates else _STRING
+
+
+def _holds_number(kind: pa.DataType, value: Number) -> bool:
+    try:
+        if value.is_integer_literal:
+            # Beyond int64 an integer is an identifier rather than a measurement: no double either.
+            _as_int64(value)
+        elif kind is _INT64:
+            return False
+        if kind is _FLOAT64:
+            _as_float64(value)
+    except Misfit:
+        return False
+    return True
+
+
+def _holds_text(kind: pa.DataType, value: str) -> bool:
+    if kind is _NAIVE and len(value) < len("2026-11-20T05:05"):
+        return False
+    try:
+        iso8601.micros(value, zoned=kind is _ZONED)
+    except Misfit:
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""Many JSON documents at once, through Arrow's own JSON reader; takes only what the one-by-one path takes too.
+
+Whatever is in doubt raises NotInBulk, and the caller goes on with smaller pieces, in the end one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+import pyarrow.types as t
+
+from airflow_lakestream.decode import iso8601
+from airflow_lakestream.decode.json_document import nested_too_deep
+from airflow_lakestream.decode.json_values import base64_bytes, is_uuid, uuid_bytes
+from airflow_lakestream.decode.misfit import Misfit
+
+# Arrow's reader takes blocks of less than 2 GiB.
+_MAX_BYTES = 1 << 30
+
+_JSON_SPACE = b" \t\r\n"
+_NOT_JSON_NUMBER = re.compile(rb"(?:Inf|Infinity|NaN)[ \t\r]*[,}\]]")
+
+
+class NotInBulk(Exception):
+    """A signal: the piece can't be proven right in bulk."""
+
+
+class BulkParser:
+    """Parses pieces of a batch into tables of one schema, or raises NotInBulk."""
+
+    def __init__(self, schema: pa.Schema, *, ignore_unknown: bool) -> None:
+        self._schema = schema
+        self._requires = any(not field.nullable for field in schema)
+        raw = pa.schema([pa.field(field.name, transport_type(field.type)) for field in schema])
+        behaviours = ["error", "ignore"] if ignore_unknown else ["error"]
+        self._options = [
+            pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior=behaviour) for behaviour in behaviours
+        ]
+
+    def parse(self, values: Sequence[bytes | None]) -> pa.Table:
+        """Return one row for each value, in order. Raises NotInBulk."""
+        try:
+            joined = self._join(values)
+            table = self._read(joined, values)
+            columns = [_fit_field(_one_chunk(table.column(field.name)), field) for field in self._schema]
+            return pa.Table.from_arrays(columns, schema=self._schema)
+        except (pa.ArrowException, Misfit) as error:
+            raise NotInBulk(str(error)) from None
+
+    def _join(self, values: Sequence[bytes | None]) -> pa.Buffer:
+        """Return the values, one on each line, such that n rows read from them can only be one row of each value.
+
+        Each line begins with `{`, ends with `}` and has no newline inside. So a newline that separates lines stands
+        between `}` and `{`: no string may hold it, and nowhere else in a document may `}` and `{` meet. Every line
+        then holds whole documents, at least one, and n rows of n lines are one each. (The first document is an
+        object, which also keeps the reader alive: it crashes where the first one is `null`.)
+        """
+        lines = pa.array(values, pa.binary())
+        if lines.null_count:
+            if self._requires:
+                raise NotInBulk("null values, and a column is required")
+            lines = pc.fill_null(lines, b"{}")
+        if isinstance(lines, pa.ChunkedArray) or lines.nbytes > _MAX_BYTES:
+            raise NotInBulk("too large for one block")
+        if not _are_lines(lines):
+            lines = pa.array([b"{}" if value is None else _on_one_line(value) for value in values], pa.binary())
+            if not _are_lines(lines):
+                raise NotInBulk("not one object on each line")
+        lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
+        whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+        return pc.binary_join(whole, b"\n")[0].as_buffer()
+
+    def _read(self, joined: pa.Buffer, values: Sequence[bytes | None]) -> pa.Table:
+        # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
+        read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
+        for index, options in enumerate(self._options):
+            # The first try takes no unknown field, so nothing goes unread. What the reader skips, it does not check.
+            if index and not _skippable(joined, values):
+                raise NotInBulk("unknown fields that can't be skipped unseen")
+            try:
+                table = pa_json.read_json(pa.BufferReader(joined), read_options=read, parse_options=options)
+            except pa.ArrowInvalid as error:
+                problem = str(error)
+                if "unexpected field" in problem:
+                    continue
+                raise
+            if table.num_rows != len(values):
+                raise NotInBulk(f"{table.num_rows} rows of {len(values)} values")
+            return table
+        raise NotInBulk(problem)
+
+
+def _are_lines(lines: pa.Array) -> bool:
+    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}")), min_count=0).as_py():
+        return False
+    data = lines.buffers()[2].to_pybytes()
+    # A NUL ends the reader's input early, and would leave what follows it unread.
+    return b"\n" not in data and b"\0" not in data
+
+
+def _on_one_line(value: bytes) -> bytes:
+    # Outside strings a CR is as good as a newline, and inside them both are invalid.
+    return value.strip(_JSON_SPACE).replace(b"\n", b"\r")
+
+
+def _skippable(joined: pa.Buffer, values: Sequence[bytes | None]) -> bool:
+    text = joined.to_pybytes()
+    if (b"NaN" in text or b"Inf" in text) and _NOT_JSON_NUMBER.search(text):
+        return False
+    return not any(map(nested_too_deep, filter(None, values)))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def transport_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which a column is read before `_fit` makes its own type of it. Raises NotInBulk."""
+    if t.is_struct(kind):
+        # Nullable throughout: the reader fails on a missing required field even where the struct around it is null.
+        return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
+    if t.is_list(kind) or t.is_large_list(kind):
+        return pa.list_(transport_type(kind.value_type))
+    if t.is_map(kind):
+        raise NotInBulk("the reader takes maps as arrays of entries only")
+    native = t.is_boolean(kind) or t.is_signed_integer(kind) or t.is_floating(kind) or t.is_decimal128(kind)
+    return kind if native else pa.string()
+
+
+def _fit_field(array: pa.Array, field: pa.Field, parent: pa.Array | None = None) -> pa.Array:
+    """Return a column in its own type, every rule checked that the reader does not know."""
+    if not field.nullable and array.null_count:
+        missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
+        if pc.any(missing).as_py():
+            raise NotInBulk(f"{field.name} is required")
+    return _fit(array, field.type)
+
+
+def _fit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if t.is_struct(kind):
+        children = [_fit_field(array.field(i), kind.field(i), array) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if t.is_list(kind) or t.is_large_list(kind):
+        values = _fit_field(array.values, kind.value_field)
+        offsets, maker = array.offsets, pa.ListArray
+        if t.is_large_list(kind):
+            offsets, maker = offsets.cast(pa.int64()), pa.LargeListArray
+        return maker.from_arrays(offsets, values, type=kind, mask=array.is_null())
+    for matches, fit in _FITS:
+        if matches(kind):
+            return fit(array, kind)
+    return array.cast(kind)
+
+
+def _between(array: pa.Array, low: int, high: int, storage: pa.DataType) -> pa.Array:
+    bounds = pc.min_max(array.cast(storage)).as_py()
+    if bounds["min"] is not None and not low <= bounds["min"] <= bounds["max"] <= high:
+        raise NotInBulk("a date outside the years 1 to 9999")
+    return array
+
+
+def _fit_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _between(array.cast(kind), iso8601.MIN_MICROS, iso8601.MAX_MICROS, pa.int64())
+
+
+def _fit_date(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _between(array.cast(kind), iso8601.MIN_DAY, iso8601.MAX_DAY, pa.int32())
+
+
+def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Arrow has no cast from text to a time, and its date-times may end after the hour.
+    if pc.any(pc.less(pc.binary_length(array), len("00:00"))).as_py():
+        raise NotInBulk("a time without minutes")
+    instants = pc.binary_join_element_wise(pa.scalar("1970-01-01"), array, "T").cast(pa.timestamp("us"))
+    return instants.cast(pa.int64()).cast(kind)
+
+
+def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # From here on not every integer is held exactly, and only the text tells whether it was an integer. NaN and
+    # infinity, which the reader accepts, are not smaller either.
+    limit = 2.0**24 if t.is_float32(kind) else 2.0**53
+    if not pc.all(pc.less(pc.abs(array), pa.scalar(limit, kind)), min_count=0).as_py():
+        raise NotInBulk("a number whose text has to be looked at")
+    return array
+
+
+def _fit_binary(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    size = kind.byte_width if t.is_fixed_size_binary(kind) else None
+    return pa.array([None if text is None else base64_bytes(text, size) for text in array.to_pylist()], kind)
+
+
+def _fit_uuid(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.array([None if text is None else uuid_bytes(text) for text in array.to_pylist()], kind)
+
+
+_FITS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]] = [
+    (t.is_timestamp, _fit_timestamp),
+    (t.is_date32, _fit_date),
+    (t.is_time64, _fit_time),
+    (t.is_floating, _fit_floating),
+    (is_uuid, _fit_uuid),
+    (lambda kind: t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind), _fit_binary),
+]

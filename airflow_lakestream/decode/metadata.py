@@ -1,0 +1,96 @@
+"""The columns that say which Kafka record a row comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
+
+_NO_TIMESTAMP = -1
+_MAX_MILLIS = (2**63 - 1) // 1000
+
+
+def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> pa.Schema:
+    """Return the metadata columns of these names, in this order.
+
+    Raises UnknownValue for a name that is none, InvalidArgument for one given twice or one that the payload has too.
+    """
+    fields = []
+    for name in names:
+        if name not in _COLUMNS:
+            raise UnknownValue("metadata_columns", name, _COLUMNS)
+        field = _COLUMNS[name][0]
+        if field in fields:
+            raise InvalidArgument("metadata_columns", f"{name!r} stands twice.")
+        if payload is not None and field.name in payload.names:
+            remedy = f"Rename the field, or leave {name!r} out."
+            raise InvalidArgument("metadata_columns", f"the payload has a column {field.name}, too.", remedy)
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def metadata_columns(batch: RawBatch, names: Iterable[str]) -> list[pa.Array]:
+    """Return an array for each name, one entry for each record of the batch."""
+    names = list(names)
+    metadata_schema(names)
+    return [_COLUMNS[name][1](batch) for name in names]
+
+
+def _topic(batch: RawBatch) -> pa.Array:
+    return pa.repeat(batch.topic, len(batch))
+
+
+def _partition(batch: RawBatch) -> pa.Array:
+    return pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch))
+
+
+def _offset(batch: RawBatch) -> pa.Array:
+    return _integers(batch.offsets)
+
+
+def _integers(values: Sequence[int]) -> pa.Array:
+    if isinstance(values, range) and len(values):
+        # A running sum makes the numbers without a Python object for each.
+        steps = pa.repeat(pa.scalar(values.step, pa.int64()), len(values))
+        return pc.cumulative_sum(steps, start=pa.scalar(values.start - values.step, pa.int64()))
+    return pa.array(values, pa.int64())
+
+
+def _timestamp(batch: RawBatch) -> pa.Array:
+    millis = _integers(batch.timestamps)
+    millis = pc.if_else(pc.equal(millis, _NO_TIMESTAMP), pa.scalar(None, pa.int64()), millis)
+    try:
+        return pc.multiply_checked(millis, 1000).cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        # Producers may write any 64 bits.
+        index = next(i for i, value in enumerate(batch.timestamps) if abs(value) > _MAX_MILLIS)
+        reason = f"the record's timestamp {batch.timestamps[index]} ms is out of range"
+        raise BadRecord(batch.topic, batch.partition, batch.offsets[index], reason) from None
+
+
+def _key(batch: RawBatch) -> pa.Array:
+    if batch.keys is None:
+        raise InvalidArgument("metadata_columns", "the records were read without their keys.")
+    return pa.array(batch.keys, pa.binary())
+
+
+def _headers(batch: RawBatch) -> pa.Array:
+    if batch.headers is None:
+        raise InvalidArgument("metadata_columns", "the records were read without their headers.")
+    return pa.array(batch.headers, _HEADERS)
+
+
+_HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+
+_COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
+    "topic": (pa.field("_kafka_topic", pa.string()), _topic),
+    "partition": (pa.field("_kafka_partition", pa.int32()), _partition),
+    "offset": (pa.field("_kafka_offset", pa.int64()), _offset),
+    "timestamp": (pa.field("_kafka_timestamp", pa.timestamp("us", "UTC")), _timestamp),
+    "key": (pa.field("_kafka_key", pa.binary()), _key),
+    "headers": (pa.field("_kafka_headers", _HEADERS), _headers),
+}
