@@ -22,14 +22,20 @@ def up(args: argparse.Namespace) -> None:
     overrides = dict(setting.split("=", 1) for setting in args.set) if args.set else None
     if unknown := set(args.services) - set(SERVICES):
         raise UnknownService(f"No service {', '.join(sorted(unknown))}: there are {', '.join(SERVICES)}.")
-    if "kafka" in (args.services or SERVICES):
+    wanted = args.services or SERVICES
+    # Airflow brings Kafka up by itself, at the same time; settings for Kafka have to come first.
+    if "airflow" not in wanted or overrides:
         stack.up_kafka(overrides)
+    if "airflow" in wanted:
+        stack.up_airflow()
 
 
 def down(args: argparse.Namespace) -> None:
     """Stop the services of a stack and remove their data (the jars stay)."""
-    stopped = Stack(args.stack, say=Clock().say).down()
-    print(f"down: {', '.join(stopped)}" if stopped else f"nothing was up in stack {args.stack}")
+    stacks = [found.name for found in all_stacks()] if args.all else [args.stack]
+    for name in stacks:
+        stopped = Stack(name, say=Clock().say).down()
+        print(f"{name} is down: {', '.join(stopped)}" if stopped else f"nothing was up in stack {name}")
 
 
 def status(args: argparse.Namespace) -> None:
@@ -70,6 +76,14 @@ def produce(args: argparse.Namespace) -> None:
     clock.say(f"{sent:,} records sent, {sent / clock.elapsed:,.0f}/s")
 
 
+def demo(args: argparse.Namespace) -> None:
+    """Watch real Airflow land a clickstream from Kafka in an Iceberg table, in a stack of its own."""
+    # Only the demo needs the package, PyIceberg and rich: the other commands stay quick.
+    from dev.demo import run_demo
+
+    run_demo(args.rate, args.once)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -83,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     starting = command(up)
     starting.add_argument("services", nargs="*", metavar="SERVICE", help="which services (default: all)")
     starting.add_argument("--set", action="append", metavar="KEY=VALUE", help="a line for Kafka's server.properties")
-    command(down)
+    ending = command(down)
+    ending.add_argument("--all", action="store_true", help="every stack of this checkout")
     command(status)
     reading = command(logs)
     reading.add_argument("service", nargs="?", default="kafka", choices=SERVICES)
@@ -96,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     sending.add_argument("--count", type=int, help="stop after so many (default: clickstream never, flights all)")
     sending.add_argument("--rate", type=float, default=500, help="clickstream: events a second; 0: as fast as possible")
     sending.add_argument("--seed", type=int, default=7, help="clickstream: the same events for the same seed")
+    showing = command(demo)
+    showing.add_argument("--once", action="store_true", help="stop when three runs have landed")
+    showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
     return parser
 
 

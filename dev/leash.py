@@ -57,7 +57,7 @@ class Leash:
             if self.exit_code is not None and self.owner is None:
                 break
         if self.exit_code is None:
-            os.kill(self._child, signal.SIGTERM)
+            os.killpg(self._child, signal.SIGTERM)
             self._wait_for_child(self.grace)
         self._kill_all()
         return self.exit_code or 0

@@ -36,7 +36,7 @@ class ProcessId:
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started) < _SAME_START_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
 

@@ -14,10 +14,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from dev import jars
 from dev.errors import NotUp, ServiceConflict
@@ -26,14 +28,18 @@ from dev.locks import file_lock
 from dev.processes import ProcessId
 from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
+from dev.services import airflow as airflow_service
 from dev.services import kafka as kafka_service
+from dev.services.airflow import Airflow
 from dev.services.kafka import Kafka
+
+Handle = TypeVar("Handle", Kafka, Airflow)
 
 HOME = CHECKOUT / ".dev"
 DEFAULT = "default"
 
 # In the order of their start; the way down is the reverse.
-SERVICES = ("kafka",)
+SERVICES = ("kafka", "airflow")
 
 _OWNER_FILE = "owner.json"
 
@@ -80,21 +86,23 @@ class Stack:
     ) -> None:
         self.down()
 
-    def up_kafka(self, overrides: Mapping[str, str] | None = None) -> Kafka:
+    def up_kafka(self, overrides: Mapping[str, str] | None = None, *, announce: bool = True) -> Kafka:
         """Have a healthy broker: the running one, or a new one.
 
         :param overrides: lines of server.properties that replace ours.
+        :param announce: say so when it was up already.
         """
         wanted = dict(overrides or {})
         with self._lock("kafka"):
-            running = self._running_kafka()
+            running = self._running("kafka", Kafka)
             if running is not None:
                 if overrides is not None and running.overrides != wanted:
                     raise ServiceConflict(
                         f"kafka is up in stack {self.name} with other settings ({running.overrides}): "
                         "take it down first, or ask for no overrides."
                     )
-                self._say(f"kafka: already up at {running.bootstrap}")
+                if announce:
+                    self._say(f"kafka: already up at {running.bootstrap}")
                 return running
             jdk = find_jdk()
             jar_folder = jars.fetch(jars.KAFKA, self.home / "jars", jdk, self._say)
@@ -103,9 +111,33 @@ class Stack:
             self._say(f"kafka: up at {kafka.bootstrap} (SASL_SSL at {kafka.secure_bootstrap})")
             return kafka
 
+    def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
+        """Have a healthy Airflow whose connections lead to this stack's broker, which comes up as well.
+
+        The broker starts while Airflow makes its database.
+
+        :param dags_folder: where its DAGs are; those of the checkout unless said otherwise.
+        """
+        with self._lock("airflow"):
+            running = self._running("airflow", Airflow)
+            if running is not None:
+                self.up_kafka(announce=False)
+                self._say(f"airflow: already up at {running.url}")
+                return running
+            folder = self._service("airflow")
+            with ThreadPoolExecutor(max_workers=1) as beside:
+                broker = beside.submit(self.up_kafka, announce=False)
+                self._say("airflow: making its database")
+                environment = airflow_service.prepare(folder, dags_folder)
+                kafka = broker.result()
+            self._say("airflow: starting")
+            airflow = airflow_service.start(folder, environment, kafka, self._owner)
+            self._say(f"airflow: up at {airflow.url} (login {airflow.username}, password {airflow.password})")
+            return airflow
+
     def kafka(self) -> Kafka:
         """Return the broker that is up in this stack."""
-        running = self._running_kafka()
+        running = self._running("kafka", Kafka)
         if running is None:
             raise NotUp(f"kafka is not up in stack {self.name}: python -m dev up kafka --stack {self.name}")
         return running
@@ -132,7 +164,7 @@ class Stack:
             os.close(self._held_open)
             self._held_open = None
         for leash in leashes:
-            if not leash.wait_gone(10):
+            if not leash.wait_gone(20):
                 leash.stop(5)
         shutil.rmtree(self.folder, ignore_errors=True)
         return there
@@ -151,18 +183,18 @@ class Stack:
     def _status_of(self, name: str) -> ServiceStatus:
         folder = self._service(name)
         process = folder.process("service")
-        handle = self._running_kafka()
+        handle = self._running(name, Kafka) if name == "kafka" else self._running(name, Airflow)
         if handle is None:
-            health = "starting" if folder.running else "dead"
+            health = "starting" if folder.running else "not up"
         else:
             health = "healthy" if handle.healthy() else "not answering"
         pid = process.pid if process else None
         return ServiceStatus(name, pid, handle.ports if handle else {}, health, folder.path)
 
-    def _running_kafka(self) -> Kafka | None:
-        folder = self._service("kafka")
+    def _running(self, name: str, handle: type[Handle]) -> Handle | None:
+        folder = self._service(name)
         state = folder.read_state()
-        return Kafka(**state) if state and folder.running else None
+        return handle(**state) if state and folder.running else None
 
     def _service(self, name: str) -> ServiceFolder:
         return ServiceFolder(name, self.folder / name)

@@ -1,0 +1,152 @@
+"""Airflow by `airflow standalone`, in a home of its own, on the loopback only.
+
+Its connections `kafka_default` and `iceberg_default` lead to this stack's broker, and to a catalog in its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dev.errors import ServiceFailed
+from dev.ports import LOOPBACK, free_ports, listening
+from dev.service import Owner, ServiceFolder, clean_environment
+from dev.services.airflow_api import AirflowApi
+from dev.services.kafka import Kafka
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+USERNAME = "admin"
+ICEBERG_CONNECTION = "iceberg_default"
+KAFKA_CONNECTION = "kafka_default"
+
+_READY_WITHIN_S = 180
+_PASSWORDS_FILE = "simple_auth_manager_passwords.json.generated"
+
+# The log servers of scheduler and triggerer bind to all addresses, and no setting keeps them from it. Here the API
+# server reads the logs from disk, so nobody misses them. `airflow standalone` starts its parts by this name on PATH.
+_SHIM = """\
+#!/bin/sh
+case "$1" in
+  scheduler|triggerer) exec "{python}" -m airflow "$@" --skip-serve-logs ;;
+  *) exec "{python}" -m airflow "$@" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Airflow:
+    """A running Airflow, as people and the demo see it."""
+
+    url: str
+    username: str
+    password: str
+    home: str
+    catalog_uri: str
+    warehouse: str
+    pid: int
+    folder: str
+
+    @property
+    def api(self) -> AirflowApi:
+        """Its REST API, logged in."""
+        return AirflowApi(self.url, self.username, self.password)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Its one port."""
+        return {"ui": int(self.url.rsplit(":", 1)[1])}
+
+    def healthy(self, timeout: float = 5) -> bool:
+        """Whether the UI answers, and the scheduler and its companions are alive."""
+        return listening(self.ports["ui"]) and AirflowApi(self.url).healthy(timeout)
+
+    def catalog(self) -> Catalog:
+        """Open the catalog of `iceberg_default`; a SqlCatalog scopes its tables by that name."""
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog(ICEBERG_CONNECTION, type="sql", uri=self.catalog_uri, warehouse=self.warehouse)
+
+
+def prepare(folder: ServiceFolder, dags_folder: Path) -> dict[str, str]:
+    """Make a new home with its database, and return the environment that goes with it. Needs no Kafka yet."""
+    folder.prepare()
+    home = folder.path / "home"
+    home.mkdir()
+    shim = folder.path / "bin" / "airflow"
+    shim.parent.mkdir()
+    shim.write_text(_SHIM.format(python=sys.executable))
+    shim.chmod(0o755)
+    environment = _environment(folder.path, dags_folder, free_ports(1)[0])
+    with folder.log.open("ab") as log:
+        command = [sys.executable, "-m", "airflow", "db", "migrate"]
+        done = subprocess.run(command, env=environment, stdout=log, stderr=log, cwd=home, check=False, timeout=300)
+    if done.returncode != 0:
+        raise ServiceFailed(folder.name, f"could not make its database ({folder.last_words()})", folder.log)
+    return environment
+
+
+def start(folder: ServiceFolder, environment: Mapping[str, str], kafka: Kafka, owner: Owner | None) -> Airflow:
+    """Start Airflow in a prepared home, and wait until UI and scheduler are healthy."""
+    airflow = Airflow(
+        url=environment["AIRFLOW__API__BASE_URL"],
+        username=USERNAME,
+        password="",
+        home=environment["AIRFLOW_HOME"],
+        catalog_uri=f"sqlite:///{folder.path.parent / 'catalog.db'}",
+        warehouse=(folder.path.parent / "warehouse").as_uri(),
+        pid=0,
+        folder=str(folder.path),
+    )
+    command = [sys.executable, "-m", "airflow", "standalone"]
+    leash = folder.start(command, owner, {**environment, **_connections(airflow, kafka)})
+    folder.wait_ready(airflow.healthy, leash, _READY_WITHIN_S)
+    service = folder.process("service")
+    assert service is not None
+    passwords = json.loads((Path(airflow.home) / _PASSWORDS_FILE).read_text())
+    airflow = Airflow(**{**asdict(airflow), "pid": service.pid, "password": passwords[USERNAME]})
+    folder.write_state(asdict(airflow))
+    return airflow
+
+
+def _connections(airflow: Airflow, kafka: Kafka) -> dict[str, str]:
+    iceberg = {"type": "sql", "uri": airflow.catalog_uri, "warehouse": airflow.warehouse}
+    return {
+        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
+        "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
+    }
+
+
+def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
+    url = f"http://{LOOPBACK}:{port}"
+    settings = {
+        "AIRFLOW_HOME": str(folder / "home"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        "AIRFLOW__API__HOST": LOOPBACK,
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+        "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        "SCARF_ANALYTICS": "False",
+        # The parts of Airflow talk to each other over the loopback: never by a proxy.
+        "NO_PROXY": f"{LOOPBACK},localhost",
+        "no_proxy": f"{LOOPBACK},localhost",
+        "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
+    }
+    return {**clean_environment(drop=("AIRFLOW", "PYICEBERG_", "OTEL_")), **settings}
