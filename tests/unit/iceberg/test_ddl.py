@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
 
 
 def test_errors_name_the_argument_that_the_text_came_from() -> None:
-    with pytest.raises(InvalidArgument, match="^value_schema: ") as error:
+    with pytest.raises(InvalidArgument, match=r"^value_schema: ") as error:
         parse_schema("a", argument="value_schema")
 
     assert error.value.argument == "value_schema"
