@@ -5,6 +5,7 @@ Everything in this project that speaks of "which records" speaks of these two: p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -119,7 +120,7 @@ class RangeSet:
     def gaps(self) -> RangeSet:
         """Return the holes between the first and the last offset of each partition."""
         holes = {
-            key: [(end, start) for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False)]
+            key: [(end, start) for (_, end), (start, _) in itertools.pairwise(intervals)]
             for key, intervals in self._by_partition.items()
         }
         return RangeSet._of(holes)

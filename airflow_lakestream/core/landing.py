@@ -1,0 +1,302 @@
+"""The one algorithm: how records get from a topic into a table, once each. Read this first.
+
+`land` says the steps; what each step does to Kafka and to the table is behind the ports.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.plan import (
+    LandedByAnotherGroup,
+    Plan,
+    TopicReplaced,
+    TopicState,
+    check_identity,
+    first_hole,
+    resume_plan,
+)
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import Chunk, Conflict, Decoder, DecoderFactory, Reader, Sink, Source, TableState
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.readahead import ReadAhead
+from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+
+log = logging.getLogger(__name__)
+
+# Every conflict means that another run got on; so many in a row mean that something else is wrong.
+MAX_CONFLICTS = 20
+CHUNKS_AHEAD = 3
+FOLLOW_INTERVAL = 0.5
+
+
+class Stopped(LakestreamError, Transient):
+    """The run was told to stop; what it had not committed left no trace."""
+
+    def __init__(self) -> None:
+        super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
+
+
+class Contention(LakestreamError, Transient):
+    """Other runs kept getting in first."""
+
+    def __init__(self, table: str, last: Conflict) -> None:
+        super().__init__(
+            f"{MAX_CONFLICTS} times in a row another writer changed {table} between plan and commit (last: {last}) "
+            "Nothing was doubled or lost. Let fewer runs of the same group go at once: max_active_runs=1."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run commits, and when it ends."""
+
+    max_records: int | None = None
+    max_batch_bytes: int = 256 * 2**20
+    checkpoint_interval: float = 60.0
+    idle_timeout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to land, from where, into what. `run_id` is the same in every try of one task run."""
+
+    run_id: str
+    table: str
+    consumer_group: str
+    source: Source
+    reader: Reader
+    decoders: DecoderFactory
+    sink: Sink
+    limits: Limits = Limits()
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    allow_group_overlap: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def land(job: Job) -> LandingReport:
+    """Land all that the group lacks, up to the ends of the partitions at the start of the run.
+
+    1. Look at the table: its ledger, and what earlier tries of this run landed.
+    2. Look at the topic, and plan the offset ranges to read. The ends stay those of the first look.
+    3. Read, decode and write them; commit whenever a limit is reached, each time rows and ledger together.
+    4. On a conflict with another run: discard what is not committed, and go to 1.
+    5. With an idle timeout: wait for new records, and go to 1.
+    6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
+
+    Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
+    """
+    report: LandingReport | None = None
+    ends: TopicState | None = None
+    conflicts = 0
+    while True:
+        table = job.sink.load(job.run_id)
+        state = job.source.look()
+        ends = ends or state
+        report = report or LandingReport(state.identity.topic, job.table, job.consumer_group)
+        report.recover(table.landed_by_run)
+        plan = _plan(job, table, _with_ends(state, ends))
+        try:
+            _drain(job, table, plan, report)
+        except Conflict as conflict:
+            job.sink.discard()
+            conflicts += 1
+            if conflicts == MAX_CONFLICTS:
+                raise Contention(job.table, conflict) from conflict
+            log.info("%s Planning anew.", conflict)
+            continue
+        except BaseException:
+            job.sink.discard()
+            raise
+        conflicts = 0
+        if _exhausted(job, report) or not _new_records_came(job, ends):
+            break
+        ends = None
+    return _finish(job, report)
+
+
+def _plan(job: Job, table: TableState, state: TopicState) -> Plan:
+    identity = state.identity
+    check_identity(table.ledger, identity, job.table)
+    entry = table.ledger.entry(identity)
+    first_origin = {} if entry.origin else job.source.starts(state)
+    plan = resume_plan(entry, state, first_origin, job.on_data_loss, job.table)
+    if not job.allow_group_overlap:
+        for other, ledger in table.others.items():
+            if taken := plan.ranges & ledger.entry(identity).landed:
+                raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
+    if plan.lost:
+        log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
+    log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
+    return plan
+
+
+def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
+    """Keep the ends of the first look, so that a topic which keeps growing can't keep the run from ending."""
+    marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
+    return replace(state, marks=marks)
+
+
+def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> None:
+    """Read the plan to its end, or to `max_records`, committing as the limits ask."""
+    if not plan.changes_the_ledger or _exhausted(job, report):
+        return
+    decoder = job.decoders(table.schema, None)
+    batch = _Batch(plan)
+    with ReadAhead(lambda cancelled: job.reader.read(plan, cancelled), CHUNKS_AHEAD, job.stop) as chunks:
+        for chunk in chunks:
+            chunk = _at_most(chunk, _left(job, report, batch))
+            if len(chunk.batch):
+                decoder = decoder or job.decoders(None, chunk.batch)
+                _write(job, plan, decoder, chunk)
+            batch.add(chunk)
+            if _left(job, report, batch) == 0:
+                break
+            if batch.is_due(job.limits):
+                batch = _commit(job, batch, report)
+    if job.stop.is_set():
+        raise Stopped
+    if decoder is None:
+        _refuse_to_forget_the_start(job, plan)
+    elif batch.changes_the_ledger:
+        _commit(job, batch, report)
+
+
+def _write(job: Job, plan: Plan, decoder: Decoder | None, chunk: Chunk) -> None:
+    assert decoder is not None
+    rows = decoder.decode(chunk.batch)
+    # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+    if len(rows) != len(chunk.batch):
+        raise AssertionError(f"{len(chunk.batch)} records became {len(rows)} rows at {chunk.covers}")
+    job.sink.write(rows, plan.state.identity)
+
+
+class _Batch:
+    """What has been read since the last commit."""
+
+    def __init__(self, plan: Plan, *, first: bool = True) -> None:
+        self.plan = plan
+        self._first = first
+        self._covered: list[OffsetRange] = []
+        self.records = 0
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, chunk: Chunk) -> None:
+        self._covered.append(chunk.covers)
+        self.records += len(chunk.batch)
+        self._bytes += chunk.size
+
+    def is_due(self, limits: Limits) -> bool:
+        age = time.monotonic() - self._since
+        return self._bytes >= limits.max_batch_bytes or age >= limits.checkpoint_interval
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        return bool(self._covered) or (self._first and bool(self.plan.lost or self.plan.origin))
+
+    def landing(self, run_id: str) -> Landing:
+        # Origin and loss receipts go with the first commit: what they say holds from there on.
+        entry = TopicEntry(
+            landed=RangeSet(self._covered),
+            lost=self.plan.lost if self._first else RangeSet(),
+            counts=Counts(read=self.records, written=self.records),
+            origin=self.plan.origin if self._first else {},
+            epochs=self.plan.epochs,
+        )
+        return Landing(uuid.uuid4().hex, run_id, {self.plan.state.identity: entry})
+
+    def next(self) -> _Batch:
+        return _Batch(self.plan, first=False)
+
+
+def _commit(job: Job, batch: _Batch, report: LandingReport) -> _Batch:
+    identity = batch.plan.state.identity
+    found = job.source.identity()
+    if found != identity:
+        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+    landing = batch.landing(job.run_id)
+    started = time.monotonic()
+    snapshot_id = job.sink.commit(landing)
+    report.add(snapshot_id, landing)
+    log.info(
+        "Committed %s records in snapshot %s of %s (commit %.2f s): %s",
+        batch.records,
+        snapshot_id,
+        job.table,
+        time.monotonic() - started,
+        landing.topics[identity].landed,
+    )
+    return batch.next()
+
+
+def _left(job: Job, report: LandingReport, batch: _Batch) -> int | None:
+    """How many records the run may still take; None for any number."""
+    if job.limits.max_records is None:
+        return None
+    return max(0, job.limits.max_records - report.counts.read - batch.records)
+
+
+def _exhausted(job: Job, report: LandingReport) -> bool:
+    return job.limits.max_records is not None and report.counts.read >= job.limits.max_records
+
+
+def _at_most(chunk: Chunk, count: int | None) -> Chunk:
+    """Cut a chunk to its first `count` records; it then ends behind the last of them."""
+    if count is None or len(chunk.batch) <= count:
+        return chunk
+    batch = chunk.batch
+    head = replace(
+        batch,
+        offsets=batch.offsets[:count],
+        timestamps=batch.timestamps[:count],
+        values=batch.values[:count],
+        keys=batch.keys and batch.keys[:count],
+        headers=batch.headers and batch.headers[:count],
+    )
+    return Chunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
+
+
+def _refuse_to_forget_the_start(job: Job, plan: Plan) -> None:
+    """Without a table or a schema there is no place to write the origin; that loses records unless it is 0 or low."""
+    at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
+    if not at_low:
+        raise InvalidArgument(
+            "schema",
+            f"{job.table} does not exist, no record is there to infer a schema from, and the offsets where the group "
+            "begins have to be written into the table so that none is lost until the next run.",
+            'Give a schema, such as schema="id bigint, name string".',
+        )
+    log.info("%s does not exist and there is no record to infer its schema from: nothing was created.", job.table)
+
+
+def _new_records_came(job: Job, ends: TopicState) -> bool:
+    """Wait until the topic has grown; False after `idle_timeout` seconds without."""
+    if not job.limits.idle_timeout:
+        return False
+    known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
+    deadline = time.monotonic() + job.limits.idle_timeout
+    while time.monotonic() < deadline:
+        if job.stop.wait(FOLLOW_INTERVAL):
+            return False
+        if any(marks.end > known.get(p, 0) for p, marks in job.source.look().marks.items()):
+            return True
+    return False
+
+
+def _finish(job: Job, report: LandingReport) -> LandingReport:
+    table = job.sink.load(job.run_id)
+    state = job.source.look()
+    entry = table.ledger.entry(state.identity)
+    if entry.origin:
+        now = resume_plan(entry, state, {}, OnDataLoss.RECORD, job.table)
+        report.remaining_lag = now.ranges.width
+        job.source.mirror({p: first_hole(entry, state.identity, p) for p in state.marks})
+    return report

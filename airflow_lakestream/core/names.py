@@ -1,0 +1,26 @@
+"""Names that come from users, checked where they come in."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+_PART = re.compile(r"[^\s./\\\"'`;]+")
+
+
+def check_topic(topic: str) -> str:
+    """Return a topic's name if Kafka could have it. Raises InvalidArgument."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
+        raise InvalidArgument(
+            "topic", f"{topic!r} is not a topic's name.", "Kafka takes letters, digits, '.', '_', '-'."
+        )
+    return topic
+
+
+def check_table_name(table: str) -> str:
+    """Return a table's name if it is namespace.table. Raises InvalidArgument."""
+    parts = (table or "").split(".")
+    if len(parts) < 2 or not all(_PART.fullmatch(part) for part in parts):
+        raise InvalidArgument("table", f"{table!r} is not of the form namespace.table.", 'Write "lake.clickstream".')
+    return table

@@ -1,0 +1,148 @@
+"""Which offsets a run reads: decided once, from the ledger and the watermarks, before the first record is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """What the broker can still show of a partition: [low, end), `end` being the last stable offset."""
+
+    low: int
+    end: int
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it was at one moment: which incarnation, and the watermarks of each partition."""
+
+    identity: TopicIdentity
+    marks: Mapping[int, Watermarks]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run reads and writes down. `origin` is empty unless the run fixes it for the first time.
+
+    `epochs` are the leader epochs to write down, `known_epochs` those that the ledger has: handed to the reader, they
+    let Kafka tell that offsets were used again after an unclean leader election.
+    """
+
+    state: TopicState
+    ranges: RangeSet
+    lost: RangeSet = RangeSet()
+    origin: Mapping[int, int] = field(default_factory=dict)
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    known_epochs: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        """Whether there is anything to commit, rows or not."""
+        return bool(self.ranges or self.lost or self.origin)
+
+
+class DataLoss(LakestreamError, Terminal):
+    """Retention removed offsets before they were landed; `ranges` says which."""
+
+    def __init__(self, ranges: RangeSet, table: str) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. "
+            "They were removed by retention or by DeleteRecords. If they are gone for good, run once with "
+            'on_data_loss="record": what is left is landed, and the ledger keeps the lost ranges as a receipt.'
+        )
+
+
+class TopicReplaced(LakestreamError, Terminal):
+    """The topic's name now stands for another topic, or another cluster."""
+
+    def __init__(self, known: TopicIdentity, found: TopicIdentity, consumer_group: str, table: str) -> None:
+        self.known, self.found = known, found
+        what = "the topic was deleted and created anew"
+        if known.cluster_id != found.cluster_id:
+            what = "the connection leads to another Kafka cluster"
+        super().__init__(
+            f"{found.topic}: {what}. {table} holds records of topic id {known.topic_id or '(none)'} in cluster "
+            f"{known.cluster_id}; found was topic id {found.topic_id or '(none)'} in cluster {found.cluster_id}. Their "
+            f"offsets mean different records, so nothing was landed. If the new topic shall go on in the same table, "
+            f"use another consumer_group than {consumer_group!r}; else correct the connection, or use another table."
+        )
+
+
+class LogTruncated(LakestreamError, Terminal):
+    """The log is shorter than what the ledger says was landed, or lacks a partition of it."""
+
+    def __init__(self, topic: str, partition: int, landed_until: int, end: int | None, table: str) -> None:
+        self.topic, self.partition, self.landed_until, self.end = topic, partition, landed_until, end
+        log = "the partition, or that part of its log, is gone" if end is None else f"its log ends at {end}"
+        super().__init__(
+            f"{topic}[{partition}]: {table} holds offsets up to {landed_until}, but {log}. Offsets may have been used "
+            "again for other records (unclean leader election, or a restore from a backup), so nothing was landed. "
+            "Find out what happened to the topic; to land it anew, use another table or another consumer_group."
+        )
+
+
+class LandedByAnotherGroup(LakestreamError, Terminal):
+    """Another consumer group's ledger on the same table holds offsets of this plan."""
+
+    def __init__(self, ranges: RangeSet, consumer_group: str, other: str, table: str) -> None:
+        self.ranges, self.other = ranges, other
+        super().__init__(
+            f"consumer group {other!r} has landed {ranges} in {table} already; landing them for {consumer_group!r} "
+            f"would put each record in the table twice. Use consumer_group={other!r}, or another table; "
+            "allow_group_overlap=True lands them a second time on purpose."
+        )
+
+
+def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
+    """Refuse a topic whose name stands for another topic in the ledger. Raises TopicReplaced."""
+    for known in ledger.others_of(identity.topic, identity):
+        raise TopicReplaced(known, identity, ledger.consumer_group, table)
+
+
+def resume_plan(
+    entry: TopicEntry, state: TopicState, first_origin: Mapping[int, int], on_data_loss: OnDataLoss, table: str
+) -> Plan:
+    """Plan all that is not landed yet between the group's origin and the ends in `state`.
+
+    `first_origin` gives, by partition, where the group begins if its ledger has no origin yet. A partition that came
+    after the origin was fixed begins at 0. Raises DataLoss and LogTruncated.
+    """
+    topic = state.identity.topic
+    _check_log(entry, state, table)
+    is_first = not entry.origin
+    origin = dict(first_origin) if is_first else entry.origin
+    wanted = union(RangeSet.of(topic, p, origin.get(p, 0), marks.end) for p, marks in state.marks.items())
+    need = wanted - entry.held
+    lost = need & union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
+    if lost and on_data_loss is OnDataLoss.FAIL:
+        raise DataLoss(lost, table)
+    return Plan(
+        state=state,
+        ranges=need - lost,
+        lost=lost,
+        origin=origin if is_first else {},
+        epochs={p: m.leader_epoch for p, m in state.marks.items() if m.leader_epoch is not None},
+        known_epochs=entry.epochs,
+    )
+
+
+def _check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
+    for topic, partition in entry.landed.partitions:
+        landed_until = entry.landed.intervals(topic, partition)[-1][1]
+        marks = state.marks.get(partition)
+        if marks is None or marks.end < landed_until:
+            raise LogTruncated(topic, partition, landed_until, marks.end if marks else None, table)
+
+
+def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:
+    """Return the first offset that the group still lacks: what its committed offset in Kafka should say."""
+    return entry.held.first_missing(identity.topic, partition, entry.origin.get(partition, 0))

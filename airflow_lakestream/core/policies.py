@@ -1,0 +1,73 @@
+"""The closed lists of values that parameters take, and how a number of seconds is written."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TypeVar
+
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+
+
+class StartOffset(StrEnum):
+    """Where a group's first resume begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    COMMITTED = "committed"
+
+
+class OnDataLoss(StrEnum):
+    """What to do when retention removed offsets that should have been landed."""
+
+    FAIL = "fail"
+    RECORD = "record"
+
+
+class UnknownFields(StrEnum):
+    """What to do with a field that the table has no column for."""
+
+    IGNORE = "ignore"
+    FAIL = "fail"
+
+
+class OnEmpty(StrEnum):
+    """How a run ends that had nothing to land."""
+
+    SUCCESS = "success"
+    SKIP = "skip"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def choose(kind: type[Choice], argument: str, value: object) -> Choice:
+    """Return the member of `kind` that `value` names. Raises UnknownValue with the list of known ones."""
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise UnknownValue(argument, value, [member.value for member in kind]) from None
+
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(argument: str, value: object) -> float:
+    """Return a positive number of seconds from a number, or from text such as "60", "60s", "5m", "500ms"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value))
+    if isinstance(value, bool) or match is None or match[2] not in _UNITS:
+        raise InvalidArgument(argument, f"{value!r} is not a number of seconds.", 'Write 60, "60s" or "5m".')
+    return float(match[1]) * _UNITS[match[2]]
+
+
+_BYTES = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "kib": 2**10, "m": 2**20, "mb": 2**20, "mib": 2**20}
+_BYTES |= {"g": 2**30, "gb": 2**30, "gib": 2**30}
+
+
+def size_in_bytes(argument: str, value: object) -> int:
+    """Return a positive number of bytes from a number, or from text such as "256 MiB"."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", str(value).lower())
+    if isinstance(value, bool) or match is None or match[2] not in _BYTES or int(match[1]) == 0:
+        raise InvalidArgument(argument, f"{value!r} is not a positive size.", 'Write 268435456 or "256MiB".')
+    return int(match[1]) * _BYTES[match[2]]

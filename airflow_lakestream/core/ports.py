@@ -1,0 +1,121 @@
+"""Where the technologies meet: each of kafka, decode and iceberg knows these protocols, and none knows the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.plan import Plan, TopicState
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+# Rows are Arrow tables; the core only hands them from the decoder to the sink.
+Rows = Any
+RowSchema = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records read, and the range of offsets that they cover: all of its readable records, often none."""
+
+    covers: OffsetRange
+    batch: RawBatch
+    size: int
+
+
+class Conflict(LakestreamError, Transient):
+    """The table changed under a run so that what it read can't be committed: it plans anew."""
+
+
+class LedgerConflict(Conflict):
+    """Another run landed offsets of this landing first; `ranges` says which."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{table} holds {ranges} already: another run landed them first.")
+
+
+class OffsetsGone(Conflict):
+    """The log now begins above offsets that were still to be read."""
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        self.topic, self.partition, self.position = topic, partition, position
+        super().__init__(f"{topic}[{partition}] offset {position} left the log while it was being read.")
+
+
+class Source(Protocol):
+    """One topic of one cluster, looked at from outside the log."""
+
+    def look(self) -> TopicState:
+        """Return the topic's identity and watermarks, now."""
+
+    def identity(self) -> TopicIdentity:
+        """Return which incarnation of the topic is there, now."""
+
+    def starts(self, state: TopicState) -> Mapping[int, int]:
+        """Return, by partition, the offset at which a group without an origin begins."""
+
+    def mirror(self, offsets: Mapping[int, int]) -> None:
+        """Write the group's committed offsets in Kafka, for lag tools; a failure is logged, never raised."""
+
+
+class Reader(Protocol):
+    """Reads exactly a plan's ranges."""
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+        """Yield chunks that together cover the plan's ranges; the chunks of a partition come in offset order.
+
+        Returns early once `cancelled` is set. Raises OffsetsGone when the log lost offsets that were still to be read.
+        """
+
+
+class Decoder(Protocol):
+    """Turns raw records into rows."""
+
+    def decode(self, batch: RawBatch) -> Rows:
+        """Return exactly one row per record, in order. Raises BadRecord for the first that can't become one."""
+
+
+class DecoderFactory(Protocol):
+    """Makes the decoder for a table's payload schema, or for the one inferred from the first batch."""
+
+    def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
+        """Return a decoder; None when there is neither a schema nor a record to infer one from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table as it was at one moment: its ledger, other groups' ledgers, and what this run landed already.
+
+    `schema` is that of the rows to decode, None when neither a table nor a given schema says it.
+    """
+
+    ledger: Ledger
+    others: Mapping[str, Ledger] = field(default_factory=dict)
+    landed_by_run: Sequence[tuple[int, Landing]] = ()
+    schema: RowSchema | None = None
+    exists: bool = True
+
+
+class Sink(Protocol):
+    """One table, written for one consumer group."""
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew."""
+
+    def write(self, rows: Rows, identity: TopicIdentity) -> None:
+        """Take rows for the next commit; files are written as enough has come together."""
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the rows taken since the last commit, with the ledger, and return the snapshot's id.
+
+        Raises Conflict when somebody else landed one of the landing's offsets, or changed the table's schema or
+        layout: nothing was committed then, and the rows taken are to be discarded.
+        """
+
+    def discard(self) -> None:
+        """Delete the files of rows taken since the last commit; never raises."""

@@ -1,0 +1,78 @@
+"""Running an iterator ahead of its consumer, in a thread, a bounded number of items far."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+STOP_INTERVAL = 0.5
+
+
+class ReadAhead(Generic[Item]):
+    """Iterate over `make_items(cancelled)` in a thread of its own, at most `depth` items ahead.
+
+    An error of the iterator is raised to the consumer after the items before it. Leaving the context sets
+    `cancelled`, which the iterator is to look at while it waits, and waits for the thread. Setting `stop` from
+    outside ends the iteration early.
+    """
+
+    def __init__(
+        self, make_items: Callable[[threading.Event], Iterator[Item]], depth: int, stop: threading.Event
+    ) -> None:
+        self._cancelled = threading.Event()
+        self._items = make_items(self._cancelled)
+        self._depth = depth
+        self._stop = stop
+        self._ready: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._done = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="lakestream-read-ahead", daemon=True)
+
+    def __enter__(self) -> Iterator[Item]:
+        self._thread.start()
+        return self._consume()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._cancelled.set()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with closing(self._items) as items:  # type: ignore[type-var]  # generators have close()
+                for item in items:
+                    if not self._put(item):
+                        return
+        except BaseException as e:  # noqa: BLE001  # handed to the consumer, who raises it
+            self._error = e
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def _put(self, item: Item) -> bool:
+        with self._changed:
+            self._ready.append(item)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._cancelled.is_set() or len(self._ready) < self._depth)
+            return not self._cancelled.is_set()
+
+    def _consume(self) -> Iterator[Item]:
+        while True:
+            with self._changed:
+                while not self._ready and not self._done and not self._stop.is_set():
+                    # A signal handler sets `stop` without the condition: look at it now and then.
+                    self._changed.wait(STOP_INTERVAL)
+                if not self._ready or self._stop.is_set():
+                    break
+                item = self._ready.popleft()
+                self._changed.notify_all()
+            yield item
+        if self._error is not None:
+            raise self._error

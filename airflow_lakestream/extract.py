@@ -1,0 +1,237 @@
+"""The extract path put together: one configuration, validated at once, and the job that it describes.
+
+No Airflow in here: the operator, the command line and the tests all come through `build_job`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pendulum
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.core.landing import Job, Limits
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset, UnknownFields, choose, seconds, size_in_bytes
+from airflow_lakestream.core.ports import Decoder
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import resolve_decoder
+from airflow_lakestream.decode.infer import infer_schema
+from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+
+DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
+# One each so far; the others are refused rather than taken and ignored.
+MODES = ("resume",)
+ON_ERROR = ("fail",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+    """Everything that a landing by the extract path is told; see `KafkaExtractOperator` for what each means.
+
+    Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
+    naming the argument. What needs the topic or the table to judge is checked when they are looked at.
+    """
+
+    topic: str
+    table: str
+    consumer_group: str
+    format: str = "json"
+    mode: str = "resume"
+    start_offset: str = StartOffset.EARLIEST
+    start_timestamp: str | int | datetime | None = None
+    max_records: int | str | None = None
+    max_batch_bytes: int | str = "256MiB"
+    checkpoint_interval: float | str = 60
+    poll_timeout: float | str = 30
+    idle_timeout: float | str = 0
+    schema: str | Schema | pa.Schema | None = None
+    unknown_fields: str = UnknownFields.IGNORE
+    on_error: str = "fail"
+    metadata_columns: Sequence[str] = DEFAULT_METADATA
+    partition_by: Sequence[str] | str | None = None
+    sort_order: Sequence[str] | str | None = None
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    on_data_loss: str = OnDataLoss.FAIL
+    allow_group_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_table_name(self.table)
+        _check_group(self.consumer_group)
+        resolve_decoder(self.format)
+        _check_one_of("mode", self.mode, MODES)
+        _check_one_of("on_error", self.on_error, ON_ERROR)
+        _ = self.limits, self.start, self.design, self.poll_seconds
+        choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+
+    @property
+    def limits(self) -> Limits:
+        """When the run commits, and when it ends."""
+        return Limits(
+            max_records=_count("max_records", self.max_records),
+            max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
+            checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
+            idle_timeout=seconds("idle_timeout", self.idle_timeout),
+        )
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds after which a silent partition is a stall."""
+        value = seconds("poll_timeout", self.poll_timeout)
+        if value <= 0:
+            raise InvalidArgument("poll_timeout", "has to be above 0 seconds.")
+        return value
+
+    @property
+    def start(self) -> StartAt:
+        """Where the group's first resume begins."""
+        offset = choose(StartOffset, "start_offset", self.start_offset)
+        if (offset is StartOffset.TIMESTAMP) != (self.start_timestamp not in (None, "")):
+            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
+        if offset is not StartOffset.TIMESTAMP:
+            return StartAt(offset)
+        return StartAt(offset, _milliseconds(self.start_timestamp))
+
+    @property
+    def design(self) -> TableDesign:
+        """How the table is created when missing, and what an existing one is held to."""
+        payload = to_schema(self.schema) if self.schema is not None and self.schema != "" else None
+        return TableDesign(
+            metadata=metadata_schema(self.metadata_columns),
+            schema=payload,
+            partition_by=_items(self.partition_by),
+            sort_order=_items(self.sort_order),
+            properties={str(key): str(value) for key, value in self.table_properties.items()},
+        )
+
+
+def build_job(
+    config: ExtractConfig,
+    kafka: Mapping[str, Any],
+    catalog: Catalog,
+    *,
+    run_id: str,
+    where: str = "the Kafka connection",
+    stop: threading.Event | None = None,
+) -> Job:
+    """Put the parts together. Nothing is connected yet.
+
+    :param kafka: librdkafka configuration of the connection.
+    :param run_id: the same for every try of one task run, another for another run.
+    :param where: what to call the Kafka connection in errors.
+    :param stop: set it to stop the run between two batches.
+    """
+    names = tuple(config.metadata_columns)
+    return Job(
+        run_id=run_id,
+        table=config.table,
+        consumer_group=config.consumer_group,
+        source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where),
+        reader=KafkaReader(
+            kafka,
+            config.consumer_group,
+            poll_timeout=config.poll_seconds,
+            where=where,
+            with_keys="key" in names,
+            with_headers="headers" in names,
+        ),
+        decoders=RowDecoders(config.format, config.unknown_fields, names),
+        sink=IcebergSink(catalog, config.table, config.consumer_group, config.design),
+        limits=config.limits,
+        on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
+        allow_group_overlap=config.allow_group_overlap,
+        stop=stop or threading.Event(),
+    )
+
+
+@dataclass(frozen=True)
+class RowDecoders:
+    """Makes row decoders for a format: for a schema, or for the one inferred from the first batch."""
+
+    format: str
+    unknown_fields: str
+    metadata: tuple[str, ...]
+
+    def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
+        """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
+        if schema is None:
+            if first is None:
+                return None
+            schema = infer_schema(first)
+        # A clash of names is found before the first row: the metadata columns are built for this payload.
+        metadata_schema(self.metadata, schema)
+        return RowDecoder(resolve_decoder(self.format)(schema, self.unknown_fields), self.metadata)
+
+
+@dataclass(frozen=True)
+class RowDecoder:
+    """The payload's columns and the metadata columns side by side."""
+
+    payload: Any
+    metadata: tuple[str, ...]
+
+    def decode(self, batch: RawBatch) -> pa.Table:
+        """Return one row per record; see `core.ports.Decoder`."""
+        rows = self.payload.decode(batch)
+        columns = metadata_columns(batch, self.metadata)
+        for column_field, column in zip(metadata_schema(self.metadata), columns, strict=True):
+            rows = rows.append_column(column_field, column)
+        return rows
+
+
+def _check_group(group: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group or ""):
+        raise InvalidArgument(
+            "consumer_group",
+            f"{group!r} is not a name of letters, digits, '.', '_' and '-'.",
+            "It names the ledger in the table and the group in Kafka.",
+        )
+
+
+def _check_one_of(argument: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UnknownValue(argument, value, known)
+
+
+def _count(argument: str, value: object) -> int | None:
+    if value is None or value == "" or value == "None":
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
+        raise InvalidArgument(argument, f"{value!r} is not a number of records above 0.", "Leave it out for no limit.")
+    return int(str(value))
+
+
+def _items(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    if value is None or value == "":
+        return None
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _milliseconds(value: object) -> int:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument("start_timestamp", f"{value} has no time zone.")
+        return int(value.timestamp() * 1000)
+    if isinstance(value, int) or re.fullmatch(r"\d+", str(value)):
+        return int(str(value))
+    try:
+        return int(pendulum.parse(str(value)).timestamp() * 1000)  # type: ignore[union-attr]  # a date or duration fails
+    except Exception as e:
+        raise InvalidArgument(
+            "start_timestamp", f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
+        ) from e

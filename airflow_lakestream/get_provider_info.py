@@ -1,0 +1,32 @@
+"""What Airflow's ProvidersManager reads. Imports nothing: it runs in every Airflow process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's description by Airflow's provider_info schema."""
+    return {
+        "package-name": "airflow-lakestream",
+        "name": "Lakestream",
+        "description": "Lands Kafka topics in Iceberg tables, exactly once, with the record of it in the table.",
+        "integrations": [
+            {
+                "integration-name": "Lakestream",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": "Lakestream",
+                "python-modules": ["airflow_lakestream.operators.kafka_extract"],
+            }
+        ],
+        "hooks": [
+            {
+                "integration-name": "Lakestream",
+                "python-modules": ["airflow_lakestream.hooks.iceberg", "airflow_lakestream.hooks.kafka"],
+            }
+        ],
+    }

@@ -1,0 +1,66 @@
+"""The `iceberg` connection of the official provider, as a PyIceberg catalog."""
+
+from __future__ import annotations
+
+from airflow.providers.apache.iceberg.hooks.iceberg import IcebergHook as OfficialIcebergHook
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
+from pyiceberg.catalog import Catalog
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+
+# They can't commit a table in PyIceberg at all, or not with a comparison: no promise could be kept.
+UNFIT_CATALOGS = ("bigquery", "dynamodb")
+
+
+class CatalogUnavailable(LakestreamError, Transient):
+    """The catalog did not answer, or refused."""
+
+    def __init__(self, conn_id: str, cause: Exception) -> None:
+        super().__init__(
+            f"Iceberg connection {conn_id!r}: the catalog can't be used ({type(cause).__name__}: {cause}). Check host, "
+            "login, password and the extra (type, uri, warehouse) of the connection."
+        )
+
+
+class IcebergHook(OfficialIcebergHook):
+    """Opens the catalog of an `iceberg` connection: REST, Glue, SQL, Hive, whatever PyIceberg knows."""
+
+    def open_catalog(self) -> Catalog:
+        """Return the catalog. Raises InvalidArgument for a connection that can't work, else CatalogUnavailable."""
+        self._check(self._properties())
+        try:
+            return self.catalog
+        except Exception as e:
+            raise CatalogUnavailable(self.conn_id, e) from e
+
+    def _properties(self) -> dict[str, str]:
+        try:
+            connection = self.get_connection(self.conn_id)
+        except AirflowNotFoundException as e:
+            raise InvalidArgument(
+                "iceberg_conn_id",
+                f"there is no connection {self.conn_id!r}.",
+                "Add one of type iceberg: the catalog's address as host for a REST catalog, or an extra such as "
+                '{"type": "sql", "uri": "postgresql+psycopg2://...", "warehouse": "s3://bucket/path"}.',
+            ) from e
+        return dict(connection.extra_dejson)
+
+    def _check(self, properties: dict[str, str]) -> None:
+        kind = str(properties.get("type", "rest")).lower()
+        if kind in UNFIT_CATALOGS:
+            raise InvalidArgument(
+                "iceberg_conn_id",
+                f"connection {self.conn_id!r} is a {kind} catalog, which can't compare and set a commit in PyIceberg.",
+                "Use a REST, Glue, SQL or Hive catalog.",
+            )
+        if kind in ("sql", "in-memory") and str(properties.get("uri", "sqlite")).startswith("sqlite"):
+            self._check_shared_disk()
+
+    def _check_shared_disk(self) -> None:
+        executors = [name.split(":")[-1].split(".")[-1].strip() for name in conf.get("core", "executor").split(",")]
+        if remote := [name for name in executors if name not in ("LocalExecutor", "SequentialExecutor")]:
+            raise InvalidArgument(
+                "iceberg_conn_id",
+                f"connection {self.conn_id!r} is an SQLite catalog, but workers of {', '.join(remote)} share no disk.",
+                "Use a REST, Glue or PostgreSQL catalog.",
+            )

@@ -1,0 +1,42 @@
+"""The `kafka` connection of the official provider, as plain librdkafka configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+class KafkaHook(KafkaBaseHook):
+    """Reads a `kafka` connection the way the official provider does, so SASL, TLS, OAUTHBEARER and MSK IAM work.
+
+    Builds on the base hook: the provider's consumer hook subscribes, which nothing here may do.
+    """
+
+    def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name) -> None:
+        super().__init__(kafka_config_id=kafka_conn_id)  # type: ignore[no-untyped-call]
+
+    def configuration(self) -> dict[str, Any]:
+        """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
+        try:
+            config: dict[str, Any] = self._build_config()
+        except AirflowNotFoundException as e:
+            raise InvalidArgument(
+                "kafka_conn_id",
+                f"there is no connection {self.kafka_config_id!r}.",
+                'Add one of type kafka with an extra such as {"bootstrap.servers": "broker:9092"}.',
+            ) from e
+        except ValueError as e:
+            raise InvalidArgument("kafka_conn_id", f"connection {self.kafka_config_id!r} can't be used: {e}") from e
+        return config
+
+    @property
+    def where(self) -> str:
+        """What to call this connection in errors."""
+        return f"Kafka connection {self.kafka_config_id!r}"
+
+    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config

@@ -1,0 +1,119 @@
+"""One landing's way through PyIceberg's transaction: to append to a table, or to create it.
+
+An attempt can be committed again after an unknown outcome: every request asserts the head that it was made for, so at
+most one of them is ever applied, and the guard knows the landing by its id whichever it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.utils.properties import property_as_bool
+
+from airflow_lakestream.iceberg.guard import CommitGuard
+from airflow_lakestream.iceberg.new_table import NewTable
+
+# A snapshot producer of PyIceberg; its class is private.
+Producer = Any
+
+
+class Attempt(Protocol):
+    """What the sink does with either kind."""
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent; before that a failure leaves no doubt."""
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Commit, or find that an earlier try was applied; return the landing's snapshot id."""
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests of tries that can't be applied any more: all but that of snapshot `keep`."""
+
+
+class AppendAttempt:
+    """A landing in a table that is there."""
+
+    def __init__(self, catalog: Catalog, name: str, guard: CommitGuard, summary: Mapping[str, str]) -> None:
+        self._catalog, self._name, self._guard, self._summary = catalog, name, guard, dict(summary)
+        self._producers: list[Producer] = []
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent."""
+        return self._guard.asked
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Append the files on the table's current head."""
+        current = self._catalog.load_table(self._name)
+        if self._producers and (landed := self._guard.landed_in(current)) is not None:
+            return landed
+        table = Table(
+            current.name(),
+            current.metadata,
+            current.metadata_location,
+            current.io,
+            self._guard.as_catalog(),
+            current.config,
+        )
+        transaction = table.transaction()
+        producer = _append(transaction, files, self._summary)
+        self._producers.append(producer)
+        transaction.commit_transaction()
+        return _landed(self._guard, table)
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests of the tries that were not applied."""
+        _clean(self._producers, keep)
+
+
+class CreateAttempt:
+    """A landing that creates its table."""
+
+    def __init__(self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str]) -> None:
+        self._new, self._guard, self._summary = new, guard, dict(summary)
+        self._producers: list[Producer] = []
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent."""
+        return self._guard.asked
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Create the table with its first snapshot; the transaction keeps its updates for another try."""
+        self._new.table.catalog = self._guard.as_catalog()
+        if not self._producers:
+            self._producers.append(_append(self._new.transaction, files, self._summary))
+        self._new.transaction.commit_transaction()
+        return _landed(self._guard, self._new.table)
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests if the table was not created: PyIceberg does not, for a create."""
+        _clean(self._producers, keep)
+
+
+def _append(transaction: Transaction, files: Sequence[DataFile], summary: dict[str, str]) -> Producer:
+    update = transaction.update_snapshot(snapshot_properties=summary)
+    merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
+    with update.merge_append() if merge else update.fast_append() as producer:
+        for file in files:
+            producer.append_data_file(file)
+    return producer
+
+
+def _landed(guard: CommitGuard, table: Table) -> int:
+    snapshot_id = guard.landed_in(table)
+    if snapshot_id is None:
+        raise AssertionError(f"{table.name()}: the commit succeeded, but its landing is not in the table's history")
+    return snapshot_id
+
+
+def _clean(producers: Sequence[Producer], keep: int | None) -> None:
+    for producer in producers:
+        if producer.snapshot_id != keep:
+            # Private in PyIceberg, which calls it itself only for the failures that it knows to be certain.
+            producer._clean_all_uncommitted()

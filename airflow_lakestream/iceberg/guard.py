@@ -1,0 +1,162 @@
+"""The compare-and-set: it stands inside PyIceberg's commit retry, and is asked on every attempt.
+
+PyIceberg replays an append on a moved head without asking (its fast append validates nothing), and deletes the
+manifests of a commit that was reported as failed though it was applied. So the table that commits has this guard for
+a catalog: it refuses what the ledger at the real head forbids, computes the ledger anew for that head, and never
+lets a commit be called failed before it has looked for its own snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCreate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import Conflict, LedgerConflict
+from airflow_lakestream.iceberg import ledger_store
+
+log = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind")
+
+
+class StaleFiles(Conflict):
+    """The table's schema or partition spec is no longer the one that the data files were written for."""
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
+
+
+class Refused(ValidationException):
+    """Carries a Conflict through PyIceberg, which deletes its manifests for a ValidationException and stops."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        self.conflict = conflict
+        super().__init__(str(conflict))
+
+
+class OutcomeUnknown(Exception):
+    """The commit may have been applied; PyIceberg must delete nothing."""
+
+
+class CommitGuard:
+    """A catalog for the commits of one landing; everything but `commit_table` goes to the real one.
+
+    It is used for all attempts of a landing, also after an unknown outcome: then the attempts before count as its own.
+    """
+
+    def __init__(self, catalog: Catalog, consumer_group: str, landing: Landing, schema_id: int, spec_id: int) -> None:
+        self._catalog = catalog
+        self._group = consumer_group
+        self._landing = landing
+        self._schema_id = schema_id
+        self._spec_id = spec_id
+        self.asked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def as_catalog(self) -> Catalog:
+        """Return the guard as what PyIceberg takes it for."""
+        return cast(Catalog, self)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit, unless the ledger at the table's head forbids it. Called by PyIceberg on every attempt."""
+        if any(isinstance(r, AssertCreate) for r in requirements):
+            return self._create(table, requirements, updates)
+        base_id = _only(AssertRefSnapshotId, requirements).snapshot_id
+        current = self._catalog.load_table(table.name())
+        if self.landed_in(current) is not None:
+            return _response(current)
+        if current.metadata.table_uuid != table.metadata.table_uuid:
+            raise Refused(StaleFiles(ledger_store.name_of(table), "the table was dropped and created anew"))
+        if ledger_store.facts_of(current.metadata).head_id != base_id:
+            raise CommitFailedException("main moved since the commit was prepared")
+        self._check(current)
+        snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
+        properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing)
+        requirements += (
+            AssertCurrentSchemaId.model_validate(
+                {"type": "assert-current-schema-id", "current-schema-id": self._schema_id}
+            ),
+            AssertDefaultSpecId.model_validate({"type": "assert-default-spec-id", "default-spec-id": self._spec_id}),
+        )
+        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+
+    def landed_in(self, table: Table) -> int | None:
+        """Return the snapshot in which this landing stands in the table's history, if it does."""
+        return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+
+    def _check(self, current: Table) -> None:
+        name = ledger_store.name_of(current)
+        if taken := ledger_store.read(current, self._group).ledger.overlap(self._landing):
+            raise Refused(LedgerConflict(name, taken))
+        if current.metadata.current_schema_id != self._schema_id:
+            raise Refused(StaleFiles(name, "the schema was changed"))
+        if current.metadata.default_spec_id != self._spec_id:
+            raise Refused(StaleFiles(name, "the partition spec was changed"))
+
+    def _create(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
+        # The staged table has no history: the ledger after this landing is the landing alone.
+        properties = ledger_store.properties_after(table, self._group, snapshot_id, self._landing)
+        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+
+    def _commit(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        self.asked = True
+        try:
+            return self._catalog.commit_table(table, requirements, updates)
+        except (CommitFailedException, TableAlreadyExistsError) as e:
+            # "Failed" may mean "applied, and the answer lost": only the table itself says which.
+            current = self._look_again(table)
+            if current is not None and self.landed_in(current) is not None:
+                log.info("The commit was reported as failed (%s), but it had been applied.", e)
+                return _response(current)
+            if current is not None and any(isinstance(r, AssertCreate) for r in requirements):
+                raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
+            raise CommitFailedException(str(e)) from e
+
+    def _look_again(self, table: Table) -> Table | None:
+        try:
+            return self._catalog.load_table(table.name())
+        except NoSuchTableError:
+            return None
+        except Exception as e:
+            raise OutcomeUnknown(f"the commit was reported as failed, and the table can't be read: {e}") from e
+
+
+def _response(table: Table) -> CommitTableResponse:
+    return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
+
+
+def _only(kind: Callable[..., Kind], items: tuple[Any, ...]) -> Kind:
+    found = [item for item in items if isinstance(item, cast(type, kind))]
+    if len(found) != 1:
+        raise AssertionError(f"a commit of a landing has exactly one {kind}, found {found}")
+    return cast(Kind, found[0])

@@ -1,0 +1,131 @@
+"""The ledger of a PyIceberg table: its metadata files, as `core.lineage` wants to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class FormatVersionTooOld(LakestreamError, Terminal):
+    """The table has no sequence numbers, without which an ancestor can't be told from a stranger."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table} is an Iceberg table of format version 1, which keeps no sequence numbers: the ledger needs "
+            'version 2. Upgrade it: ALTER TABLE ... SET TBLPROPERTIES ("format-version" = "2").'
+        )
+
+
+def read_ledger(table: Table, consumer_group: str) -> Ledger:
+    """Return which Kafka offsets the current snapshot of `table` holds for `consumer_group`.
+
+    Empty for a group that never landed here. Raises UndecidedLedger when the metadata no longer says.
+    """
+    return read(table, consumer_group).ledger
+
+
+def read(table: Table, consumer_group: str) -> Reading:
+    """Return the ledger at the table's head together with how it was found."""
+    if table.metadata.format_version < 2:
+        raise FormatVersionTooOld(name_of(table))
+    return lineage.read(history(table), consumer_group)
+
+
+def groups(table: Table) -> tuple[str, ...]:
+    """Return the consumer groups that have a ledger property on the table."""
+    prefix = codec.PROPERTY_PREFIX
+    return tuple(sorted(key.removeprefix(prefix) for key in table.metadata.properties if key.startswith(prefix)))
+
+
+def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
+    """Return the landings of one run in the head's history, oldest first, as far back as metadata shows them."""
+    found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
+    for snapshot in _live_ancestors(table.metadata):
+        # Only this run's landings are decoded: a long history has many of others.
+        if snapshot.summary.get(codec.SUMMARY_RUN_ID) == run_id:
+            landing = codec.decode_summary(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+            if landing is not None:
+                found.setdefault(landing.landing_id, (snapshot.snapshot_id, landing))
+    sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
+    of_run = [item for item in found.values() if item[1].run_id == run_id]
+    # Those that have expired are older than all that are alive; the journal has them in order.
+    return sorted(of_run, key=lambda item: sequence.get(item[0], 0))
+
+
+def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
+    """Return the snapshot that holds a landing in the head's history, alive or in the journal; None without one."""
+    for snapshot in _live_ancestors(table.metadata):
+        if snapshot.summary.get(codec.SUMMARY_LANDING_ID) == landing_id:
+            return snapshot.snapshot_id
+    for entry in read(table, consumer_group).path:
+        if entry.landing is not None and entry.landing.landing_id == landing_id:
+            return entry.snapshot_id
+    return None
+
+
+def _live_ancestors(metadata: TableMetadata) -> Iterator[SnapshotFacts]:
+    """Yield main's head and its ancestors, newest first, as far as they are not expired."""
+    facts = facts_of(metadata)
+    at = facts.head_id
+    while at is not None and at in facts.snapshots:
+        yield facts.snapshots[at]
+        at = facts.snapshots[at].parent_id
+
+
+def history(table: Table) -> Iterator[TableFacts]:
+    """Yield the table's metadata files, newest first, as long as they are there."""
+    yield facts_of(table.metadata)
+    for entry in reversed(table.metadata.metadata_log):
+        try:
+            metadata = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+        except FileNotFoundError:
+            return
+        yield facts_of(metadata)
+
+
+def facts_of(metadata: TableMetadata) -> TableFacts:
+    """Return what one metadata file says of lineage and ledgers."""
+    main = metadata.refs.get(MAIN_BRANCH)
+    return TableFacts(
+        head_id=main.snapshot_id if main is not None else metadata.current_snapshot_id,
+        snapshots={
+            s.snapshot_id: SnapshotFacts(
+                s.snapshot_id,
+                s.parent_snapshot_id,
+                s.sequence_number or 0,
+                {} if s.summary is None else {**s.summary.additional_properties},
+            )
+            for s in metadata.snapshots
+        },
+        properties=metadata.properties,
+    )
+
+
+def properties_after(table: Table, consumer_group: str, snapshot_id: int, landing: Landing) -> dict[str, str]:
+    """Return the ledger properties of all groups for a snapshot on top of the table's head that adds `landing`.
+
+    Every landing re-anchors the other groups too: their own last landing may expire while this group goes on. A group
+    whose ledger can't be decided keeps its property: that is its own error, at its own next run.
+    """
+    after = {codec.property_key(consumer_group): read(table, consumer_group).property_after(snapshot_id, landing)}
+    for other in groups(table):
+        if other != consumer_group:
+            try:
+                after[codec.property_key(other)] = read(table, other).property_after(snapshot_id, None)
+            except (lineage.UndecidedLedger, codec.UnreadableLedger):
+                continue
+    return {key: codec.encode_property(value) for key, value in after.items()}
+
+
+def name_of(table: Table) -> str:
+    """Return the table's name as users write it."""
+    return ".".join(table.name())

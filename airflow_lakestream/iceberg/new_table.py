@@ -1,0 +1,82 @@
+"""A table that the first landing creates: staged, so that it appears together with its first snapshot or not at all."""
+
+from __future__ import annotations
+
+import logging
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.table import CreateTableTransaction, Table
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import layout
+from airflow_lakestream.iceberg.design import TableDesign
+
+log = logging.getLogger(__name__)
+
+# The ledger may need older metadata files after an expiry; without deletion there would be one more for each landing.
+DEFAULT_PROPERTIES = {
+    "write.metadata.previous-versions-max": "100",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+
+
+class NewTable:
+    """A create-table transaction, and the namespace that was made for it (namespaces stand outside transactions)."""
+
+    def __init__(self, catalog: Catalog, name: str, transaction: CreateTableTransaction, made_namespace: bool) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._made_namespace = made_namespace
+        self.transaction = transaction
+        # Private in PyIceberg: the staged table, the only place that tells where its files belong.
+        self.table: Table = transaction._table
+
+    @classmethod
+    def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
+        """Stage a table of the design. Raises InvalidArgument before anything is made."""
+        spec = layout.partition_spec(schema, design.partition_by)
+        order = layout.sort_order(schema, design.sort_order)
+        made = _make_namespace(catalog, name)
+        try:
+            transaction = catalog.create_table_transaction(
+                name,
+                schema,
+                partition_spec=spec,
+                sort_order=order,
+                properties={**DEFAULT_PROPERTIES, **design.properties},
+            )
+        except BaseException as e:
+            if made:
+                _drop_namespace(catalog, name)
+            if isinstance(e, ValueError):
+                raise InvalidArgument("iceberg_conn_id", f"the catalog can't create {name}: {e}.", _WAREHOUSE) from e
+            raise
+        return cls(catalog, name, transaction, made)
+
+    def drop_namespace_if_made(self) -> None:
+        """Leave no empty namespace behind when the table did not come to be; never raises."""
+        if self._made_namespace:
+            _drop_namespace(self._catalog, self._name)
+
+
+_WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket or a folder."
+
+
+def _make_namespace(catalog: Catalog, name: str) -> bool:
+    namespace = catalog.namespace_from(name)
+    if catalog.namespace_exists(namespace):
+        return False
+    try:
+        catalog.create_namespace(namespace)
+    except NamespaceAlreadyExistsError:
+        return False
+    return True
+
+
+def _drop_namespace(catalog: Catalog, name: str) -> None:
+    try:
+        catalog.drop_namespace(catalog.namespace_from(name))
+    except Exception as e:  # noqa: BLE001  # another run may use it by now; the error under way matters more
+        log.info("The namespace of %s was kept: %s", name, e)

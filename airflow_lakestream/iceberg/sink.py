@@ -1,0 +1,225 @@
+"""One Iceberg table as a sink: rows become data files, and a landing commits them together with the ledger.
+
+The one transaction is PyIceberg's; what makes it exactly once is the guard inside its retry. Read `guard` with this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.iceberg import layout, ledger_store
+from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
+from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.new_table import NewTable
+from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
+
+log = logging.getLogger(__name__)
+
+# Rows are held until so many bytes of Arrow have come together, then written as files while reading goes on.
+FILE_BYTES = 64 * 2**20
+# One piece is written while the next comes together; a third would only cost memory.
+WRITES_AHEAD = 1
+COMMIT_TRIES = 8
+RETRY_PAUSE = 0.2
+
+
+class CommitOutcomeUnknown(LakestreamError, Transient):
+    """The catalog did not say whether the commit was applied, and could not be asked afterwards."""
+
+    def __init__(self, table: str, files: int, cause: BaseException) -> None:
+        super().__init__(
+            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), and does not answer. "
+            f"Its {files} data files were left in place, since the commit may still land. A retry finds out: the "
+            "ledger is in the same commit as the rows, so nothing is doubled or lost."
+        )
+
+
+class CommitRefused(LakestreamError, Transient):
+    """The catalog refused the commit again and again, with nothing of it applied."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table}: the commit lost against other writers {COMMIT_TRIES} times, each time after PyIceberg's own "
+            "retries. Nothing was applied and its files were deleted. Retry, or raise the table properties "
+            "commit.retry.num-retries and commit.retry.total-timeout-ms."
+        )
+
+
+class IcebergSink:
+    """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
+
+    def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign) -> None:
+        self._catalog = catalog
+        self._name = table
+        self._group = consumer_group
+        self._design = design
+        self._table: Table | None = None
+        self._staged: NewTable | None = None
+        self._rows: list[pa.Table] = []
+        self._rows_bytes = 0
+        self._writes: list[Future[list[DataFile]]] = []
+        self._files: list[DataFile] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lakestream-write")
+        self._prefix = uuid.uuid4().hex
+        self._numbers = itertools.count()
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
+        try:
+            self._table = self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            self._table = None
+            return self._missing_table()
+        self._check_design(self._table)
+        reading = ledger_store.read(self._table, self._group)
+        others = {
+            g: ledger_store.read_ledger(self._table, g) for g in ledger_store.groups(self._table) if g != self._group
+        }
+        return TableState(
+            ledger=reading.ledger,
+            others=others,
+            landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
+            schema=payload_schema(self._table.schema(), self._design.metadata.names, self._design.schema),
+        )
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit; they are written as files in the background."""
+        self._rows.append(rows)
+        self._rows_bytes += rows.nbytes
+        if self._rows_bytes >= FILE_BYTES:
+            self._write_out()
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
+        self._write_out()
+        self._collect(0)
+        attempt = self._attempt(landing)
+        unknown: BaseException | None = None
+        for number in range(COMMIT_TRIES):
+            if number:
+                time.sleep(RETRY_PAUSE * number)
+            try:
+                snapshot_id = attempt.commit(self._files)
+            except Refused as refused:
+                attempt.clean_up(keep=None)
+                raise refused.conflict from None
+            except (CommitFailedException, ValidationException) as e:
+                log.info("Commit to %s not applied (%s), trying again.", self._name, e)
+            except Exception as e:
+                if not attempt.reached_catalog:
+                    attempt.clean_up(keep=None)
+                    raise
+                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._name, e)
+                unknown = e
+            except BaseException:
+                # Interrupted in the middle of it: what may have been applied must not lose its files.
+                self._files = []
+                raise
+            else:
+                attempt.clean_up(keep=snapshot_id)
+                self._files, self._staged = [], None
+                # The next rows are written for what the table is now: it may only just have been created.
+                self._table = self._catalog.load_table(self._name)
+                return snapshot_id
+        return self._give_up(attempt, unknown)
+
+    def discard(self) -> None:
+        """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
+        self._rows, self._rows_bytes = [], 0
+        for write in self._writes:
+            if write.exception() is None:
+                self._files += write.result()
+        self._writes = []
+        for path in delete_files(self._io(), [f.file_path for f in self._files]) if self._files else ():
+            log.warning("An uncommitted data file could not be deleted: %s", path)
+        self._files = []
+        if self._staged is not None:
+            self._staged.drop_namespace_if_made()
+            self._staged = None
+
+    def _missing_table(self) -> TableState:
+        schema = None
+        if self._design.schema is not None:
+            whole = with_metadata(self._design.schema, self._design.metadata)
+            layout.partition_spec(whole, self._design.partition_by)
+            layout.sort_order(whole, self._design.sort_order)
+            schema = payload_schema(whole, self._design.metadata.names)
+        return TableState(Ledger(self._group), schema=schema, exists=False)
+
+    def _check_design(self, table: Table) -> None:
+        design = self._design
+        if design.schema is not None:
+            check_compatible(design.schema, table.schema(), self._name, design.metadata)
+        else:
+            check_metadata(table.schema(), self._name, design.metadata)
+        layout.check_layout(table, design.partition_by, design.sort_order)
+
+    def _target(self, rows: pa.Table | None) -> Table:
+        """Return the table to write for: the real one, or the staged one that the first commit creates."""
+        if self._table is not None:
+            return self._table
+        if self._staged is None:
+            self._staged = NewTable.stage(self._catalog, self._name, self._whole_schema(rows), self._design)
+        return self._staged.table
+
+    def _whole_schema(self, rows: pa.Table | None) -> Schema:
+        payload = self._design.schema
+        if payload is None:
+            assert rows is not None, "the decoder was made from a schema or from a first batch"
+            columns = [f for f in rows.schema if f.name not in self._design.metadata.names]
+            payload = to_schema(pa.schema(columns))
+        return with_metadata(payload, self._design.metadata)
+
+    def _write_out(self) -> None:
+        rows = pa.concat_tables(self._rows) if self._rows else None
+        if rows is None or not rows.num_rows:
+            return
+        self._rows, self._rows_bytes = [], 0
+        target = self._target(rows)
+        self._collect(WRITES_AHEAD)
+        self._writes.append(
+            self._pool.submit(write_data_files, target.metadata, target.io, rows, self._prefix, self._numbers)
+        )
+
+    def _collect(self, leave: int) -> None:
+        """Wait until no more than `leave` writes are under way."""
+        while len(self._writes) > leave:
+            self._files += self._writes.pop(0).result()
+
+    def _attempt(self, landing: Landing) -> Attempt:
+        target = self._target(None)
+        metadata = target.metadata
+        guard = CommitGuard(self._catalog, self._group, landing, metadata.current_schema_id, metadata.default_spec_id)
+        summary = codec.encode_summary(self._group, landing)
+        if self._table is None:
+            assert self._staged is not None
+            return CreateAttempt(self._staged, guard, summary)
+        return AppendAttempt(self._catalog, self._name, guard, summary)
+
+    def _give_up(self, attempt: Attempt, unknown: BaseException | None) -> int:
+        if unknown is None:
+            attempt.clean_up(keep=None)
+            raise CommitRefused(self._name)
+        files, self._files = len(self._files), []
+        raise CommitOutcomeUnknown(self._name, files, unknown) from unknown
+
+    def _io(self) -> FileIO:
+        return self._target(None).io

@@ -1,0 +1,63 @@
+"""Errors of the Kafka side: each names the topic and the connection it came through, and what to do."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+AUTHORIZATION = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+
+
+class KafkaUnavailable(LakestreamError, Transient):
+    """No broker answered in time."""
+
+    def __init__(self, where: str, doing: str, seconds: float, last: str) -> None:
+        self.where = where
+        super().__init__(
+            f"{where}: no answer from Kafka within {seconds:.0f} s while {doing}. Last error of the client: "
+            f"{last or 'none'}. Check bootstrap.servers, security.protocol and the network between worker and brokers."
+        )
+
+
+class KafkaRefused(LakestreamError, Terminal):
+    """The brokers refused the credentials, the certificate or the permission."""
+
+    def __init__(self, where: str, doing: str, problem: str) -> None:
+        self.where = where
+        super().__init__(
+            f"{where}: refused while {doing}: {problem}. Check sasl.mechanism, sasl.username, sasl.password, "
+            "ssl.ca.location and the ACLs of that user."
+        )
+
+
+class TopicMissing(LakestreamError, Terminal):
+    """The topic does not exist."""
+
+    def __init__(self, topic: str, where: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"topic: {topic!r} does not exist in the cluster of {where}. Create it first, or correct the argument "
+            "`topic` (names are case sensitive)."
+        )
+
+
+class StalledPartition(LakestreamError, Transient):
+    """A partition yielded nothing for `poll_timeout` seconds, short of its planned end."""
+
+    def __init__(self, topic: str, missing: dict[int, tuple[int, int]], seconds: float, last: str) -> None:
+        self.topic, self.missing = topic, missing
+        ranges = ", ".join(f"{topic}[{p}] [{start},{end})" for p, (start, end) in sorted(missing.items()))
+        super().__init__(
+            f"nothing came for {seconds:g} s, and still missing are: {ranges}. What was not committed yet was "
+            f"discarded; a retry reads it again. Last error of the client: {last or 'none'}. Check the leaders of "
+            "these partitions, or raise poll_timeout."
+        )

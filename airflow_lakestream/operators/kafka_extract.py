@@ -1,0 +1,193 @@
+"""KafkaExtractOperator: a Kafka topic into an Iceberg table, in the worker, exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, BaseOperator
+
+from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
+from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.extract import DEFAULT_METADATA, ExtractConfig, build_job
+from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.operators.base import airflow_errors, run_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from airflow.providers.common.compat.sdk import Context
+    from pyiceberg.schema import Schema
+
+log = logging.getLogger(__name__)
+
+
+class KafkaExtractOperator(BaseOperator):
+    """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
+
+    Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
+    when missing. Returns, and puts on each outlet asset's event, a report: `snapshot_ids`, `rows`, `read`,
+    `rejected`, `skipped`, `filtered`, `ranges` as [partition, from, until], `lost`, `remaining_lag`. A retry whose
+    earlier try landed returns that try's report.
+
+    Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
+    arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
+
+    .. seealso:: docs/operators/kafka_extract.md
+
+    :param topic: topic to read (templated)
+    :param table: `namespace.table` to land in (templated)
+    :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
+        (templated)
+    :param format: `"json"` (templated)
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run (templated)
+    :param start_offset: where the group's first run begins: `"earliest"`, `"latest"`, `"timestamp"`, or
+        `"committed"`, the group's committed offsets in Kafka; afterwards the ledger decides (templated)
+    :param start_timestamp: with `"timestamp"`: ISO 8601, a datetime, or milliseconds since 1970 (templated)
+    :param max_records: most records in one run, None until caught up (templated)
+    :param max_batch_bytes: commit at the latest after so many bytes of keys and values (templated)
+    :param checkpoint_interval: commit at the latest after so many seconds, a number or `"60s"` (templated)
+    :param poll_timeout: seconds after which a partition that yields nothing short of its end is an error (templated)
+    :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
+    :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None takes the
+        table's, or infers it from the first batch (templated)
+    :param unknown_fields: `"ignore"` or `"fail"` for fields without a column (templated)
+    :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
+    :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
+    :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
+    :param table_properties: Iceberg table properties of a table to be created (templated)
+    :param on_error: `"fail"`: a record that fits no row without loss fails the run (templated)
+    :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
+    :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
+    :param allow_group_overlap: land records that another group's ledger on this table holds already
+    """
+
+    template_fields: Sequence[str] = (
+        "topic",
+        "table",
+        "consumer_group",
+        "format",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+        "mode",
+        "start_offset",
+        "start_timestamp",
+        "max_records",
+        "max_batch_bytes",
+        "checkpoint_interval",
+        "poll_timeout",
+        "idle_timeout",
+        "schema",
+        "unknown_fields",
+        "metadata_columns",
+        "partition_by",
+        "sort_order",
+        "table_properties",
+        "on_error",
+        "on_data_loss",
+        "on_empty",
+    )
+    template_fields_renderers = {"schema": "sql", "table_properties": "json"}
+    ui_color = "#d5eef2"
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        table: str,
+        consumer_group: str = "{{ dag.dag_id }}",
+        format: str = "json",  # noqa: A002  # the word that users know
+        kafka_conn_id: str = KafkaHook.default_conn_name,
+        iceberg_conn_id: str = IcebergHook.default_conn_name,
+        mode: str = "resume",
+        start_offset: str = StartOffset.EARLIEST.value,
+        start_timestamp: str | int | datetime | None = None,
+        max_records: int | str | None = None,
+        max_batch_bytes: int | str = "256MiB",
+        checkpoint_interval: float | str = 60,
+        poll_timeout: float | str = 30,
+        idle_timeout: float | str = 0,
+        schema: str | Schema | pa.Schema | None = None,
+        unknown_fields: str = UnknownFields.IGNORE.value,
+        metadata_columns: Sequence[str] = DEFAULT_METADATA,
+        partition_by: Sequence[str] | str | None = None,
+        sort_order: Sequence[str] | str | None = None,
+        table_properties: Mapping[str, str] | None = None,
+        on_error: str = "fail",
+        on_data_loss: str = OnDataLoss.FAIL.value,
+        on_empty: str = OnEmpty.SUCCESS.value,
+        allow_group_overlap: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+        self.table = table
+        self.consumer_group = consumer_group
+        self.format = format
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.mode = mode
+        self.start_offset = start_offset
+        self.start_timestamp = start_timestamp
+        self.max_records = max_records
+        self.max_batch_bytes = max_batch_bytes
+        self.checkpoint_interval = checkpoint_interval
+        self.poll_timeout = poll_timeout
+        self.idle_timeout = idle_timeout
+        self.schema = schema
+        self.unknown_fields = unknown_fields
+        self.metadata_columns = metadata_columns
+        self.partition_by = partition_by
+        self.sort_order = sort_order
+        self.table_properties = table_properties or {}
+        self.on_error = on_error
+        self.on_data_loss = on_data_loss
+        self.on_empty = on_empty
+        self.allow_group_overlap = allow_group_overlap
+        self._stop: threading.Event | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Land; see the class."""
+        with airflow_errors():
+            on_empty = choose(OnEmpty, "on_empty", self.on_empty)
+            # One list of keywords: what the configuration knows, it takes from the operator by name.
+            config = ExtractConfig(**{f.name: getattr(self, f.name) for f in fields(ExtractConfig)})
+            kafka = KafkaHook(self.kafka_conn_id)
+            self._stop = threading.Event()
+            job = build_job(
+                config,
+                kafka.configuration(),
+                IcebergHook(self.iceberg_conn_id).open_catalog(),
+                run_id=run_key(context),
+                where=kafka.where,
+                stop=self._stop,
+            )
+            report = land(job)
+        return self._report(context, report, on_empty)
+
+    def on_kill(self) -> None:
+        """Stop between two batches; what is not committed leaves no trace."""
+        if self._stop is not None:
+            self._stop.set()
+
+    def _report(self, context: Context, report: LandingReport, on_empty: OnEmpty) -> dict[str, Any]:
+        result = report.to_dict()
+        if report.recovered:
+            log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
+        if not report.snapshot_ids:
+            log.info("Nothing to land: %s holds all of %s up to now.", report.table, report.topic)
+            if on_empty is OnEmpty.SKIP:
+                raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")
+            return result
+        log.info("Landed %s rows of %s in %s: %s", result["rows"], report.topic, report.table, result)
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                context["outlet_events"][outlet].extra = result
+        return result
