@@ -9,7 +9,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, AssetAlias, BaseOperator
 
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
@@ -31,7 +31,8 @@ class KafkaExtractOperator(BaseOperator):
     """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
-    when missing. Returns, and puts on each outlet asset's event, a report: `snapshot_ids`, `rows`, `read`,
+    when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of the table
+    that was written), a report: `snapshot_ids`, `rows`, `read`,
     `rejected`, `skipped`, `filtered`, `ranges` as [partition, from, until], `lost`, `remaining_lag`. A retry whose
     earlier try landed returns that try's report.
 
@@ -188,6 +189,14 @@ class KafkaExtractOperator(BaseOperator):
             return result
         log.info("Landed %s rows of %s in %s: %s", result["rows"], report.topic, report.table, result)
         for outlet in self.outlets:
-            if isinstance(outlet, Asset):
+            if isinstance(outlet, AssetAlias):
+                # An alias stands for the table that was really written, which a trigger form may have changed.
+                context["outlet_events"][outlet].add(table_asset(report.table), extra=result)
+            elif isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = result
         return result
+
+
+def table_asset(table: str) -> Asset:
+    """Return the asset that stands for an Iceberg table: `iceberg://namespace/table`, named as users write it."""
+    return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")

@@ -1,0 +1,63 @@
+"""Clickstream events from Kafka to the lake, every minute.
+
+Each run lands what the table does not hold yet, so a missed or a cleared run loses and doubles nothing. Triggered by
+hand it asks for topic, table and limits.
+"""
+
+from __future__ import annotations
+
+import pendulum
+from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param
+
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+
+with DAG(
+    dag_id="clickstream_to_lake",
+    schedule=CronDataIntervalTimetable("* * * * *", timezone="UTC"),
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    # Runs of one group take turns: side by side they would read the same records, and all but one would discard them.
+    max_active_runs=1,
+    tags=["lakestream"],
+    doc_md=__doc__,
+    params={
+        "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),
+        "table": Param(
+            "lake.clickstream",
+            type="string",
+            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
+            title="Table",
+            description="Iceberg table to land in, as namespace.table; created when missing.",
+        ),
+        "max_records": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Most records",
+            description="Stop after so many records, and leave the rest to the next run; empty for all there are.",
+        ),
+        "max_batch_bytes": Param(
+            "256MiB",
+            enum=["16MiB", "64MiB", "256MiB", "1GiB"],
+            title="Bytes per commit",
+            description="Commit at the latest after so many bytes. Smaller commits show sooner, larger ones read faster.",
+        ),
+        "on_data_loss": Param(
+            "fail",
+            enum=["fail", "record"],
+            title="When retention was faster",
+            description="Fail, or land what is left and record the lost offsets in the table's ledger.",
+        ),
+    },
+) as dag:
+    KafkaExtractOperator(
+        task_id="land",
+        topic="{{ params.topic }}",
+        table="{{ params.table }}",
+        max_records="{{ params.max_records }}",
+        max_batch_bytes="{{ params.max_batch_bytes }}",
+        on_data_loss="{{ params.on_data_loss }}",
+        partition_by=["days(timestamp)"],
+        # The alias becomes the table that was really written, whatever the form said.
+        outlets=[AssetAlias("clickstream_to_lake")],
+    )
