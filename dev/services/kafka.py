@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -100,13 +101,15 @@ def start(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, over
 def _start_once(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, overrides: dict[str, str]) -> Kafka:
     plain, secure, controller = free_ports(3)
     password, store_password = secrets.token_hex(12), secrets.token_hex(12)
-    certificate = _write_certificate(folder.path, jdk, store_password)
     properties = _properties(folder.path, plain, secure, controller, store_password) | overrides
     _write(folder.path / "server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
     _write(folder.path / "log4j2.xml", _LOG4J)
     (folder.path / "tmp").mkdir()
     java = [jdk.java, *_jvm_options(folder.path, jars)]
-    _format(folder, java, password)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        certifying = beside.submit(_write_certificate, folder, jdk, store_password)
+        _format(folder, java, password)
+        certificate = certifying.result()
     command = [*java, "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "kafka.Kafka", str(folder.path / "server.properties")]
     leash = folder.start(command, owner, clean_environment(drop=("KAFKA_",)))
     kafka = Kafka(
@@ -173,14 +176,15 @@ def _properties(folder: Path, plain: int, secure: int, controller: int, store_pa
     }
 
 
-def _write_certificate(folder: Path, jdk: Jdk, store_password: str) -> Path:
+def _write_certificate(folder: ServiceFolder, jdk: Jdk, store_password: str) -> Path:
     """Make the broker's key and self-signed certificate; return the certificate in PEM, for clients."""
-    certificate = folder / "ca.pem"
+    certificate = folder.path / "ca.pem"
+    # An elliptic key is made at once; an RSA key takes up to some seconds.
+    key = ["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-dname", "CN=localhost", "-validity", "3650"]
+    key += ["-ext", f"SAN=dns:localhost,ip:{LOOPBACK}"]
     store = ["-keystore", "broker.p12", "-storetype", "PKCS12", "-storepass", store_password, "-alias", "broker"]
-    generate = ["-genkeypair", "-keyalg", "RSA", "-keysize", "2048", "-dname", "CN=localhost", "-validity", "3650"]
-    names = ["-ext", f"SAN=dns:localhost,ip:{LOOPBACK}"]
-    for arguments in (generate + names, ["-exportcert", "-rfc", "-file", certificate.name]):
-        _run([jdk.tool("keytool"), *arguments, *store], ServiceFolder("kafka", folder), "make a certificate")
+    for arguments in (key, ["-exportcert", "-rfc", "-file", certificate.name]):
+        _run([jdk.tool("keytool"), "-J-XX:TieredStopAtLevel=1", *arguments, *store], folder, "make a certificate")
     return certificate
 
 
