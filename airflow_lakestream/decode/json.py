@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as t
 
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json_bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json_document import parse_object
-from airflow_lakestream.decode.json_values import fields_coercer
+from airflow_lakestream.decode.json_values import fields_coercer, is_uuid
 from airflow_lakestream.decode.misfit import Misfit
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 
@@ -35,6 +36,7 @@ class JsonDecoder:
         self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
         ignore = self.unknown_fields is UnknownFields.IGNORE
         self._coerce = fields_coercer(list(schema), fail_unknown=not ignore)
+        self._plain = [_without_uuids(field.type) for field in schema]
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(schema, ignore_unknown=ignore)
@@ -72,7 +74,10 @@ class JsonDecoder:
             except Misfit as misfit:
                 raise BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason) from None
         if rows:
-            columns = [pa.array([row[field.name] for row in rows], field.type) for field in self.schema]
+            columns = [
+                pa.array([row[field.name] for row in rows], plain).cast(field.type)
+                for field, plain in zip(self.schema, self._plain, strict=True)
+            ]
             yield pa.Table.from_arrays(columns, schema=self.schema)
 
     def _row(self, value: bytes | None) -> dict[str, Any]:
@@ -83,3 +88,15 @@ class JsonDecoder:
         if required:
             raise Misfit(f"{required[0]}: the value is null (a tombstone), and the column is required")
         return dict.fromkeys(self.schema.names)
+
+
+def _without_uuids(kind: pa.DataType) -> pa.DataType:
+    """Return the type with plain bytes for UUIDs: Arrow can cast these, but not build them inside lists and maps."""
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_without_uuids(field.type)) for field in kind])
+    if t.is_list(kind) or t.is_large_list(kind):
+        make = pa.large_list if t.is_large_list(kind) else pa.list_
+        return make(kind.value_field.with_type(_without_uuids(kind.value_type)))
+    if t.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_without_uuids(kind.item_type)))
+    return pa.binary(16) if is_uuid(kind) else kind

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.decode.infer import infer_schema
+from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from tests.unit.decode.support import batch
+
+ELEMENT = pa.field("element", pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["1", "null", "-2"], pa.int64()),
+        (["1", "1.5"], pa.float64()),
+        (["1.0", "2.0"], pa.float64()),
+        (["9007199254740993", "1.5"], pa.string()),
+        (["9223372036854775808"], pa.string()),
+        (["1", "9223372036854775808"], pa.string()),
+        (["1e400"], pa.string()),
+        (["true", "null"], pa.bool_()),
+        (["true", "1"], pa.string()),
+        (['"x"', "1"], pa.string()),
+        (["null"], pa.string()),
+        (['"2026-11-20T05:06:07Z"', '"2026-11-20T05:06:07.1+02:00"'], pa.timestamp("us", "UTC")),
+        (['"2026-11-20T05:06:07"', "null"], pa.timestamp("us")),
+        (['"2026-11-20T05:06:07"', '"2026-11-20T05:06:07Z"'], pa.string()),
+        (['"2026-11-20T05:06:07.1234567Z"'], pa.string()),
+        (['"2026-11-20"'], pa.string()),
+        (['"2026-11-20T05"'], pa.string()),
+        (['"2026-11-20T05:06:07Z"', '""'], pa.string()),
+        (["[1]", "[null, 2]", "[]"], pa.list_(ELEMENT)),
+        (["[]"], pa.list_(ELEMENT.with_type(pa.string()))),
+        (["[1]", '["x"]'], pa.list_(ELEMENT.with_type(pa.string()))),
+        (["[1]", "1"], pa.string()),
+        (["{}"], pa.string()),
+        (['{"a":1}', '{"b":[{"c":true}]}', '{"a":0.5}'], pa.struct([
+            ("a", pa.float64()), ("b", pa.list_(ELEMENT.with_type(pa.struct([("c", pa.bool_())])))),
+        ])),
+    ],
+)  # fmt: skip
+def test_types(values: list[str], kind: pa.DataType) -> None:
+    documents = [f'{{"v":{value}}}'.encode() for value in values]
+    schema = infer_schema(batch([None, *documents, b"{}"]))
+    assert schema == pa.schema([("v", kind)])
+    assert JsonDecoder(schema).decode(batch(documents)).num_rows == len(documents)
+
+
+def test_fields_stand_in_order_of_first_appearance() -> None:
+    assert infer_schema(batch([b'{"b":1,"a":1}']), batch([b'{"c":1,"a":1}'])).names == ["b", "a", "c"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.sampled_from(
+        ["", "x", "2026-11-20T05:06:07Z", "2026-11-20T05:06:07", "2026-11-20"]
+    ).filter(bool),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), JSON, max_size=3), min_size=1, max_size=5))
+def test_types_hold_for_the_sample(documents: list[dict[str, object]]) -> None:
+    values: list[bytes | None] = [
+        json.dumps(document).replace("-Infinity", "-1e999").replace("Infinity", "1e999").encode()
+        for document in documents
+    ]
+    try:
+        schema = infer_schema(batch(values))
+    except InvalidArgument:
+        assert not any(documents)
+        return
+    assert JsonDecoder(schema, "fail").decode(batch(values)).num_rows == len(values)
+
+
+def test_the_sample_is_spread_over_all_batches() -> None:
+    values: list[bytes | None] = [b'{"v":1}'] * 500
+    late: list[bytes | None] = [b'{"v":1}'] * 499 + [b'{"v":"x"}']
+    assert infer_schema(batch(values), batch(values), sample=100).field("v").type == pa.int64()
+    assert infer_schema(batch(values), batch(late), sample=1000).field("v").type == pa.string()
+    assert infer_schema(batch(values), batch([b'{"w":1}'] * 500), sample=10).names == ["v", "w"]
+
+
+def test_what_is_no_object_is_named() -> None:
+    with pytest.raises(BadRecord, match="offset 1003: the document is null"):
+        infer_schema(batch([b'{"v":1}', b"null"]))
+
+
+def test_nothing_to_infer_from() -> None:
+    with pytest.raises(InvalidArgument, match="Give a schema"):
+        infer_schema(batch([None, b"{}"]))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import FORMATS, resolve_decoder
+from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
+
+ALL = ["topic", "partition", "offset", "timestamp", "key", "headers"]
+RECORDS = RawBatch(
+    "orders", 7, [5, 6, 9], [0, -1, 1_700_000_000_123], [b"{}", None, b"x"],
+    keys=[b"\xff", None, b""], headers=[[("h", b"1"), ("h", None)], None, []],
+)  # fmt: skip
+
+
+def test_types_and_values() -> None:
+    schema = metadata_schema(ALL)
+    assert [f"{field.name} {field.type}" for field in schema] == [
+        "_kafka_topic string",
+        "_kafka_partition int32",
+        "_kafka_offset int64",
+        "_kafka_timestamp timestamp[us, tz=UTC]",
+        "_kafka_key binary",
+        "_kafka_headers list<element: struct<key: string, value: binary>>",
+    ]
+    table = pa.Table.from_arrays(metadata_columns(RECORDS, ALL), schema=schema)
+    table.validate(full=True)
+    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    assert [list(row.values()) for row in table.to_pylist()] == [
+        ["orders", 7, 5, datetime(1970, 1, 1, tzinfo=UTC), b"\xff", headers],
+        ["orders", 7, 6, None, None, None],
+        ["orders", 7, 9, datetime(2023, 11, 14, 22, 13, 20, 123000, UTC), b"", []],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("offsets", [range(0), range(1), range(2**40, 2**40 + 1000)])
+def test_a_range_of_offsets(offsets: range) -> None:
+    n = len(offsets)
+    (column,) = metadata_columns(RawBatch("t", 0, offsets, [-1] * n, [None] * n), ["offset"])
+    assert column.type == pa.int64()
+    assert column.to_pylist() == list(offsets)
+
+
+def test_a_timestamp_that_no_column_holds() -> None:
+    with pytest.raises(BadRecord, match=r"t\[0\] offset 9: the record's timestamp 4611686018427387904 ms"):
+        metadata_columns(RawBatch("t", 0, [8, 9], [1, 2**62], [None, None]), ["timestamp"])
+
+
+def test_wrong_names() -> None:
+    with pytest.raises(UnknownValue, match="'offsets' is not one of 'topic', "):
+        metadata_schema(["topic", "offsets"])
+    with pytest.raises(InvalidArgument, match="twice"):
+        metadata_schema(["topic", "topic"])
+    with pytest.raises(InvalidArgument, match="the payload has a column _kafka_key"):
+        metadata_schema(ALL, pa.schema([("_kafka_key", pa.string())]))
+    with pytest.raises(InvalidArgument, match="without their keys"):
+        metadata_columns(RawBatch("t", 0, [1], [1], [None]), ["key"])
+
+
+def test_formats() -> None:
+    assert resolve_decoder("json") is JsonDecoder
+    assert all(resolve_decoder(name) for name in FORMATS)
+    with pytest.raises(UnknownValue, match="format: 'xml' is not one of 'json'"):
+        resolve_decoder("xml")
