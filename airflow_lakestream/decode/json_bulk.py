@@ -54,10 +54,10 @@ class BulkParser:
     def _join(self, values: Sequence[bytes | None]) -> pa.Buffer:
         """Return the values, one on each line, such that n rows read from them can only be one row of each value.
 
-        Each line begins with `{`, ends with `}` and has no newline inside. So a newline that separates lines stands
-        between `}` and `{`: no string may hold it, and nowhere else in a document may `}` and `{` meet. Every line
-        then holds whole documents, at least one, and n rows of n lines are one each. (The first document is an
-        object, which also keeps the reader alive: it crashes where the first one is `null`.)
+        Each line begins with `{` and ends with `}`, so a newline between two lines stands between `}` and `{`: no
+        string may hold it, and nowhere else inside a document may `}` and `{` meet. Every line then holds whole
+        documents, at least one, and n rows of n lines are one each. The first thing is an object, too, which keeps
+        the reader alive: it crashes where that is `null`.
         """
         lines = pa.array(values, pa.binary())
         if lines.null_count:
@@ -98,7 +98,7 @@ def _are_lines(lines: pa.Array) -> bool:
     if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}")), min_count=0).as_py():
         return False
     data = lines.buffers()[2].to_pybytes()
-    # A NUL ends the reader's input early, and would leave what follows it unread.
+    # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
     return b"\n" not in data and b"\0" not in data
 
 

@@ -247,6 +247,27 @@ def test_a_reason_is_short_for_long_names_too() -> None:
     assert len(caught.value.reason) < 300
 
 
+@PATHS
+@pytest.mark.parametrize(
+    ("values", "bad"),
+    [
+        ([b'{"v":', b"{}}", b"{}{}"], 0),
+        ([b'{"v":1', b"}", b"{}{}"], 0),
+        ([b"{}", b'{"s":"', b'{"}', b"{}{}"], 1),
+        ([b"{}{}", b""], 0),
+        ([b"{}\n{}", b" ", b"{}"], 0),
+        ([b"{}null{}", b"{", b"}"], 0),
+        ([b'{"z":[{}', b"{}]}", b"{}\n{}"], 0),
+        ([b"{}", b"{}\0", b"{}"], 1),
+        ([b"{}", b"{}\0{}{", b"{}}"], 1),
+    ],
+)
+def test_lines_and_rows_that_add_up_by_accident(make: Any, values: list[bytes | None], bad: int) -> None:
+    with pytest.raises(BadRecord) as caught:
+        make(column(pa.struct([("x", pa.int64())]))).decode(batch(values))
+    assert caught.value.offset == 1000 + 3 * bad
+
+
 @pytest.mark.parametrize("odd", [b'{"v":1.0}', b'{"v":1,"v":1}', b'{"v":1}\n', None, b'{"v":1,"z":{"z":0}}'])
 def test_odd_records_anywhere_in_a_large_batch_keep_every_row_in_its_place(odd: bytes | None) -> None:
     values: list[bytes | None] = [f'{{"v":{i}}}'.encode() for i in range(20_000)]
