@@ -1,0 +1,238 @@
+"""A real Airflow of the test session: a home of its own, whose database is made when the first test asks for it.
+
+    def test_something(airflow, connections):
+        run = airflow.run(dag, {"table": "lake.t"})      # dag.test(): real parsing, rendering, API and database
+        run.state, run.task("land").xcom, run.task("land").tries, run.asset_events, run.errors
+
+Airflow reads its settings once, when it is first imported, so this plugin has to come before that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+    from airflow.sdk import DAG
+    from pyiceberg.catalog import Catalog
+
+CHECKOUT = Path(__file__).parents[2]
+DAGS = CHECKOUT / "dags"
+CASES = CHECKOUT / "tests" / "dags"
+KAFKA_CONNECTION = "AIRFLOW_CONN_KAFKA_DEFAULT"
+ICEBERG_CONNECTION = "AIRFLOW_CONN_ICEBERG_DEFAULT"
+
+_BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
+
+
+def settings(home: Path) -> dict[str, str]:
+    """Return the environment of an Airflow that lives in `home` and knows the DAGs of the checkout and of the tests."""
+    folders = {"dags-folder": DAGS, "cases": CASES / "failing", "written": home / "written"}
+    bundles = [{"name": name, "classpath": _BUNDLE, "kwargs": {"path": str(path)}} for name, path in folders.items()]
+    return {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+        "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the home, and lead every Airflow of this process and its children to it: never to the user's own."""
+    if "airflow" in sys.modules:
+        raise pytest.UsageError("Airflow was imported before the tests could give it a home.")
+    for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
+        del os.environ[name]
+    home = Path(tempfile.mkdtemp(prefix="lakestream-airflow-"))
+    (home / "written").mkdir()
+    os.environ.update(settings(home))
+    config.stash[_HOME] = home
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the home."""
+    if (home := config.stash.get(_HOME, None)) is not None:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+_HOME = pytest.StashKey[Path]()
+
+
+@dataclass
+class TaskResult:
+    """What became of one task of a run."""
+
+    state: str
+    tries: int
+    xcom: Any
+    rendered: dict[str, Any]
+
+
+@dataclass
+class Run:
+    """What became of a run, as Airflow's database has it; `errors` are those that its tasks ended a try with."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    errors: list[BaseException] = field(default_factory=list)
+
+    def task(self, task_id: str = "land") -> TaskResult:
+        """Look at a task."""
+        from airflow.models.renderedtifields import RenderedTaskInstanceFields
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        key = {"dag_id": self.dag_id, "run_id": self.run_id, "task_id": task_id}
+        with create_session() as session:
+            ti = session.scalars(select(TaskInstance).filter_by(**key)).one()
+            xcom = session.scalars(select(XComModel).filter_by(**key, key="return_value")).one_or_none()
+            rendered = session.scalars(select(RenderedTaskInstanceFields).filter_by(**key)).one_or_none()
+            return TaskResult(
+                state=str(ti.state),
+                tries=ti.try_number,
+                xcom=None if xcom is None else _decoded(xcom.value),
+                rendered=rendered.rendered_fields if rendered else {},
+            )
+
+    @property
+    def asset_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return (the asset's URI, the event's extra) of the events that the run's tasks caused."""
+        from airflow.models.asset import AssetEvent
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            wanted = select(AssetEvent).filter_by(source_dag_id=self.dag_id, source_run_id=self.run_id)
+            return [(event.asset.uri, dict(event.extra)) for event in session.scalars(wanted)]
+
+
+class AirflowHome:
+    """The session's Airflow, with its database made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def dag(self, file: Path) -> DAG:
+        """Parse a file as Airflow does, and return its one DAG."""
+        return next(iter(self.bag(file).dags.values()))
+
+    def bag(self, folder: Path) -> Any:
+        """Parse a file or a folder as Airflow does; an error of parsing is an error."""
+        try:
+            from airflow.dag_processing.dagbag import DagBag
+        except ImportError:  # Airflow 3.1
+            from airflow.models.dagbag import DagBag
+
+        bag = DagBag(str(folder))
+        if bag.import_errors:
+            raise AssertionError(bag.import_errors)
+        return bag
+
+    def run(self, dag: DAG, conf: Mapping[str, Any] | None = None, **options: Any) -> Run:
+        """Run the DAG by `dag.test()`, all tries of its tasks included.
+
+        :param conf: what the trigger form would send.
+        :param options: of `dag.test()`, such as `logical_date`.
+        """
+        self._make_known(dag)
+        errors: list[BaseException] = []
+
+        def remember(context: Any) -> None:
+            errors.append(context["exception"])
+
+        for task in dag.tasks:
+            task.on_failure_callback = task.on_retry_callback = [remember]
+        with _own_signals():
+            done: DagRun = dag.test(run_conf=dict(conf or {}), **options)
+        return Run(dag.dag_id, done.run_id, str(done.state), errors)
+
+    def _make_known(self, dag: DAG) -> None:
+        """Put the DAG into the database; `dag.test()` itself knows only those of Airflow's DAG folders."""
+        try:
+            from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+        except ImportError:  # Airflow 3.1
+            from airflow.models.dagbag import DagBag, sync_bag_to_db
+        from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+        DagBundlesManager().sync_bundles_to_db()
+        bag = DagBag(os.devnull)
+        bag.bag_dag(dag)
+        sync_bag_to_db(bag, "written", None)
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Take the handlers back that a task run in this process leaves behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def airflow(pytestconfig: pytest.Config) -> AirflowHome:
+    """Give the session's Airflow."""
+    from airflow.utils import db
+
+    db.initdb()
+    return AirflowHome(pytestconfig.stash[_HOME])
+
+
+@dataclass
+class Connections:
+    """The two default connections of one test, in the environment and nowhere else; `catalog` is what iceberg opens."""
+
+    catalog: Catalog
+    warehouse: Path
+    _patch: pytest.MonkeyPatch
+
+    def kafka(self, extra: Mapping[str, Any] | None) -> None:
+        """Let the Kafka connection say something else; None removes it."""
+        self._set(KAFKA_CONNECTION, "kafka", extra)
+
+    def iceberg(self, extra: Mapping[str, Any] | None) -> None:
+        """Let the Iceberg connection say something else; None removes it."""
+        self._set(ICEBERG_CONNECTION, "iceberg", extra)
+
+    def _set(self, name: str, kind: str, extra: Mapping[str, Any] | None) -> None:
+        if extra is None:
+            self._patch.delenv(name, raising=False)
+        else:
+            self._patch.setenv(name, json.dumps({"conn_type": kind, "extra": dict(extra)}))
+
+
+@pytest.fixture
+def connections(kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Connections:
+    """Give connections to the session's broker, and to a new catalog of this test."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": (tmp_path / "warehouse").as_uri()}
+    given = Connections(SqlCatalog("iceberg_default", **where), tmp_path / "warehouse", monkeypatch)
+    given.kafka(kafka.client_config())
+    given.iceberg({"type": "sql", **where})
+    return given
