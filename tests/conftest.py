@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.airflow_home", "tests.support.broker"]
+pytest_plugins = ["tests.support.airflow_home", "tests.support.broker", "tests.support.lake"]
 
 settings.register_profile("ci", max_examples=500, deadline=None, print_blob=True)
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)

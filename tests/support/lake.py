@@ -1,0 +1,198 @@
+"""A lake in a folder of the test: landings into one table, and the questions that a test asks of it afterwards.
+
+The records are functions of their partition and offset (`events`), so that what came out can be compared by column.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.iceberg.files import write_data_files
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from dev.services.kafka import Kafka
+
+GROUP = "g"
+TABLE = "lake.events"
+# PyIceberg's pauses between two tries of a commit, as short as they can be set.
+QUICK_RETRIES = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "2"}
+
+
+class Lake:
+    """One table in one folder, and the broker that it is landed from."""
+
+    def __init__(self, folder: Path, kafka: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.kafka = dict(kafka)
+
+    def catalog(self, **properties: str) -> SqlCatalog:
+        """Return a catalog client of its own, such as another process would have."""
+        return SqlCatalog(
+            "iceberg_default",
+            uri=f"sqlite:///{self.folder}/catalog.db",
+            warehouse=f"file://{self.folder}/warehouse",
+            **properties,
+        )
+
+    def job(self, topic: str, run_id: str = "", *, catalog: Catalog | None = None, **config: Any) -> Job:
+        """Return a job; give `run_id` to make it another try of a run."""
+        settings: dict[str, Any] = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
+        return build_job(
+            ExtractConfig(topic=topic, **(settings | config)),
+            self.kafka,
+            catalog or self.catalog(),
+            run_id=run_id or uuid.uuid4().hex,
+        )
+
+    def land(self, topic: str, run_id: str = "", *, catalog: Catalog | None = None, **config: Any) -> LandingReport:
+        """Land the topic."""
+        return land(self.job(topic, run_id, catalog=catalog, **config))
+
+    def table(self, name: str = TABLE) -> Table:
+        """Load the table anew."""
+        return self.catalog().load_table(name)
+
+    def snapshots(self) -> list[int]:
+        """Return the ids of all snapshots, oldest first."""
+        return [s.snapshot_id for s in sorted(self.table().snapshots(), key=lambda s: s.sequence_number or 0)]
+
+    def ledger(self, consumer_group: str = GROUP) -> Ledger:
+        """Read the ledger at the table's head."""
+        return read_ledger(self.table(), consumer_group)
+
+    def landed(self, topic: str, consumer_group: str = GROUP) -> dict[int, list[tuple[int, int]]]:
+        """Return the ranges that the ledger holds, by partition."""
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for identity, entry in self.ledger(consumer_group).topics.items():
+            for r in entry.landed if identity.topic == topic else ():
+                found[r.partition].append((r.from_offset, r.until_offset))
+        return dict(found)
+
+    def rows(self, topic: str) -> pa.Table:
+        """Return the topic's rows by partition and offset, metadata columns first."""
+        found = self.table().scan().to_arrow()
+        found = found.filter(pc.equal(found["_kafka_topic"], topic))
+        found = found.select(["_kafka_partition", "_kafka_offset", "id", "name", "score"])
+        return found.sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
+
+    def has_nothing(self) -> bool:
+        """Tell whether there is no namespace and no file: not a trace of any run."""
+        return not self.catalog().list_namespaces() and not list(self.files())
+
+    def files(self) -> Iterator[str]:
+        """Yield every file under the warehouse."""
+        return (str(path) for path in (self.folder / "warehouse").rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def lake(tmp_path: Path, kafka: Kafka) -> Lake:
+    """Give an empty lake beside the session's broker."""
+    return Lake(tmp_path, kafka.client_config())
+
+
+def events(partition: int, first: int, count: int) -> list[str]:
+    """Return the values for the next `count` records of a partition that holds `first` already."""
+    return [
+        f'{{"id":{partition * 10_000_000 + n},"name":"p{partition}-{n}","score":{n}.5}}'
+        for n in range(first, first + count)
+    ]
+
+
+def rows_of_events(counts: Mapping[int, int]) -> pa.Table:
+    """Return what `Lake.rows` gives when of each partition so many events are landed, once each."""
+    parts = []
+    for partition, count in sorted(counts.items()):
+        offset = pa.array(range(count), pa.int64())
+        names = pc.binary_join_element_wise(f"p{partition}", offset.cast(pa.string()), "-")
+        columns = {
+            "_kafka_partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+            "_kafka_offset": offset,
+            "id": pc.add(offset, partition * 10_000_000),
+            "name": names,
+            "score": pc.add(offset.cast(pa.float64()), 0.5),
+        }
+        parts.append(pa.table(columns))
+    return pa.concat_tables(parts)
+
+
+def assert_landed_once(lake: Lake, topic: str, counts: Mapping[int, int], consumer_group: str = GROUP) -> None:
+    """Assert that the table has each event once, with its values, and that the ledger says so too."""
+    found, expected = lake.rows(topic), rows_of_events(counts)
+    found = found.cast(expected.schema)
+    if not found.equals(expected):
+        keys = zip(found["_kafka_partition"].to_pylist(), found["_kafka_offset"].to_pylist(), strict=True)
+        times = Counter(keys)
+        wanted = {(p, n) for p, count in counts.items() for n in range(count)}
+        doubled = sorted(key for key, n in times.items() if n > 1)
+        pytest.fail(
+            f"doubled: {doubled[:5]} ({len(doubled)}), missing: {sorted(wanted - set(times))[:5]} "
+            f"({len(wanted - set(times))}), never produced: {sorted(set(times) - wanted)[:5]}, else: other values"
+        )
+    assert lake.landed(topic, consumer_group) == {p: [(0, count)] for p, count in counts.items() if count}
+
+
+def assert_files_are_whole(table: Table, *, leftovers_of_a_kill: bool = False) -> None:
+    """Assert that no data file was added by two snapshots, and that under the table's folder no file lacks or is over.
+
+    Metadata files (.json) that were written for a commit and lost are the catalog's own, and not looked at.
+
+    :param leftovers_of_a_kill: files over are allowed: a killed process can't clean up.
+    """
+    needed: set[str] = set()
+    added: dict[str, set[int]] = defaultdict(set)
+    for snapshot in table.snapshots():
+        needed.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            needed.add(manifest.manifest_path)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                needed.add(entry.data_file.file_path)
+                if entry.status == ManifestEntryStatus.ADDED:
+                    added[entry.data_file.file_path].add(manifest.added_snapshot_id)
+    assert not {path: ids for path, ids in added.items() if len(ids) > 1}, "data files added by two snapshots"
+    live = [task.file.file_path for task in table.scan().plan_files()]
+    assert len(live) == len(set(live)), "data files that the head holds twice"
+    there = set(files_of(table))
+    needed = {path.removeprefix("file://") for path in needed}
+    assert not needed - there, "files that snapshots need, but are gone"
+    if not leftovers_of_a_kill:
+        assert not there - needed, "files that no snapshot needs"
+
+
+def files_of(table: Table) -> list[str]:
+    """Return the data files and manifests in the table's folder, needed or not."""
+    root = Path(table.location().removeprefix("file://"))
+    return [str(path) for path in itertools.chain(root.glob("data/**/*.parquet"), root.glob("metadata/*.avro"))]
+
+
+def compact(table: Table) -> None:
+    """Rewrite all files of a table into one, in one snapshot, as another tool would between two landings."""
+    old = [task.file for task in table.scan().plan_files()]
+    new = write_data_files(table.metadata, table.io, table.scan().to_arrow(), "compacted")
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as producer:
+        for file in old:
+            producer.delete_data_file(file)
+        for file in new:
+            producer.append_data_file(file)
+
+
+def append_foreign_rows(table: Table, count: int = 3) -> None:
+    """Append rows that come from no topic, as another writer would."""
+    schema = table.schema().as_arrow()
+    rows = [{"id": -1 - n, "name": "foreign", "score": 0.0} for n in range(count)]
+    table.append(pa.Table.from_pylist(rows, schema=schema))
