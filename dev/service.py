@@ -46,6 +46,11 @@ class ServiceFolder:
 
     def remove(self, grace: float = _LEASH_GRACE_S) -> None:
         """Stop the service and remove its data; does nothing when it is down."""
+        self.stop(grace)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def stop(self, grace: float = _LEASH_GRACE_S) -> None:
+        """Stop the service and leave its folder as it is."""
         leash = self.process("leash")
         if leash is not None:
             # The leash itself escalates to SIGKILL; it gets time for that.
@@ -53,7 +58,6 @@ class ServiceFolder:
         service = self.process("service")
         if service is not None:
             service.stop(grace)
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def process(self, which: str) -> ProcessId | None:
         """Identify the recorded "service" or its "leash"; None when none was started."""
@@ -97,7 +101,17 @@ class ServiceFolder:
             )
 
     def wait_ready(self, ready: Callable[[], bool], leash: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait until `ready()`; a process that ends before, or never gets ready, is an error with its last words."""
+        """Wait until `ready()`; a process that ends before, or never gets ready, is an error with its last words.
+
+        Without success nothing keeps running; the folder stays, for its log.
+        """
+        try:
+            self._wait_ready(ready, leash, seconds)
+        except BaseException:
+            self.stop(grace=2)
+            raise
+
+    def _wait_ready(self, ready: Callable[[], bool], leash: subprocess.Popen[bytes], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not (self.process("service") is not None and ready()):
             if leash.poll() is not None or (self.process("service") is not None and not self.running):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -66,6 +67,10 @@ class Stack:
         self._owner: Owner | None = None
         self._held_open: int | None = None
 
+    @cached_property
+    def _kafka_ports(self) -> kafka_service.Ports:
+        return kafka_service.Ports.find()
+
     @classmethod
     def owned(cls, label: str, *, home: Path = HOME, say: Say = quiet) -> Stack:
         """Make a stack of a unique name that dies with this process: `with Stack.owned("tests") as stack`."""
@@ -107,14 +112,15 @@ class Stack:
             jdk = find_jdk()
             jar_folder = jars.fetch(jars.KAFKA, self.home / "jars", jdk, self._say)
             self._say("kafka: starting")
-            kafka = kafka_service.start(self._service("kafka"), jar_folder, jdk, self._owner, wanted)
+            setup = kafka_service.Setup(jar_folder, jdk, self._owner, wanted)
+            kafka = kafka_service.start(self._service("kafka"), setup, self._kafka_ports)
             self._say(f"kafka: up at {kafka.bootstrap} (SASL_SSL at {kafka.secure_bootstrap})")
             return kafka
 
     def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
         """Have a healthy Airflow whose connections lead to this stack's broker, which comes up as well.
 
-        The broker starts while Airflow makes its database.
+        The two start side by side.
 
         :param dags_folder: where its DAGs are; those of the checkout unless said otherwise.
         """
@@ -124,16 +130,31 @@ class Stack:
                 self.up_kafka(announce=False)
                 self._say(f"airflow: already up at {running.url}")
                 return running
-            folder = self._service("airflow")
-            with ThreadPoolExecutor(max_workers=1) as beside:
-                broker = beside.submit(self.up_kafka, announce=False)
-                self._say("airflow: making its database")
-                environment = airflow_service.prepare(folder, dags_folder)
-                kafka = broker.result()
-            self._say("airflow: starting")
-            airflow = airflow_service.start(folder, environment, kafka, self._owner)
+            find_jdk()
+            while (airflow := self._start_beside_kafka(dags_folder)) is None:
+                self._say("airflow: the broker is at another address than expected; starting again")
             self._say(f"airflow: up at {airflow.url} (login {airflow.username}, password {airflow.password})")
             return airflow
+
+    def _start_beside_kafka(self, dags_folder: Path) -> Airflow | None:
+        """Start both at once, Airflow with the address at which the broker is going to be; None if it is not there."""
+        running = self._running("kafka", Kafka)
+        expected = running.bootstrap if running else self._kafka_ports.bootstrap
+        folder = self._service("airflow")
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            broker = beside.submit(self.up_kafka, announce=False)
+            self._say("airflow: starting (half a minute or so)")
+            airflow = airflow_service.start(
+                folder,
+                dags_folder,
+                {"bootstrap.servers": expected},
+                self._owner,
+                check=lambda: broker.result() if broker.done() else None,
+            )
+            if broker.result().bootstrap == expected:
+                return airflow
+            folder.remove()
+            return None
 
     def kafka(self) -> Kafka:
         """Return the broker that is up in this stack."""

@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dev.errors import ServiceFailed
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import Owner, ServiceFolder, clean_environment
 from dev.services.airflow_api import AirflowApi
-from dev.services.kafka import Kafka
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -28,7 +25,7 @@ USERNAME = "admin"
 ICEBERG_CONNECTION = "iceberg_default"
 KAFKA_CONNECTION = "kafka_default"
 
-_READY_WITHIN_S = 180
+_READY_WITHIN_S = 300
 _PASSWORDS_FILE = "simple_auth_manager_passwords.json.generated"
 
 # The log servers of scheduler and triggerer bind to all addresses, and no setting keeps them from it. Here the API
@@ -76,8 +73,18 @@ class Airflow:
         return load_catalog(ICEBERG_CONNECTION, type="sql", uri=self.catalog_uri, warehouse=self.warehouse)
 
 
-def prepare(folder: ServiceFolder, dags_folder: Path) -> dict[str, str]:
-    """Make a new home with its database, and return the environment that goes with it. Needs no Kafka yet."""
+def start(
+    folder: ServiceFolder,
+    dags_folder: Path,
+    kafka_config: Mapping[str, str],
+    owner: Owner | None,
+    check: Callable[[], object],
+) -> Airflow:
+    """Start a new Airflow in `folder`, and wait until UI and scheduler are healthy.
+
+    :param kafka_config: settings of the connection `kafka_default`; the broker may still be starting.
+    :param check: called while waiting; what it raises ends the start.
+    """
     folder.prepare()
     home = folder.path / "home"
     home.mkdir()
@@ -85,42 +92,37 @@ def prepare(folder: ServiceFolder, dags_folder: Path) -> dict[str, str]:
     shim.parent.mkdir()
     shim.write_text(_SHIM.format(python=sys.executable))
     shim.chmod(0o755)
-    environment = _environment(folder.path, dags_folder, free_ports(1)[0])
-    with folder.log.open("ab") as log:
-        command = [sys.executable, "-m", "airflow", "db", "migrate"]
-        done = subprocess.run(command, env=environment, stdout=log, stderr=log, cwd=home, check=False, timeout=300)
-    if done.returncode != 0:
-        raise ServiceFailed(folder.name, f"could not make its database ({folder.last_words()})", folder.log)
-    return environment
-
-
-def start(folder: ServiceFolder, environment: Mapping[str, str], kafka: Kafka, owner: Owner | None) -> Airflow:
-    """Start Airflow in a prepared home, and wait until UI and scheduler are healthy."""
+    port = free_ports(1)[0]
     airflow = Airflow(
-        url=environment["AIRFLOW__API__BASE_URL"],
+        url=f"http://{LOOPBACK}:{port}",
         username=USERNAME,
         password="",
-        home=environment["AIRFLOW_HOME"],
+        home=str(home),
         catalog_uri=f"sqlite:///{folder.path.parent / 'catalog.db'}",
         warehouse=(folder.path.parent / "warehouse").as_uri(),
         pid=0,
         folder=str(folder.path),
     )
-    command = [sys.executable, "-m", "airflow", "standalone"]
-    leash = folder.start(command, owner, {**environment, **_connections(airflow, kafka)})
-    folder.wait_ready(airflow.healthy, leash, _READY_WITHIN_S)
+    environment = {**_environment(folder.path, dags_folder, port), **_connections(airflow, kafka_config)}
+    leash = folder.start([sys.executable, "-m", "airflow", "standalone"], owner, environment)
+
+    def ready() -> bool:
+        check()
+        return airflow.healthy()
+
+    folder.wait_ready(ready, leash, _READY_WITHIN_S)
     service = folder.process("service")
     assert service is not None
-    passwords = json.loads((Path(airflow.home) / _PASSWORDS_FILE).read_text())
+    passwords = json.loads((home / _PASSWORDS_FILE).read_text())
     airflow = Airflow(**{**asdict(airflow), "pid": service.pid, "password": passwords[USERNAME]})
     folder.write_state(asdict(airflow))
     return airflow
 
 
-def _connections(airflow: Airflow, kafka: Kafka) -> dict[str, str]:
+def _connections(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:
     iceberg = {"type": "sql", "uri": airflow.catalog_uri, "warehouse": airflow.warehouse}
     return {
-        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
+        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": {**kafka_config}}),
         "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
     }
 

@@ -9,7 +9,6 @@ import base64
 import secrets
 import subprocess
 import uuid
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,42 +84,72 @@ class Kafka:
             return False
 
 
-def start(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, overrides: Mapping[str, str]) -> Kafka:
-    """Start a new broker in `folder`, and wait until it answers."""
+@dataclass(frozen=True)
+class Ports:
+    """Where a broker listens."""
+
+    plain: int
+    secure: int
+    controller: int
+
+    @classmethod
+    def find(cls) -> Ports:
+        """Find ports that are free now."""
+        return cls(*free_ports(3))
+
+    @property
+    def bootstrap(self) -> str:
+        """The plain listener, as clients address it."""
+        return f"{LOOPBACK}:{self.plain}"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a broker is started with."""
+
+    jars: Path
+    jdk: Jdk
+    owner: Owner | None
+    overrides: dict[str, str]
+
+
+def start(folder: ServiceFolder, setup: Setup, ports: Ports) -> Kafka:
+    """Start a new broker in `folder`, at `ports` if they are still free, and wait until it answers."""
     for attempt in range(1, _ATTEMPTS + 1):
         folder.prepare()
         try:
-            return _start_once(folder, jars, jdk, owner, dict(overrides))
+            return _start_once(folder, setup, ports)
         except ServiceFailed:
             # Between our look at a free port and the broker's bind somebody else may have taken it.
             if attempt == _ATTEMPTS or "Address already in use" not in folder.log.read_text(errors="replace"):
                 raise
+            ports = Ports.find()
     raise AssertionError("unreachable")
 
 
-def _start_once(folder: ServiceFolder, jars: Path, jdk: Jdk, owner: Owner | None, overrides: dict[str, str]) -> Kafka:
-    plain, secure, controller = free_ports(3)
+def _start_once(folder: ServiceFolder, setup: Setup, ports: Ports) -> Kafka:
+    jdk = setup.jdk
     password, store_password = secrets.token_hex(12), secrets.token_hex(12)
-    properties = _properties(folder.path, plain, secure, controller, store_password) | overrides
+    properties = _properties(folder.path, ports, store_password) | setup.overrides
     _write(folder.path / "server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
     _write(folder.path / "log4j2.xml", _LOG4J)
     (folder.path / "tmp").mkdir()
-    java = [jdk.java, *_jvm_options(folder.path, jars)]
+    java = [jdk.java, *_jvm_options(folder.path, setup.jars)]
     with ThreadPoolExecutor(max_workers=1) as beside:
         certifying = beside.submit(_write_certificate, folder, jdk, store_password)
         _format(folder, java, password)
         certificate = certifying.result()
     command = [*java, "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "kafka.Kafka", str(folder.path / "server.properties")]
-    leash = folder.start(command, owner, clean_environment(drop=("KAFKA_",)))
+    leash = folder.start(command, setup.owner, clean_environment(drop=("KAFKA_",)))
     kafka = Kafka(
-        bootstrap=f"{LOOPBACK}:{plain}",
-        secure_bootstrap=f"{LOOPBACK}:{secure}",
+        bootstrap=ports.bootstrap,
+        secure_bootstrap=f"{LOOPBACK}:{ports.secure}",
         username=USERNAME,
         password=password,
         ca_file=str(certificate),
         pid=0,
         folder=str(folder.path),
-        overrides=overrides,
+        overrides=setup.overrides,
     )
     folder.wait_ready(kafka.healthy, leash, _READY_WITHIN_S)
     service = folder.process("service")
@@ -142,13 +171,13 @@ def _jvm_options(folder: Path, jars: Path) -> list[str]:
     ]
 
 
-def _properties(folder: Path, plain: int, secure: int, controller: int, store_password: str) -> dict[str, str]:
-    listeners = f"PLAINTEXT://{LOOPBACK}:{plain},SASL_SSL://{LOOPBACK}:{secure}"
+def _properties(folder: Path, ports: Ports, store_password: str) -> dict[str, str]:
+    listeners = f"PLAINTEXT://{LOOPBACK}:{ports.plain},SASL_SSL://{LOOPBACK}:{ports.secure}"
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
-        "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
-        "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
+        "controller.quorum.voters": f"1@{LOOPBACK}:{ports.controller}",
+        "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{ports.controller}",
         "advertised.listeners": listeners,
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
