@@ -155,6 +155,7 @@ def build_job(
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
+        start_moves=config.start.offset is StartOffset.LATEST,
         stop=stop or threading.Event(),
     )
 

@@ -19,6 +19,7 @@ from airflow_lakestream.core.plan import (
     TopicReplaced,
     TopicState,
     check_identity,
+    check_log,
     first_hole,
     resume_plan,
 )
@@ -66,7 +67,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """What to land, from where, into what. `run_id` is the same in every try of one task run."""
+    """What to land, from where, into what. `run_id` is the same in every try of one task run.
+
+    `start_moves` says that a later look at the topic would give the group another origin: start_offset="latest".
+    """
 
     run_id: str
     table: str
@@ -78,6 +82,7 @@ class Job:
     limits: Limits = Limits()
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     allow_group_overlap: bool = False
+    start_moves: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -102,7 +107,7 @@ def land(job: Job) -> LandingReport:
         ends = ends or state
         report = report or LandingReport(state.identity.topic, job.table, job.consumer_group)
         report.recover(table.landed_by_run)
-        plan = _plan(job, table, _with_ends(state, ends))
+        plan = _plan(job, table, state, ends)
         try:
             _drain(job, table, plan, report)
         except Conflict as conflict:
@@ -122,10 +127,12 @@ def land(job: Job) -> LandingReport:
     return _finish(job, report)
 
 
-def _plan(job: Job, table: TableState, state: TopicState) -> Plan:
-    identity = state.identity
+def _plan(job: Job, table: TableState, now: TopicState, ends: TopicState) -> Plan:
+    identity = now.identity
     check_identity(table.ledger, identity, job.table)
     entry = table.ledger.entry(identity)
+    check_log(entry, now, job.table)
+    state = _with_ends(now, ends)
     first_origin = {} if entry.origin else job.source.starts(state)
     plan = resume_plan(entry, state, first_origin, job.on_data_loss, job.table)
     if not job.allow_group_overlap:
@@ -265,9 +272,9 @@ def _at_most(chunk: Chunk, count: int | None) -> Chunk:
 
 
 def _refuse_to_forget_the_start(job: Job, plan: Plan) -> None:
-    """Without a table or a schema there is no place to write the origin; that loses records unless it is 0 or low."""
+    """Without a table or a schema there is no place to write the origin; the next run has to find the same one."""
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
-    if not at_low:
+    if job.start_moves or not at_low:
         raise InvalidArgument(
             "schema",
             f"{job.table} does not exist, no record is there to infer a schema from, and the offsets where the group "

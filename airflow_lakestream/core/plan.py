@@ -108,16 +108,27 @@ def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
         raise TopicReplaced(known, identity, ledger.consumer_group, table)
 
 
+def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
+    """Refuse a log that ends below what was landed of it. Raises LogTruncated.
+
+    `state` is the topic as it is now, not cut to the ends of an earlier look: other runs may have landed past those.
+    """
+    for topic, partition in entry.landed.partitions:
+        landed_until = entry.landed.intervals(topic, partition)[-1][1]
+        marks = state.marks.get(partition)
+        if marks is None or marks.end < landed_until:
+            raise LogTruncated(topic, partition, landed_until, marks.end if marks else None, table)
+
+
 def resume_plan(
     entry: TopicEntry, state: TopicState, first_origin: Mapping[int, int], on_data_loss: OnDataLoss, table: str
 ) -> Plan:
     """Plan all that is not landed yet between the group's origin and the ends in `state`.
 
     `first_origin` gives, by partition, where the group begins if its ledger has no origin yet. A partition that came
-    after the origin was fixed begins at 0. Raises DataLoss and LogTruncated.
+    after the origin was fixed begins at 0. Raises DataLoss.
     """
     topic = state.identity.topic
-    _check_log(entry, state, table)
     is_first = not entry.origin
     origin = dict(first_origin) if is_first else entry.origin
     wanted = union(RangeSet.of(topic, p, origin.get(p, 0), marks.end) for p, marks in state.marks.items())
@@ -133,14 +144,6 @@ def resume_plan(
         epochs={p: m.leader_epoch for p, m in state.marks.items() if m.leader_epoch is not None},
         known_epochs=entry.epochs,
     )
-
-
-def _check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
-    for topic, partition in entry.landed.partitions:
-        landed_until = entry.landed.intervals(topic, partition)[-1][1]
-        marks = state.marks.get(partition)
-        if marks is None or marks.end < landed_until:
-            raise LogTruncated(topic, partition, landed_until, marks.end if marks else None, table)
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:
