@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
 
-from airflow_lakestream.core.codec import SUMMARY_RUN_ID
 from dev import lake
 from dev.services.airflow import Airflow
 from dev.services.kafka import Kafka
 
 _SNAPSHOTS = 5
 _ROWS = 6
+# What fits a terminal of 80 characters.
+_COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id", "viewed_percent", "url")
 
 
 def print_summary(
@@ -50,19 +53,25 @@ def print_summary(
     )
 
 
-def _snapshots(landings: list[Any]) -> Grid:
-    grid = Grid(title=f"Landings (the last {_SNAPSHOTS})", title_justify="left")
-    for column, justify in (("at", "left"), ("snapshot", "left"), ("rows", "right"), ("run", "left")):
-        grid.add_column(column, justify=justify)  # type: ignore[arg-type]
+def _snapshots(landings: list[Snapshot]) -> Grid:
+    grid = _grid(f"Landings (the last {_SNAPSHOTS})")
+    grid.add_column("at")
+    grid.add_column("snapshot")
+    grid.add_column("rows", justify="right")
+    grid.add_column("run", no_wrap=True)
     for snapshot in landings[-_SNAPSHOTS:]:
-        at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000).strftime("%H:%M:%S")
-        run = snapshot.summary.additional_properties.get(SUMMARY_RUN_ID, "")
-        grid.add_row(at, str(snapshot.snapshot_id), f"{lake.rows_of(snapshot):,}", run)
+        at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).strftime("%H:%M:%SZ")
+        grid.add_row(at, str(snapshot.snapshot_id), f"{lake.rows_of(snapshot):,}", _short(lake.run_of(snapshot)))
     return grid
 
 
+def _short(run_id: str) -> str:
+    """Shorten dag/task/scheduled__2026-01-01T00:00:00+00:00 to what differs between runs."""
+    return run_id.split("/")[-1].replace("__", " ").replace("+00:00", "Z")
+
+
 def _ranges(partitions: list[lake.Partition], topic: str) -> Grid:
-    grid = Grid(title=f"What the table holds of {topic}, by its own ledger", title_justify="left")
+    grid = _grid(f"What the table holds of {topic}, by its own ledger")
     grid.add_column("partition", justify="right")
     grid.add_column("offsets landed")
     grid.add_column("topic ends at", justify="right")
@@ -76,15 +85,17 @@ def _ranges(partitions: list[lake.Partition], topic: str) -> Grid:
 
 
 def _rows(rows: list[dict[str, Any]]) -> Grid:
-    grid = Grid(title="The last rows", title_justify="left")
-    if not rows:
-        return grid
-    columns = [name for name in rows[0] if name not in ("_kafka_topic", "_kafka_timestamp")]
+    grid = _grid("The last rows (some of their columns)")
+    columns = [column for column in _COLUMNS if rows and column in rows[0]]
     for column in columns:
-        grid.add_column(column, overflow="ellipsis", no_wrap=True, max_width=30)
+        grid.add_column(column.removeprefix("_kafka_"), overflow="ellipsis", no_wrap=True)
     for row in rows:
         grid.add_row(*(_cell(row[column]) for column in columns))
     return grid
+
+
+def _grid(title: str) -> Grid:
+    return Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
 
 
 def _cell(value: Any) -> str:

@@ -46,7 +46,12 @@ def landings(table: Table) -> list[Snapshot]:
 
 def runs_landed(table: Table) -> list[str]:
     """Return the ids of the task runs that landed rows, oldest first."""
-    return list(dict.fromkeys(_summary(snapshot)[SUMMARY_RUN_ID] for snapshot in landings(table)))
+    return list(dict.fromkeys(map(run_of, landings(table))))
+
+
+def run_of(snapshot: Snapshot) -> str:
+    """Return the id of the task run that made a landing."""
+    return _summary(snapshot)[SUMMARY_RUN_ID]
 
 
 def rows_of(snapshot: Snapshot) -> int:

@@ -13,6 +13,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from dev.errors import DevError
 
+# Generous: on a busy machine the first requests have been seen to take half a minute.
+_TIMEOUT_S = 120
 _PARTS = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 
 
@@ -77,12 +79,12 @@ class AirflowApi:
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send a request to something under /api/v2, and return the decoded answer."""
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
-        return self._ask(_request(method, f"{self.url}/api/v2{path}", body, headers), 30)
+        return self._ask(_request(method, f"{self.url}/api/v2{path}", body, headers), _TIMEOUT_S)
 
     @cached_property
     def _token(self) -> str:
         login = {"username": self.username, "password": self.password}
-        token: str = self._ask(_request("POST", f"{self.url}/auth/token", login, {}), 30)["access_token"]
+        token: str = self._ask(_request("POST", f"{self.url}/auth/token", login, {}), _TIMEOUT_S)["access_token"]
         return token
 
     def _ask(self, request: Request, timeout: float) -> Any:
