@@ -1,0 +1,1 @@
+"""Speed and memory, measured on the real parts: `python -m dev.bench`. Ratios in one run, never absolute promises."""

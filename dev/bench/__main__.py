@@ -1,0 +1,133 @@
+"""`python -m dev.bench`: land the same two million records as kcat reads, and say which bounds hold.
+
+Writes `.bench/latest.json`: a list of {"case", "metric", "value", "unit", "bound", "holds"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dev.bench.process_tree import run_measured
+from dev.progress import Clock, Say
+from dev.service import CHECKOUT
+from dev.services.kafka import Kafka
+from dev.sources.clickstream import produce_clickstream
+from dev.stack import Stack
+
+RECORDS = 2_000_000
+PARTITIONS = 4
+TOPIC = "clickstream-bench"
+RESULT = CHECKOUT / ".bench" / "latest.json"
+MIB = 2**20
+EXTRACT = "extract JSON 200 B"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure, the bound it is held to, and whether it holds; without a bound it only informs."""
+
+    case: str
+    metric: str
+    value: float
+    unit: str
+    bound: str | None = None
+    holds: bool | None = None
+
+    def __str__(self) -> str:
+        verdict = {None: "", True: f"   holds ({self.bound})", False: f"   DOES NOT HOLD ({self.bound})"}[self.holds]
+        return f"{self.case:22} {self.metric:28} {self.value:>14,.2f} {self.unit}{verdict}"
+
+
+def main() -> int:
+    """Measure, print, write; 1 when a bound does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3, help="runs of each case, in turn; medians are reported")
+    parser.add_argument("--records", type=int, default=RECORDS, help="how many records the topic holds")
+    args = parser.parse_args()
+    say = Clock().say
+    with Stack.owned("bench", say=say) as stack:
+        kafka = stack.up_kafka()
+        say(f"producing {args.records:,} clickstream records")
+        produce_clickstream(kafka.client_config(), TOPIC, rate=0, count=args.records, partitions=PARTITIONS)
+        figures = list(measure(kafka, stack.folder / "bench", args.records, args.runs, say))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
+    print("\n".join(map(str, figures)))
+    broken = [f for f in figures if f.holds is False]
+    print(f"{len(broken)} bounds do not hold." if broken else "All bounds hold.")
+    return 1 if broken else 0
+
+
+def measure(kafka: Kafka, folder: Path, records: int, runs: int, say: Say) -> Iterator[Figure]:
+    """Run kcat and the extract path in turn, so that both see the same machine; yield the medians."""
+    env = airflow_env(kafka, folder)
+    kcat = shutil.which("kcat")
+    kcat_rates, rates, peaks = [], [], []
+    for run in range(runs):
+        if kcat:
+            kcat_rates.append(records / kcat_seconds(kcat, kafka.bootstrap))
+            say(f"run {run + 1}: kcat {kcat_rates[-1]:,.0f} records/s")
+        command = [sys.executable, "-m", "dev.bench.landing", "--topic", TOPIC, "--table", f"bench.run{run}"]
+        done = run_measured(command, env)
+        result = json.loads(done.output.strip().splitlines()[-1])
+        if result["rows"] != records:
+            raise AssertionError(f"{result['rows']} rows of {records} records landed")
+        rates.append(records / result["seconds"])
+        peaks.append(done.peak_pss / MIB)
+        say(f"run {run + 1}: extract {rates[-1]:,.0f} records/s, {peaks[-1]:,.0f} MiB")
+    rate, peak = statistics.median(rates), max(peaks)
+    if kcat_rates:
+        reading = statistics.median(kcat_rates)
+        yield Figure("kcat to nowhere", "rate", reading, "records/s")
+        yield Figure(EXTRACT, "rate / kcat", rate / reading, "ratio")
+    else:
+        say("kcat is not installed: no ratio")
+    yield Figure(EXTRACT, "rate", rate, "records/s", ">= 300000", rate >= 300_000)
+    yield Figure(EXTRACT, "spread of the rate", (max(rates) - min(rates)) / rate, "of the median")
+    yield Figure(EXTRACT, "peak PSS of the process tree", peak, "MiB", "< 1024", peak < 1024)
+
+
+def kcat_seconds(kcat: str, bootstrap: str) -> float:
+    """Time kcat reading the whole topic to nowhere: the limit of reading on this machine."""
+    began = time.perf_counter()
+    subprocess.run(
+        [kcat, "-b", bootstrap, "-t", TOPIC, "-C", "-e", "-q", "-f", ""], check=True, stdout=subprocess.DEVNULL
+    )
+    return time.perf_counter() - began
+
+
+def airflow_env(kafka: Kafka, folder: Path) -> Mapping[str, str]:
+    """Make an Airflow home with its database, and the two connections, for the measured processes."""
+    folder.mkdir(parents=True)
+    iceberg = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    env = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+    env |= {
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
+        "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
+    }
+    subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"],
+        env=env,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return env
+
+
+if __name__ == "__main__":
+    sys.exit(main())
