@@ -101,7 +101,7 @@ class ExtractConfig:
     def start(self) -> StartAt:
         """Where the group's first resume begins."""
         offset = choose(StartOffset, "start_offset", self.start_offset)
-        if (offset is StartOffset.TIMESTAMP) != (self.start_timestamp not in (None, "")):
+        if (offset is StartOffset.TIMESTAMP) != _is_given(self.start_timestamp):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
         if offset is not StartOffset.TIMESTAMP:
             return StartAt(offset)
@@ -110,7 +110,7 @@ class ExtractConfig:
     @property
     def design(self) -> TableDesign:
         """How the table is created when missing, and what an existing one is held to."""
-        payload = to_schema(self.schema) if self.schema is not None and self.schema != "" else None
+        payload = to_schema(self.schema) if _is_given(self.schema) else None
         return TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=payload,
@@ -209,8 +209,13 @@ def _check_one_of(argument: str, value: str, known: Sequence[str]) -> None:
         raise UnknownValue(argument, value, known)
 
 
+def _is_given(value: object) -> bool:
+    """Tell whether there is a value; a template renders a param that was left empty as the text "None"."""
+    return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
+
+
 def _count(argument: str, value: object) -> int | None:
-    if value is None or value == "" or value == "None":
+    if not _is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a number of records above 0.", "Leave it out for no limit.")
@@ -218,7 +223,7 @@ def _count(argument: str, value: object) -> int | None:
 
 
 def _items(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if value is None or value == "":
+    if value is None or not _is_given(value):
         return None
     return (value,) if isinstance(value, str) else tuple(value)
 

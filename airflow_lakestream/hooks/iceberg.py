@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote, urlsplit
+
 from airflow.providers.apache.iceberg.hooks.iceberg import IcebergHook as OfficialIcebergHook
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, conf, mask_secret
 from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
@@ -43,7 +45,12 @@ class IcebergHook(OfficialIcebergHook):
                 "Add one of type iceberg: the catalog's address as host for a REST catalog, or an extra such as "
                 '{"type": "sql", "uri": "postgresql+psycopg2://...", "warehouse": "s3://bucket/path"}.',
             ) from e
-        return dict(connection.extra_dejson)
+        properties = dict(connection.extra_dejson)
+        if connection.host:
+            # As the official hook does: the field of the form wins.
+            properties["uri"] = connection.host.rstrip("/")
+        _mask(properties)
+        return properties
 
     def _check(self, properties: dict[str, str]) -> None:
         kind = str(properties.get("type", "rest")).lower()
@@ -64,3 +71,11 @@ class IcebergHook(OfficialIcebergHook):
                 f"connection {self.conn_id!r} is an SQLite catalog, but workers of {', '.join(remote)} share no disk.",
                 "Use a REST, Glue or PostgreSQL catalog.",
             )
+
+
+def _mask(properties: dict[str, str]) -> None:
+    """Tell Airflow of the secrets that it does not know by the names of their fields."""
+    credential = str(properties.get("credential", ""))
+    password = urlsplit(str(properties.get("uri", ""))).password or ""
+    for secret in {credential, credential.rpartition(":")[2], password, unquote(password)} - {""}:
+        mask_secret(secret)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
-from airflow.providers.common.compat.sdk import AirflowNotFoundException
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -31,6 +31,9 @@ class KafkaHook(KafkaBaseHook):
             ) from e
         except ValueError as e:
             raise InvalidArgument("kafka_conn_id", f"connection {self.kafka_config_id!r} can't be used: {e}") from e
+        # Airflow masks what is called a password or a secret by itself; a private key's name tells it nothing.
+        if key := config.get("ssl.key.pem"):
+            mask_secret(key)
         return config
 
     @property
