@@ -1,0 +1,167 @@
+"""Every DAG in dags/, run by `dag.test()` on the real broker, with nothing but connections in the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyiceberg.table import Table
+
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from dev.services.kafka import Kafka
+from dev.sources import flights
+from dev.sources.clickstream import produce_clickstream
+from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
+from tests.support.lake import assert_files_are_whole
+
+FILES = sorted(DAGS.glob("*.py"))
+
+
+def clickstream(config: dict[str, str], topic: str, count: int) -> int:
+    return produce_clickstream(config, topic, rate=0, count=count)
+
+
+def some_flights(config: dict[str, str], topic: str, count: int) -> int:
+    return flights.produce_flights(config, topic, count=count)
+
+
+# What each DAG reads; a DAG that is added without a row here fails its tests.
+SOURCES: dict[str, Callable[[dict[str, str], str, int], int]] = {
+    "clickstream_to_lake": clickstream,
+    "flights_to_lake": some_flights,
+}
+
+
+def landed(table: Table) -> Counter[tuple[int, int]]:
+    """Return how often each (partition, offset) is in the table."""
+    rows = table.scan(selected_fields=("_kafka_partition", "_kafka_offset")).to_arrow()
+    return Counter(zip(rows["_kafka_partition"].to_pylist(), rows["_kafka_offset"].to_pylist(), strict=True))
+
+
+def offsets(ranges: list[list[int]]) -> Counter[tuple[int, int]]:
+    """Return each offset of a report's ranges, once."""
+    return Counter((partition, offset) for partition, start, end in ranges for offset in range(start, end))
+
+
+def assert_landed_once(run: Run, table: Table, count: int) -> None:
+    """Check that rows, XCom, asset event and ledger tell the same."""
+    report = run.task().xcom
+    assert report["rows"] == report["read"] == count
+    assert report["remaining_lag"] == 0
+    assert landed(table) == offsets(report["ranges"])
+    assert sum(landed(table).values()) == count
+    assert_files_are_whole(table)
+    assert report["snapshot_ids"] == [snapshot.snapshot_id for snapshot in table.snapshots()]
+    uri = "iceberg://" + report["table"].replace(".", "/")
+    assert run.asset_events == [(uri, report)]
+    [(identity, entry)] = read_ledger(table, report["consumer_group"]).topics.items()
+    assert identity.topic == report["topic"]
+    assert [[r.partition, r.from_offset, r.until_offset] for r in entry.landed] == report["ranges"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_lands_its_topic_and_reports_it(
+    file: Path, airflow: AirflowHome, connections: Connections, kafka: Kafka, topic
+) -> None:
+    name, dag = topic(), airflow.dag(file)
+    count = SOURCES[file.stem](kafka.client_config(), name, 3000)
+    first = airflow.run(dag, {"topic": name})
+    assert (first.state, first.errors) == ("success", [])
+    table = connections.catalog.load_table(dag.params["table"])
+    assert first.task().xcom["consumer_group"] == dag.dag_id
+    assert_landed_once(first, table, count)
+
+    second = airflow.run(dag, {"topic": name})
+    assert second.state == "success"
+    assert (second.task().xcom["rows"], second.task().xcom["snapshot_ids"]) == (0, [])
+    assert second.asset_events == []
+    assert len(table.refresh().snapshots()) == 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_lands_where_the_form_says(
+    file: Path, airflow: AirflowHome, connections: Connections, kafka: Kafka, topic
+) -> None:
+    name, dag = topic(1), airflow.dag(file)
+    SOURCES[file.stem](kafka.client_config(), name, 10)
+    run = airflow.run(dag, {"topic": name, "table": "other.place"})
+    assert run.state == "success"
+    assert run.asset_events == [("iceberg://other/place", run.task().xcom)]
+    assert sum(landed(connections.catalog.load_table("other.place")).values()) == 10
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_its_form_explains_each_field(file: Path, airflow: AirflowHome) -> None:
+    dag = airflow.dag(file)
+    assert {"topic", "table"} <= set(dag.params)
+    for name in dag.params:
+        param = dag.params.get_param(name)
+        assert param.schema.get("title"), name
+        assert param.description, name
+        assert param.schema.get("type") or param.schema.get("enum"), name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"table": "no_namespace"},
+        {"topic": ""},
+        {"max_records": 0},
+        {"max_records": "many"},
+        {"max_batch_bytes": "a lot"},
+        {"on_data_loss": "ignore"},
+    ],
+    ids=str,
+)
+def test_the_form_refuses_what_can_not_work(wrong: dict[str, object], airflow: AirflowHome) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    with pytest.raises((ParamValidationError, ValueError), match=next(iter(wrong))):
+        airflow.run(airflow.dag(DAGS / "clickstream_to_lake.py"), wrong)
+
+
+def test_limits_of_the_form_are_kept(airflow: AirflowHome, connections: Connections, topic, produce) -> None:
+    name, dag = topic(1), airflow.dag(DAGS / "clickstream_to_lake.py")
+    produce(name, 0, [b'{"timestamp":"2026-01-01T00:00:00Z","n":%d}' % n for n in range(100)])
+    reports = [airflow.run(dag, {"topic": name, "max_records": 40}).task().xcom for _ in range(4)]
+    assert [report["rows"] for report in reports] == [40, 40, 20, 0]
+    assert [report["remaining_lag"] for report in reports] == [60, 20, 0, 0]
+    assert landed(connections.catalog.load_table("lake.clickstream")) == offsets([[0, 0, 100]])
+
+
+def test_all_flights_of_2013_land(airflow: AirflowHome, connections: Connections, kafka: Kafka, topic) -> None:
+    name = topic()
+    assert flights.produce_flights(kafka.client_config(), name) == flights.TOTAL
+    run = airflow.run(airflow.dag(DAGS / "flights_to_lake.py"), {"topic": name})
+    assert run.state == "success"
+    table = connections.catalog.load_table("lake.flights")
+    assert_landed_once(run, table, flights.TOTAL)
+    # What is known of the data set, apart from our reading of it.
+    delays = table.scan(selected_fields=("carrier", "dep_time", "distance")).to_arrow()
+    assert delays["dep_time"].null_count == 8255
+    assert len(set(delays["carrier"].to_pylist())) == 16
+    assert sum(delays["distance"].to_pylist()) == 350217607
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_parses_without_optional_packages_and_opens_nothing(file: Path) -> None:
+    code = f"""
+import socket, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pyspark", "polars", "duckdb"):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+def refuse(*a, **k): raise AssertionError("a DAG file opens no connection")
+socket.socket.connect = refuse
+import runpy
+runpy.run_path({str(file)!r})
+print("parsed", "pyspark" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "parsed False"

@@ -1,0 +1,82 @@
+"""The provider as Airflow finds it: by its entry point, through Airflow's own ProvidersManager."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+import airflow_lakestream
+from airflow_lakestream.get_provider_info import get_provider_info
+
+# Importing any of these in every Airflow process, the API server included, is what users would feel.
+HEAVY = ("airflow", "pyarrow", "pyiceberg", "confluent_kafka", "pyspark", "pendulum", "airflow_lakestream.core")
+
+
+@pytest.fixture(scope="module")
+def found():
+    from airflow.providers_manager import ProvidersManager
+
+    providers = ProvidersManager().providers
+    assert "airflow-lakestream" in providers, f"Airflow found only {sorted(providers)}"
+    return providers["airflow-lakestream"]
+
+
+def test_airflow_finds_the_provider(found) -> None:
+    assert found.version == airflow_lakestream.__version__
+    assert get_provider_info().items() <= found.data.items()
+
+
+def test_the_info_is_valid_by_airflows_own_schema() -> None:
+    from airflow.providers_manager import _create_provider_info_schema_validator
+
+    _create_provider_info_schema_validator().validate(get_provider_info())
+
+
+def test_the_schema_check_would_notice_a_mistake() -> None:
+    from airflow.providers_manager import _create_provider_info_schema_validator
+    from jsonschema import ValidationError
+
+    broken = get_provider_info()
+    del broken["name"]
+    with pytest.raises(ValidationError):
+        _create_provider_info_schema_validator().validate(broken)
+
+
+def test_the_entry_point_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from importlib.metadata import entry_points\n"
+        "all = entry_points(group='apache_airflow_provider')\n"
+        "[found] = [e for e in all if e.value.startswith('airflow_lakestream.')]\n"
+        "found.load()()\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_there_is_one_entry_point() -> None:
+    mine = [e for e in entry_points(group="apache_airflow_provider") if e.value.startswith("airflow_lakestream")]
+    assert [(e.name, e.value) for e in mine] == [
+        ("provider_info", "airflow_lakestream.get_provider_info:get_provider_info")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["operators", "hooks"])
+def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
+    listed = {module for entry in get_provider_info().get(kind, ()) for module in entry["python-modules"]}
+    package = importlib.import_module(f"airflow_lakestream.{kind}")
+    there = {f"airflow_lakestream.{kind}.{module.name}" for module in pkgutil.iter_modules(package.__path__)}
+    for module in listed:
+        importlib.import_module(module)
+    # What operators share among themselves is no operator.
+    assert there - {"airflow_lakestream.operators.base"} == listed
+
+
+def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
+    # The connections are those of the official providers: ours would take theirs over in the forms of the UI.
+    assert not {"connection-types", "hook-class-names"} & set(found.data)
