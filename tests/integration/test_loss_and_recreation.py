@@ -1,0 +1,318 @@
+"""What is gone from Kafka is gone only loudly, and another topic under the same name is another topic."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.plan import DataLoss, LogTruncated, Plan, TopicReplaced, TopicState
+from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import Terminal
+from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics
+from tests.support.faults import InterposedReader, InterposedSink, WrappedSource
+from tests.support.lake import assert_files_are_whole
+from tests.support.lake_reading import OpenLake, at, numbers
+
+pytestmark = pytest.mark.integration
+
+DeleteBelow = Callable[[str, int, int], None]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
+    return OpenLake(tmp_path, kafka.client_config())
+
+
+@pytest.fixture
+def delete_below(admin: AdminClient) -> DeleteBelow:
+    """Remove the records below an offset, as retention does."""
+
+    def delete(topic: str, partition: int, offset: int) -> None:
+        request = [TopicPartition(topic, partition, offset)]
+        for result in admin.delete_records(request).values():
+            assert result.result(30).low_watermark == offset
+
+    return delete
+
+
+class Before:
+    """A reader that does something before its first reading: after the plan, before the first fetch."""
+
+    def __init__(self, reader: Reader, action: Callable[[], object]) -> None:
+        self._reader = reader
+        self._action: Callable[[], object] | None = action
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+        yield from self._reader.read(plan, cancelled)
+
+
+# Loss
+
+
+def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_remedy(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=2)
+    produce(name, 0, numbers(10))
+    produce(name, 1, numbers(10))
+    lake.land(name)
+    produce(name, 0, numbers(10, 10))
+    produce(name, 1, numbers(10, 10))
+    delete_below(name, 1, 14)
+
+    with pytest.raises(DataLoss) as caught:
+        lake.land(name)
+
+    assert caught.value.ranges == RangeSet.of(name, 1, 10, 14)
+    assert isinstance(caught.value, Terminal)
+    for part in (f"{name}[1] [10,14)", "lake.events", 'on_data_loss="record"'):
+        assert part in str(caught.value)
+    assert lake.offsets() == at(0, range(10)) + at(1, range(10))
+    assert len(lake.snapshots()) == 1
+
+
+def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_again(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(10))
+    lake.land(name)
+    produce(name, 0, numbers(10, 10))
+    delete_below(name, 0, 14)
+
+    with caplog.at_level(logging.WARNING):
+        report = lake.land(name, on_data_loss="record")
+
+    assert lake.offsets() == at(0, [*range(10), *range(14, 20)])
+    assert lake.entry(name).landed == RangeSet.of(name, 0, 0, 10) | RangeSet.of(name, 0, 14, 20)
+    assert lake.entry(name).lost == RangeSet.of(name, 0, 10, 14)
+    assert report.to_dict()["lost"] == [[0, 10, 14]]
+    assert f"{name}[0] [10,14)" in caplog.text
+
+    produce(name, 0, numbers(2, 20))
+    later = lake.land(name, on_data_loss="fail")
+    assert later.to_dict()["lost"] == []
+    assert lake.offsets()[-2:] == at(0, (20, 21))
+
+
+def test_a_loss_with_nothing_left_is_recorded_too(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(4))
+    lake.land(name)
+    produce(name, 0, numbers(4, 4))
+    delete_below(name, 0, 8)
+
+    report = lake.land(name, on_data_loss="record")
+
+    assert report.to_dict()["lost"] == [[0, 4, 8]]
+    assert report.counts.read == 0
+    assert lake.entry(name).lost == RangeSet.of(name, 0, 4, 8)
+    assert lake.land(name).snapshot_ids == []
+
+
+def test_retention_of_offsets_that_are_landed_already_is_no_loss(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(10))
+    lake.land(name)
+    delete_below(name, 0, 10)
+    produce(name, 0, numbers(2, 10))
+
+    lake.land(name)
+
+    assert lake.offsets() == at(0, range(12))
+
+
+def test_a_first_run_begins_where_the_log_begins(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(10))
+    delete_below(name, 0, 6)
+
+    report = lake.land(name)
+
+    assert lake.offsets() == at(0, range(6, 10))
+    assert lake.entry(name).origin == {0: 6}
+    assert report.to_dict()["lost"] == []
+
+
+def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_them(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(5))
+    lake.land(name)
+    produce(name, 0, numbers(20, 5))
+    job = lake.job(name)
+
+    with pytest.raises(DataLoss) as caught:
+        land(replace(job, reader=Before(job.reader, lambda: delete_below(name, 0, 12))))
+
+    assert caught.value.ranges == RangeSet.of(name, 0, 5, 12)
+    assert lake.landed(name) == {0: [(0, 5)]}
+    assert_files_are_whole(lake.table())
+
+
+def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=2)
+    produce(name, 0, numbers(20))
+    produce(name, 1, numbers(20))
+    lake.land(name, max_records=1)
+    [(first_partition, _)] = lake.offsets()
+    lost_one = 1 - first_partition
+    job = lake.job(name, on_data_loss="record")
+
+    report = land(replace(job, reader=Before(job.reader, lambda: delete_below(name, lost_one, 12))))
+
+    assert report.to_dict()["lost"] == [[lost_one, 0, 12]]
+    assert sorted(lake.offsets()) == sorted(at(first_partition, range(20)) + at(lost_one, range(12, 20)))
+    assert lake.entry(name).lost == RangeSet.of(name, lost_one, 0, 12)
+    assert_files_are_whole(lake.table())
+
+
+def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
+    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(20))
+    job = lake.job(name)
+
+    report = land(replace(job, sink=InterposedSink(job.sink, lambda: delete_below(name, 0, 20))))
+
+    assert lake.offsets() == at(0, range(20))
+    assert report.to_dict()["lost"] == []
+
+
+# Another topic, another cluster
+
+
+def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(3))
+    lake.land(name)
+    old = lake.job(name).source.identity()
+    topic.delete(name)
+    topic(partitions=1, name=name)
+    produce(name, 0, numbers(9, 100))
+    new = lake.job(name).source.identity()
+
+    with pytest.raises(TopicReplaced, match="deleted and created anew") as caught:
+        lake.land(name)
+
+    assert (caught.value.known, caught.value.found) == (old, new)
+    assert old.topic_id != new.topic_id
+    for part in (name, old.topic_id, new.topic_id, "another consumer_group"):
+        assert part in str(caught.value)
+    assert lake.offsets() == at(0, range(3))
+
+    # The remedy works.
+    lake.land(name, consumer_group="next")
+    assert sorted(lake.column("n")) == [0, 1, 2, *range(100, 109)]
+
+
+def test_a_topic_created_anew_between_plan_and_commit_is_refused(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(3))
+    job = lake.job(name)
+
+    def recreate() -> None:
+        topic.delete(name)
+        topic(partitions=1, name=name)
+
+    with pytest.raises(TopicReplaced):
+        land(replace(job, reader=InterposedReader(job.reader, recreate)))
+    assert lake.has_nothing()
+
+
+def test_a_topic_deleted_before_it_is_read_ends_the_run_and_the_retry_says_why(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=2)
+    produce(name, 0, numbers(3))
+    produce(name, 1, numbers(3))
+    job = lake.job(name, poll_timeout=3)
+
+    # To the consumer a deleted topic is one that says nothing for a while.
+    with pytest.raises((StalledPartition, TopicMissing), match=name):
+        land(replace(job, reader=Before(job.reader, lambda: topic.delete(name))))
+    with pytest.raises(TopicMissing, match=name):
+        lake.land(name)
+    assert lake.has_nothing()
+
+
+class OtherCluster(WrappedSource):
+    """The same topic, as another cluster would show it."""
+
+    CLUSTER = "another-cluster"
+
+    def look(self) -> TopicState:
+        state = self._source.look()
+        return replace(state, identity=replace(state.identity, cluster_id=self.CLUSTER))
+
+    def identity(self) -> TopicIdentity:
+        return replace(self._source.identity(), cluster_id=self.CLUSTER)
+
+
+def test_another_clusters_id_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(3))
+    lake.land(name)
+    produce(name, 0, numbers(3, 3))
+    job = lake.job(name)
+
+    with pytest.raises(TopicReplaced, match="leads to another Kafka cluster") as caught:
+        land(replace(job, source=OtherCluster(job.source)))
+
+    assert job.source.identity().cluster_id in str(caught.value)
+    assert OtherCluster.CLUSTER in str(caught.value)
+    assert lake.offsets() == at(0, range(3))
+
+
+class ShorterLog(WrappedSource):
+    """The same topic with its log cut, as after an unclean leader election or a restore from a backup."""
+
+    END = 2
+
+    def look(self) -> TopicState:
+        state = self._source.look()
+        return replace(state, marks={p: replace(m, end=self.END) for p, m in state.marks.items()})
+
+
+def test_a_log_shorter_than_the_ledger_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(5))
+    lake.land(name)
+    job = lake.job(name)
+
+    with pytest.raises(LogTruncated) as caught:
+        land(replace(job, source=ShorterLog(job.source)))
+
+    assert (caught.value.partition, caught.value.landed_until, caught.value.end) == (0, 5, ShorterLog.END)
+    for part in (f"{name}[0]", "up to 5", "its log ends at 2", "another table or another consumer_group"):
+        assert part in str(caught.value)
+    assert len(lake.snapshots()) == 1
