@@ -166,7 +166,8 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> No
             batch.add(chunk)
             if _left(job, report, batch) == 0:
                 break
-            if batch.is_due(job.limits):
+            # Without a record and without a schema there is no table to create yet: the commit waits for either.
+            if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
     if job.stop.is_set():
         raise Stopped
