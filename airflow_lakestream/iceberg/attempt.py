@@ -32,7 +32,7 @@ class Attempt(Protocol):
         """Commit, or find that an earlier try was applied; return the landing's snapshot id."""
 
     def clean_up(self, keep: int | None) -> None:
-        """Delete the manifests of tries that can't be applied any more: all but that of snapshot `keep`."""
+        """Delete the manifests of tries that can't be applied any more: all but the last one of snapshot `keep`."""
 
 
 class AppendAttempt:
@@ -61,8 +61,7 @@ class AppendAttempt:
             current.config,
         )
         transaction = table.transaction()
-        producer = _append(transaction, files, self._summary)
-        self._producers.append(producer)
+        _append(transaction, files, self._summary, self._producers)
         transaction.commit_transaction()
         return _landed(self._guard, table)
 
@@ -87,7 +86,7 @@ class CreateAttempt:
         """Create the table with its first snapshot; the transaction keeps its updates for another try."""
         self._new.table.catalog = self._guard.as_catalog()
         if not self._producers:
-            self._producers.append(_append(self._new.transaction, files, self._summary))
+            _append(self._new.transaction, files, self._summary, self._producers)
         self._new.transaction.commit_transaction()
         return _landed(self._guard, self._new.table)
 
@@ -96,13 +95,17 @@ class CreateAttempt:
         _clean(self._producers, keep)
 
 
-def _append(transaction: Transaction, files: Sequence[DataFile], summary: dict[str, str]) -> Producer:
+def _append(
+    transaction: Transaction, files: Sequence[DataFile], summary: dict[str, str], producers: list[Producer]
+) -> None:
     update = transaction.update_snapshot(snapshot_properties=summary)
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
-    with update.merge_append() if merge else update.fast_append() as producer:
+    producer: Producer = update.merge_append() if merge else update.fast_append()
+    # Noted first: writing its manifests may fail halfway.
+    producers.append(producer)
+    with producer:
         for file in files:
             producer.append_data_file(file)
-    return producer
 
 
 def _landed(guard: CommitGuard, table: Table) -> int:
@@ -114,6 +117,8 @@ def _landed(guard: CommitGuard, table: Table) -> int:
 
 def _clean(producers: Sequence[Producer], keep: int | None) -> None:
     for producer in producers:
+        # Private in PyIceberg, which calls them itself only where it knows the outcome.
         if producer.snapshot_id != keep:
-            # Private in PyIceberg, which calls it itself only for the failures that it knows to be certain.
             producer._clean_all_uncommitted()
+        else:
+            producer._cleanup_uncommitted()

@@ -31,8 +31,9 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ledger import Landing, union
 from airflow_lakestream.core.ports import Conflict, LedgerConflict
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 
 log = logging.getLogger(__name__)
@@ -65,12 +66,22 @@ class CommitGuard:
     It is used for all attempts of a landing, also after an unknown outcome: then the attempts before count as its own.
     """
 
-    def __init__(self, catalog: Catalog, consumer_group: str, landing: Landing, schema_id: int, spec_id: int) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        consumer_group: str,
+        landing: Landing,
+        schema_id: int,
+        spec_id: int,
+        *,
+        allow_group_overlap: bool = False,
+    ) -> None:
         self._catalog = catalog
         self._group = consumer_group
         self._landing = landing
         self._schema_id = schema_id
         self._spec_id = spec_id
+        self._allow_group_overlap = allow_group_overlap
         self.asked = False
 
     def __getattr__(self, name: str) -> Any:
@@ -113,10 +124,19 @@ class CommitGuard:
         name = ledger_store.name_of(current)
         if taken := ledger_store.read(current, self._group).ledger.overlap(self._landing):
             raise Refused(LedgerConflict(name, taken))
+        if not self._allow_group_overlap and (taken := self._landed_by_others(current)):
+            raise Refused(LedgerConflict(name, taken))
         if current.metadata.current_schema_id != self._schema_id:
             raise Refused(StaleFiles(name, "the schema was changed"))
         if current.metadata.default_spec_id != self._spec_id:
             raise Refused(StaleFiles(name, "the partition spec was changed"))
+
+    def _landed_by_others(self, current: Table) -> RangeSet:
+        ledgers = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
+        changes = self._landing.topics.items()
+        return union(
+            ledger.entry(identity).landed & change.landed for identity, change in changes for ledger in ledgers
+        )
 
     def _create(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -138,7 +158,9 @@ class CommitGuard:
             if current is not None and self.landed_in(current) is not None:
                 log.info("The commit was reported as failed (%s), but it had been applied.", e)
                 return _response(current)
-            if current is not None and any(isinstance(r, AssertCreate) for r in requirements):
+            if _may_be_applied_yet(current, requirements):
+                raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
+            if any(isinstance(r, AssertCreate) for r in requirements):
                 raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
             raise CommitFailedException(str(e)) from e
 
@@ -149,6 +171,18 @@ class CommitGuard:
             return None
         except Exception as e:
             raise OutcomeUnknown(f"the commit was reported as failed, and the table can't be read: {e}") from e
+
+
+def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:
+    """Tell whether a request that was reported as failed could still be applied: main is where it asserts it to be.
+
+    So it is with Glue, whose "concurrent modification" may be the client's own first request, still under way.
+    """
+    if current is None:
+        return True
+    if any(isinstance(r, AssertCreate) for r in requirements):
+        return False
+    return ledger_store.facts_of(current.metadata).head_id == _only(AssertRefSnapshotId, requirements).snapshot_id
 
 
 def _response(table: Table) -> CommitTableResponse:

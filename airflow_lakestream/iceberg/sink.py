@@ -46,7 +46,7 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
     def __init__(self, table: str, files: int, cause: BaseException) -> None:
         super().__init__(
-            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), and does not answer. "
+            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), however often asked. "
             f"Its {files} data files were left in place, since the commit may still land. A retry finds out: the "
             "ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
@@ -66,11 +66,20 @@ class CommitRefused(LakestreamError, Transient):
 class IcebergSink:
     """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
 
-    def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        *,
+        allow_group_overlap: bool = False,
+    ) -> None:
         self._catalog = catalog
         self._name = table
         self._group = consumer_group
         self._design = design
+        self._allow_group_overlap = allow_group_overlap
         self._table: Table | None = None
         self._staged: NewTable | None = None
         self._rows: list[pa.Table] = []
@@ -131,7 +140,7 @@ class IcebergSink:
                 unknown = e
             except BaseException:
                 # Interrupted in the middle of it: what may have been applied must not lose its files.
-                self._files = []
+                self._leave_in_place() if attempt.reached_catalog else attempt.clean_up(keep=None)
                 raise
             else:
                 attempt.clean_up(keep=snapshot_id)
@@ -207,7 +216,14 @@ class IcebergSink:
     def _attempt(self, landing: Landing) -> Attempt:
         target = self._target(None)
         metadata = target.metadata
-        guard = CommitGuard(self._catalog, self._group, landing, metadata.current_schema_id, metadata.default_spec_id)
+        guard = CommitGuard(
+            self._catalog,
+            self._group,
+            landing,
+            metadata.current_schema_id,
+            metadata.default_spec_id,
+            allow_group_overlap=self._allow_group_overlap,
+        )
         summary = codec.encode_summary(self._group, landing)
         if self._table is None:
             assert self._staged is not None
@@ -218,8 +234,13 @@ class IcebergSink:
         if unknown is None:
             attempt.clean_up(keep=None)
             raise CommitRefused(self._name)
-        files, self._files = len(self._files), []
+        files = len(self._files)
+        self._leave_in_place()
         raise CommitOutcomeUnknown(self._name, files, unknown) from unknown
+
+    def _leave_in_place(self) -> None:
+        """Keep files and namespace from being discarded."""
+        self._files, self._staged = [], None
 
     def _io(self) -> FileIO:
         return self._target(None).io
