@@ -203,8 +203,11 @@ class _Batch:
         self._bytes += chunk.size
 
     def is_due(self, limits: Limits) -> bool:
-        age = time.monotonic() - self._since
-        return self._bytes >= limits.max_batch_bytes or age >= limits.checkpoint_interval
+        return self._bytes >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._since
 
     @property
     def changes_the_ledger(self) -> bool:
@@ -235,11 +238,13 @@ def _commit(job: Job, batch: _Batch, report: LandingReport) -> _Batch:
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)
     log.info(
-        "Committed %s records in snapshot %s of %s (commit %.2f s): %s",
+        "Committed %s records (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
         batch.records,
+        batch.records / max(batch.age, 1e-3),
         snapshot_id,
         job.table,
         time.monotonic() - started,
+        (batch.plan.ranges - report.entry.landed).width,
         landing.topics[identity].landed,
     )
     return batch.next()
