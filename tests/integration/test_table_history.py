@@ -15,7 +15,7 @@ from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.plan import LandedByAnotherGroup
 from tests.support.broker import Producing, Topics
-from tests.support.faults import InterposedSink
+from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.lake import TABLE, Lake, append_foreign_rows, assert_landed_once, compact, events, rows_of_events
 
 pytestmark = pytest.mark.integration
@@ -121,7 +121,7 @@ def test_a_history_that_no_longer_tells_is_an_error_and_not_a_fresh_start(lake: 
     expire_in_javas_manner(lake)
     forget_older_metadata(lake)
     before = lake.snapshots()
-    with pytest.raises(UndecidedLedger, match="roll the table back|Roll the table back"):
+    with pytest.raises(UndecidedLedger, match="Roll the table back"):
         lake.land(three_landings)
     assert lake.snapshots() == before
 
@@ -192,10 +192,10 @@ def test_each_landing_keeps_the_other_groups_ledger_within_reach(
     quiet, busy = topic(1), topic(1)
     produce(quiet, 0, events(0, 0, 10))
     lake.land(quiet, consumer_group="quiet")
+    produce(busy, 0, events(0, 0, 40))
+    job = lake.job(busy, consumer_group="busy", checkpoint_interval=0)
     # More landings than a ledger's journal holds.
-    for first in range(0, 40, 2):
-        produce(busy, 0, events(0, first, 2))
-        lake.land(busy, consumer_group="busy")
+    assert len(land(replace(job, reader=SmallChunks(job.reader, 2))).snapshot_ids) == 20
     expire(lake)
     if forget:
         forget_older_metadata(lake)
