@@ -1,0 +1,117 @@
+"""Every snippet of the README and the docs does what the text around it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.airflow_home import DAGS, AirflowHome, Connections
+
+CHECKOUT = DAGS.parent
+PAGES = [CHECKOUT / "README.md", CHECKOUT / "dev" / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What the topics of the documented DAGs hold; a DAG that is added without a row here fails its test.
+RECORDS = {
+    "orders": b'{"id": %d, "created_at": "2026-11-20T05:05:00Z"}',
+    "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
+}
+
+
+@dataclass(frozen=True)
+class Snippet:
+    page: Path
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.stem}-{self.text.split(chr(10), 1)[0][:40]}"
+
+
+SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())]
+IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in IS_DAG]
+IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
+
+
+def test_no_snippet_is_left_out() -> None:
+    assert {s.language for s in SNIPPETS} <= {"python", "bash"}
+    assert len(IS_DAG) >= 2
+    assert len(IS_PYTHON) >= 1
+    assert len(IS_BASH) >= 4
+
+
+@pytest.mark.parametrize("snippet", IS_DAG, ids=str)
+def test_a_documented_dag_lands_its_topic(
+    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic, produce
+) -> None:
+    dag = airflow.dag(airflow.write(f"documented_{abs(hash(snippet.text))}", snippet.text))
+    name = dag.task_dict["land"].topic
+    topic(1, name=name)
+    produce(name, 0, [RECORDS[name] % n for n in range(20)])
+    run = airflow.run(dag)
+    assert (run.state, run.errors) == ("success", [])
+    table = connections.catalog.load_table(dag.task_dict["land"].table)
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(20))
+
+
+@pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)
+def test_a_documented_reader_finds_the_ledger(
+    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic, produce, tmp_path: Path
+) -> None:
+    name = topic(1)
+    produce(name, 0, [b'{"timestamp": "2026-11-20T05:05:00Z"}'] * 5)
+    assert airflow.run(airflow.dag(DAGS / "clickstream_to_lake.py"), {"topic": name}).state == "success"
+    extra = json.loads(os.environ["AIRFLOW_CONN_ICEBERG_DEFAULT"])["extra"]
+    lines = [f"    {key}: {value}\n" for key, value in extra.items()]
+    (tmp_path / ".pyiceberg.yaml").write_text("".join(["catalog:\n", "  iceberg_default:\n", *lines]))
+    done = subprocess.run(
+        [sys.executable, "-c", snippet.text],
+        env={**os.environ, "PYICEBERG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{name} 5 rows {name}[0] [0,5)"
+
+
+@pytest.mark.parametrize("snippet", IS_BASH, ids=str)
+def test_a_documented_command_is_there(snippet: Snippet) -> None:
+    for line in snippet.text.strip().splitlines():
+        command = line.split("#")[0].strip()
+        if command.startswith("make "):
+            # The targets themselves are what runs this test, or takes as long as all of them.
+            subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=CHECKOUT, check=True, capture_output=True)
+        elif command.startswith("export AIRFLOW_CONN_"):
+            assert_connection(command)
+        else:
+            assert_pytest(command)
+
+
+def assert_connection(command: str) -> None:
+    from airflow.sdk import Connection
+
+    variable = command.removeprefix("export ").partition("=")[0]
+    told = subprocess.run(["bash", "-c", f'{command}\nprintf %s "${variable}"'], capture_output=True, check=True)
+    connection = Connection.from_json(told.stdout.decode(), conn_id="documented")
+    assert connection.conn_type in ("kafka", "iceberg")
+    assert connection.extra_dejson
+
+
+def assert_pytest(command: str) -> None:
+    short = re.sub(r"LAKESTREAM_HISTORIES=\d+", "LAKESTREAM_HISTORIES=1", command)
+    collected = subprocess.run(
+        ["bash", "-c", short.replace(".venv/bin/python", sys.executable) + " --collect-only -q"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert collected.returncode == 0, collected.stdout + collected.stderr
