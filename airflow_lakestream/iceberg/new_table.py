@@ -51,7 +51,10 @@ class NewTable:
             if made:
                 _drop_namespace(catalog, name)
             if isinstance(e, ValueError):
-                raise InvalidArgument("iceberg_conn_id", f"the catalog can't create {name}: {e}.", _WAREHOUSE) from e
+                argument, remedy = (
+                    ("table", _ONE_LEVEL) if "hierarchical" in str(e) else ("iceberg_conn_id", _WAREHOUSE)
+                )
+                raise InvalidArgument(argument, f"the catalog can't create {name}: {e}.", remedy) from e
             raise
         return cls(catalog, name, transaction, made)
 
@@ -61,6 +64,7 @@ class NewTable:
             _drop_namespace(self._catalog, self._name)
 
 
+_ONE_LEVEL = "This catalog knows namespaces of one level only: name the table namespace.table."
 _WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket or a folder."
 
 

@@ -17,6 +17,7 @@ from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.extract import DEFAULT_METADATA, ExtractConfig, build_job
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.operators.base import airflow_errors, run_key
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ class KafkaExtractOperator(BaseOperator):
         self.checkpoint_interval = checkpoint_interval
         self.poll_timeout = poll_timeout
         self.idle_timeout = idle_timeout
-        self.schema = schema
+        # An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
+        self.schema = schema if schema is None or isinstance(schema, str) else to_schema(schema)
         self.unknown_fields = unknown_fields
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by

@@ -13,11 +13,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +128,27 @@ class Run:
             return [(event.asset.uri, dict(event.extra)) for event in session.scalars(wanted)]
 
 
+@dataclass
+class TaskProcess:
+    """A task's supervisor, and what the task has logged so far."""
+
+    supervisor: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        """Everything that the log page of the UI would show."""
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    def wait(self, seconds: float = 60) -> None:
+        """Wait for the end of the try."""
+        self.supervisor.wait(seconds)
+
+    def terminate(self) -> None:
+        """Do what a worker that is drained does: the supervisor hands the signal on to the task."""
+        self.supervisor.send_signal(signal.SIGTERM)
+
+
 class AirflowHome:
     """The session's Airflow, with its database made."""
 
@@ -164,6 +188,69 @@ class AirflowHome:
         with _own_signals():
             done: DagRun = dag.test(run_conf=dict(conf or {}), **options)
         return Run(dag.dag_id, done.run_id, str(done.state), errors)
+
+    def clear_and_run(self, dag: DAG, run: Run, task_id: str = "land") -> None:
+        """Clear a task of a finished run, as the button in the UI does, and run it again."""
+        from airflow.models.taskinstance import TaskInstance, clear_task_instances
+        from airflow.sdk.definitions.dag import _run_task
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id)
+            clear_task_instances(list(session.scalars(wanted)), session)
+        with create_session() as session:
+            ti = session.scalars(wanted).one()
+            ti.try_number += 1
+            session.flush()
+            session.expunge(ti)
+        with _own_signals():
+            _run_task(ti=ti, task=dag.get_task(task_id))
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a DAG file into the folder of DAGs that tests write."""
+        file = self.path / "written" / f"{name}.py"
+        file.write_text(text)
+        return file
+
+    def start(self, dag: DAG, conf: Mapping[str, Any] | None = None) -> Run:
+        """Make a run as the scheduler does, and leave its tasks to `process`."""
+        from airflow.models.dagbag import DBDagBag
+        from airflow.utils.session import create_session
+        from airflow.utils.state import DagRunState
+        from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
+        self._make_known(dag)
+        now = datetime.now(UTC)
+        with create_session() as session:
+            known = DBDagBag().get_latest_version_of_dag(dag.dag_id, session=session)
+            run = known.create_dagrun(
+                run_id=f"manual__{now.isoformat()}",
+                logical_date=now,
+                data_interval=(now, now),
+                run_after=now,
+                conf=dict(conf or {}),
+                run_type=DagRunType.MANUAL,
+                triggered_by=DagRunTriggeredByType.TEST,
+                state=DagRunState.RUNNING,
+                session=session,
+            )
+            return Run(dag.dag_id, run.run_id, str(run.state))
+
+    @contextmanager
+    def process(self, run: Run, file: Path, task_id: str = "land") -> Iterator[TaskProcess]:
+        """Run one try of a task in a real task process, below Airflow's supervisor."""
+        log = f"{run.dag_id}-{uuid.uuid4().hex}.log"
+        where = [file.parent.name, file.name, run.dag_id, run.run_id, task_id, log]
+        with (self.path / "supervisor.log").open("ab") as output:
+            command = [sys.executable, "-m", "tests.support.task_process", *where]
+            supervisor = subprocess.Popen(command, cwd=CHECKOUT, stdout=output, stderr=output)
+        try:
+            yield TaskProcess(supervisor, self.path / "logs" / log)
+        finally:
+            if supervisor.poll() is None:
+                supervisor.kill()
+                supervisor.wait()
 
     def _make_known(self, dag: DAG) -> None:
         """Put the DAG into the database; `dag.test()` itself knows only those of Airflow's DAG folders."""

@@ -1,0 +1,35 @@
+"""Landings that hang in the middle: part of the rows is written to disk, none is committed, and no more comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from airflow_lakestream import extract
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.iceberg import sink
+
+
+class LingeringReader:
+    """Yields what it reads, and then waits until somebody gives up."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+        yield from self._reader.read(plan, cancelled)
+        cancelled.wait()
+
+
+def install(operator_module: Any) -> None:
+    """Let the operator's jobs linger, in this process: for a DAG file, which is all that a task process runs of us."""
+
+    def build_job(*args: Any, **options: Any) -> Any:
+        job = extract.build_job(*args, **options)
+        return replace(job, reader=LingeringReader(job.reader))
+
+    operator_module.build_job = build_job
+    sink.FILE_BYTES = 1
