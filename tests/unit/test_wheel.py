@@ -1,0 +1,149 @@
+"""What a user installs: the wheel, built from the checkout and from its own sdist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+import airflow_lakestream
+
+CHECKOUT = Path(__file__).parents[2]
+VERSION = airflow_lakestream.__version__
+INFO = f"airflow_lakestream-{VERSION}.dist-info"
+
+
+def build(source: Path, out: Path, kind: str) -> Path:
+    """Build with uv, which brings hatchling from its cache: `make setup` put it there."""
+    uv = Path(sys.executable).with_name("uv")
+    command = [uv, "build", f"--{kind}", "--offline", "--out-dir", out, source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out)
+    assert done.returncode == 0, done.stderr
+    [built] = out.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CHECKOUT, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CHECKOUT, tmp_path_factory.mktemp("sdist"), "sdist")
+
+
+def content(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def metadata(wheel: Path) -> Message:
+    return HeaderParser().parsestr(content(wheel)[f"{INFO}/METADATA"].decode())
+
+
+def in_git(folder: str) -> set[str]:
+    listed = subprocess.run(["git", "ls-files", folder], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split())
+
+
+def test_dags_and_spark_apps_travel_where_airflow_and_the_operators_look(wheel: Path) -> None:
+    names = set(content(wheel))
+    for folder, place in (("dags", "example_dags"), ("spark_apps", "spark_apps")):
+        expected = {f"airflow_lakestream/{place}/{Path(file).relative_to(folder)}" for file in in_git(folder)}
+        assert expected
+        assert expected <= names
+
+
+def test_nothing_but_the_package_is_inside(wheel: Path) -> None:
+    for name in content(wheel):
+        top, *below = Path(name).parts
+        assert top in ("airflow_lakestream", INFO), name
+        assert not {"tests", "dev", ".dev", "__pycache__"} & set(below), name
+        assert not name.endswith((".pyc", ".db", ".log")), name
+
+
+def test_every_module_of_the_package_is_inside(wheel: Path) -> None:
+    assert in_git("airflow_lakestream") <= set(content(wheel))
+
+
+def test_airflow_will_find_the_provider(wheel: Path) -> None:
+    entry_points = content(wheel)[f"{INFO}/entry_points.txt"].decode()
+    assert "[apache_airflow_provider]" in entry_points
+    assert "provider_info = airflow_lakestream.get_provider_info:get_provider_info" in entry_points
+
+
+def test_the_metadata_names_version_license_and_extras(wheel: Path) -> None:
+    found = metadata(wheel)
+    assert (found["Name"], found["Version"]) == ("airflow-lakestream", VERSION)
+    assert found["License-Expression"] == "Apache-2.0"
+    assert f"{INFO}/licenses/LICENSE" in content(wheel)
+    assert {"spark", "all"} <= set(found.get_all("Provides-Extra"))
+    spark = [line for line in found.get_all("Requires-Dist") if "extra == 'spark'" in line]
+    assert {re.split(r"[<>=;]", line)[0] for line in spark} == {
+        "apache-airflow-providers-apache-spark",
+        "pyspark",
+        "pyspark-client",
+    }
+
+
+def test_landing_needs_no_extra(wheel: Path) -> None:
+    base = [line for line in metadata(wheel).get_all("Requires-Dist") if "extra ==" not in line]
+    assert not [line for line in base if "pyspark" in line]
+    assert any(line.startswith("pyiceberg[") for line in base)
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "out").mkdir()
+    again = build(tmp_path / f"airflow_lakestream-{VERSION}", tmp_path / "out", "wheel")
+    assert content(again) == content(wheel)
+
+
+def test_the_sdist_holds_only_what_is_in_git(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {
+            str(Path(member.name).relative_to(f"airflow_lakestream-{VERSION}")) for member in archive if member.isfile()
+        }
+    tops = {Path(name).parts[0] for name in names}
+    assert tops <= {
+        "airflow_lakestream",
+        "dags",
+        "spark_apps",
+        "tests",
+        "dev",
+        "docs",
+        "Makefile",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".dev", ".venv"))]
+
+
+def test_a_fresh_interpreter_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    # As Spark does it: from the zip, with nothing of the checkout and no Airflow around.
+    code = (
+        "from airflow_lakestream.core.ranges import RangeSet; import airflow_lakestream, sys\n"
+        "print(airflow_lakestream.__file__, 'airflow' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f"{wheel}/airflow_lakestream/__init__.py", "False"]
