@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.landing import Job, Limits
+from airflow_lakestream.core.batch import Limits
+from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, UnknownFields, choose, seconds, size_in_bytes
 from airflow_lakestream.core.ports import Decoder

@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.batch import Batch, Limits, at_most
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
@@ -25,7 +24,6 @@ from airflow_lakestream.core.plan import (
 )
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Chunk, Conflict, Decoder, DecoderFactory, Reader, Sink, Source, TableState
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
@@ -53,16 +51,6 @@ class Contention(LakestreamError, Transient):
             f"{MAX_CONFLICTS} times in a row another writer changed {table} between plan and commit (last: {last}) "
             "Nothing was doubled or lost. Let fewer runs of the same group go at once: max_active_runs=1."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a run commits, and when it ends."""
-
-    max_records: int | None = None
-    max_batch_bytes: int = 256 * 2**20
-    checkpoint_interval: float = 60.0
-    idle_timeout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -156,10 +144,10 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> No
     if not plan.changes_the_ledger or _exhausted(job, report):
         return
     decoder = job.decoders(table.schema, None)
-    batch = _Batch(plan)
+    batch = Batch(plan)
     with ReadAhead(lambda cancelled: job.reader.read(plan, cancelled), CHUNKS_AHEAD, job.stop) as chunks:
         for chunk in chunks:
-            chunk = _at_most(chunk, _left(job, report, batch))
+            chunk = at_most(chunk, _left(job, report, batch))
             if len(chunk.batch):
                 decoder = decoder or job.decoders(None, chunk.batch)
                 _write(job, plan, decoder, chunk)
@@ -186,49 +174,7 @@ def _write(job: Job, plan: Plan, decoder: Decoder | None, chunk: Chunk) -> None:
     job.sink.write(rows, plan.state.identity)
 
 
-class _Batch:
-    """What has been read since the last commit."""
-
-    def __init__(self, plan: Plan, *, first: bool = True) -> None:
-        self.plan = plan
-        self._first = first
-        self._covered: list[OffsetRange] = []
-        self.records = 0
-        self._bytes = 0
-        self._since = time.monotonic()
-
-    def add(self, chunk: Chunk) -> None:
-        self._covered.append(chunk.covers)
-        self.records += len(chunk.batch)
-        self._bytes += chunk.size
-
-    def is_due(self, limits: Limits) -> bool:
-        return self._bytes >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
-
-    @property
-    def age(self) -> float:
-        return time.monotonic() - self._since
-
-    @property
-    def changes_the_ledger(self) -> bool:
-        return bool(self._covered) or (self._first and bool(self.plan.lost or self.plan.origin))
-
-    def landing(self, run_id: str) -> Landing:
-        # Origin and loss receipts go with the first commit: what they say holds from there on.
-        entry = TopicEntry(
-            landed=RangeSet(self._covered),
-            lost=self.plan.lost if self._first else RangeSet(),
-            counts=Counts(read=self.records, written=self.records),
-            origin=self.plan.origin if self._first else {},
-            epochs=self.plan.epochs,
-        )
-        return Landing(uuid.uuid4().hex, run_id, {self.plan.state.identity: entry})
-
-    def next(self) -> _Batch:
-        return _Batch(self.plan, first=False)
-
-
-def _commit(job: Job, batch: _Batch, report: LandingReport) -> _Batch:
+def _commit(job: Job, batch: Batch, report: LandingReport) -> Batch:
     identity = batch.plan.state.identity
     found = job.source.identity()
     if found != identity:
@@ -250,7 +196,7 @@ def _commit(job: Job, batch: _Batch, report: LandingReport) -> _Batch:
     return batch.next()
 
 
-def _left(job: Job, report: LandingReport, batch: _Batch) -> int | None:
+def _left(job: Job, report: LandingReport, batch: Batch) -> int | None:
     """How many records the run may still take; None for any number."""
     if job.limits.max_records is None:
         return None
@@ -259,22 +205,6 @@ def _left(job: Job, report: LandingReport, batch: _Batch) -> int | None:
 
 def _exhausted(job: Job, report: LandingReport) -> bool:
     return job.limits.max_records is not None and report.counts.read >= job.limits.max_records
-
-
-def _at_most(chunk: Chunk, count: int | None) -> Chunk:
-    """Cut a chunk to its first `count` records; it then ends behind the last of them."""
-    if count is None or len(chunk.batch) <= count:
-        return chunk
-    batch = chunk.batch
-    head = replace(
-        batch,
-        offsets=batch.offsets[:count],
-        timestamps=batch.timestamps[:count],
-        values=batch.values[:count],
-        keys=batch.keys and batch.keys[:count],
-        headers=batch.headers and batch.headers[:count],
-    )
-    return Chunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
 
 
 def _refuse_to_forget_the_start(job: Job, plan: Plan) -> None:

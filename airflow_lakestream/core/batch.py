@@ -1,0 +1,86 @@
+"""What a run has read since its last commit, and when that is enough."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run commits, and when it ends."""
+
+    max_records: int | None = None
+    max_batch_bytes: int = 256 * 2**20
+    checkpoint_interval: float = 60.0
+    idle_timeout: float = 0.0
+
+
+class Batch:
+    """What has been read since the last commit."""
+
+    def __init__(self, plan: Plan, *, first: bool = True) -> None:
+        self.plan = plan
+        self._first = first
+        self._covered: list[OffsetRange] = []
+        self.records = 0
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk whose rows the sink has taken."""
+        self._covered.append(chunk.covers)
+        self.records += len(chunk.batch)
+        self._bytes += chunk.size
+
+    def is_due(self, limits: Limits) -> bool:
+        """Tell whether it is time to commit."""
+        return self._bytes >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last commit."""
+        return time.monotonic() - self._since
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        """Whether there is anything to commit, rows or not."""
+        return bool(self._covered) or (self._first and bool(self.plan.lost or self.plan.origin))
+
+    def landing(self, run_id: str) -> Landing:
+        """Return the change that committing this batch makes to the ledger."""
+        # Origin and loss receipts go with the first commit: what they say holds from there on.
+        entry = TopicEntry(
+            landed=RangeSet(self._covered),
+            lost=self.plan.lost if self._first else RangeSet(),
+            counts=Counts(read=self.records, written=self.records),
+            origin=self.plan.origin if self._first else {},
+            epochs=self.plan.epochs,
+        )
+        return Landing(uuid.uuid4().hex, run_id, {self.plan.state.identity: entry})
+
+    def next(self) -> Batch:
+        """Return the empty batch that follows a commit of this one."""
+        return Batch(self.plan, first=False)
+
+
+def at_most(chunk: Chunk, count: int | None) -> Chunk:
+    """Cut a chunk to its first `count` records; it then ends behind the last of them."""
+    if count is None or len(chunk.batch) <= count:
+        return chunk
+    batch = chunk.batch
+    head = replace(
+        batch,
+        offsets=batch.offsets[:count],
+        timestamps=batch.timestamps[:count],
+        values=batch.values[:count],
+        keys=batch.keys and batch.keys[:count],
+        headers=batch.headers and batch.headers[:count],
+    )
+    return Chunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
