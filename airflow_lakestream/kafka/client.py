@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.errors import AUTHENTICATION
+from airflow_lakestream.kafka.errors import AUTHENTICATION, KafkaMisconfigured
 
 log = logging.getLogger(__name__)
 client_log = logging.getLogger("airflow_lakestream.librdkafka")
@@ -32,41 +34,83 @@ _NOT_FOR_US = frozenset(
     }
 )
 
+# Several tries of a failed connection within our own time-outs, not the twenty in a second of librdkafka's own.
+_PATIENCE = {
+    "reconnect.backoff.ms": 500,
+    "reconnect.backoff.max.ms": 1000,
+    "socket.connection.setup.timeout.ms": 10_000,
+}
+LOG_INTERVAL = 10.0
+_THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
+_AGE = re.compile(r" \(after \d+ms.*", re.DOTALL)
+
+Client = TypeVar("Client")
+
 
 class ClientErrors:
-    """Remembers what librdkafka reports in the background: it is the cause behind a time-out."""
+    """Hears what librdkafka says in the background: what is behind a time-out is told nowhere else.
+
+    It is the client's `error_cb`, and its `logger` as well: some causes, such as a listener that hangs up on a client
+    with another security.protocol, are only logged.
+    """
 
     def __init__(self) -> None:
         self.last = ""
         self.fatal: KafkaError | None = None
+        self._said: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka's error_cb."""
-        self.last = f"{error.name()}: {error.str()}"
-        if error.code() in AUTHENTICATION or error.fatal():
+        # That all brokers are down comes after what says why.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
+            self.last = f"{error.name()}: {error.str()}"
+        if error.code() in AUTHENTICATION or error.fatal() or "certificate verify failed" in error.str():
             self.fatal = error
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        """Pass on a line of librdkafka's log; what comes again with every new attempt, every 10 seconds only."""
+        text = _THREAD.sub("", text)
+        if facility == "FAIL":
+            self.last = text
+        what, now = _AGE.sub("", text), time.monotonic()
+        said_at, more = self._said.get(what, (-LOG_INTERVAL, 0))
+        if now - said_at < LOG_INTERVAL:
+            self._said[what] = said_at, more + 1
+            return
+        self._said[what] = now, 0
+        client_log.log(level, template + (f" (and {more} times more)" if more else ""), facility, client, text)
+
+
+def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any], where: str) -> Client:
+    """Make a client. Raises KafkaMisconfigured for what librdkafka does not take."""
+    if not config.get("bootstrap.servers") and not config.get("metadata.broker.list"):
+        raise KafkaMisconfigured(where, "bootstrap.servers is missing")
+    try:
+        return kind(config)
+    except KafkaException as e:
+        raise KafkaMisconfigured(where, e.args[0].str()) from e
+    except (TypeError, ValueError) as e:
+        raise KafkaMisconfigured(where, str(e)) from e
 
 
 def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[str, Any]:
     """Return the configuration of an admin client on the same connection."""
     config = {key: value for key, value in connection.items() if key not in _NOT_FOR_US}
     config.pop("isolation.level", None)
-    # Several tries of a failed connection within our own time-out, and a quiet log in between.
-    config.setdefault("reconnect.backoff.max.ms", 1000)
-    return {**config, "error_cb": errors, "logger": client_log}
+    return {**_PATIENCE, **config, "error_cb": errors, "logger": errors}
 
 
 def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErrors) -> dict[str, Any]:
     """Return the configuration of a consumer that reads assigned ranges and never commits."""
     config = {key: value for key, value in connection.items() if key not in _NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
-    config.setdefault("reconnect.backoff.max.ms", 1000)
     # Bounds what librdkafka holds ahead of us; the rest of the memory is in our own batches.
     config.setdefault("queued.max.messages.kbytes", 32 * 1024)
     config.setdefault("queued.min.messages", 100_000)
     config.setdefault("max.partition.fetch.bytes", 4 * 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
     return {
+        **_PATIENCE,
         **config,
         "group.id": group,
         "enable.auto.commit": False,
@@ -74,7 +118,7 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
         "enable.partition.eof": True,
         "auto.offset.reset": "error",
         "error_cb": errors,
-        "logger": client_log,
+        "logger": errors,
     }
 
 

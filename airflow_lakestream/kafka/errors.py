@@ -17,6 +17,14 @@ AUTHORIZATION = frozenset(
 MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 
+class KafkaMisconfigured(LakestreamError, Terminal):
+    """The client can't be made from the connection's settings."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where = where
+        super().__init__(f"{where}: its settings can't be used: {problem}. Correct them in the connection's extra.")
+
+
 class KafkaUnavailable(LakestreamError, Transient):
     """No broker answered in time."""
 

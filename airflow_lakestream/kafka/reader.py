@@ -13,8 +13,15 @@ from airflow_lakestream.core.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.kafka.client import ClientErrors, consumer_config
-from airflow_lakestream.kafka.errors import AUTHENTICATION, AUTHORIZATION, KafkaRefused, StalledPartition
+from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
+from airflow_lakestream.kafka.errors import (
+    AUTHENTICATION,
+    AUTHORIZATION,
+    MISSING_TOPIC,
+    KafkaRefused,
+    StalledPartition,
+    TopicMissing,
+)
 
 # consume() waits its whole time-out unless so many arrive. Few are also faster: their memory stays in the cache.
 CONSUME = 500
@@ -62,7 +69,7 @@ class KafkaReader:
         position is what tells here that a range is at its end.
         """
         errors = ClientErrors()
-        consumer = Consumer(consumer_config(self._connection, self._group, errors))
+        consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
         polled = 0.0
         try:
             consumer.assign([_assignment(part, plan.known_epochs.get(p)) for p, part in parts.items()])
@@ -136,6 +143,8 @@ class KafkaReader:
             raise OffsetsGone(part.topic, part.partition, part.position)
         elif code in AUTHENTICATION | AUTHORIZATION:
             raise KafkaRefused(self._where, f"reading {part.topic}[{part.partition}]", error.str())
+        elif code in MISSING_TOPIC:
+            raise TopicMissing(part.topic, self._where)
         elif error.fatal() or not error.retriable():
             raise KafkaException(error)
 

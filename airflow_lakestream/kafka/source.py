@@ -20,7 +20,7 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.plan import TopicState, Watermarks
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.client import ClientErrors, admin_config, isolation_level
+from airflow_lakestream.kafka.client import ClientErrors, admin_config, isolation_level, open_client
 from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
     AUTHORIZATION,
@@ -175,7 +175,7 @@ class KafkaSource:
 
     def _client(self) -> AdminClient:
         if self._admin is None:
-            self._admin = AdminClient(admin_config(self._connection, self._errors))
+            self._admin = open_client(AdminClient, admin_config(self._connection, self._errors), self._where)
         return self._admin
 
     def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
