@@ -5,6 +5,9 @@ UV_VERSION := 0.13.9
 BIN := .venv/bin
 OLD := .venv-airflow-3.1
 
+# Without bytecode every process of Airflow compiles all of Airflow again: twice the time to come up.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup lint test test-airflow-3.1 demo bench constraints clean
 
@@ -47,10 +50,13 @@ $(OLD)/.ready: pyproject.toml dev/constraints-airflow-3.1.txt
 	$(call install,$(OLD),dev/constraints-airflow-3.1.txt)
 
 # $(1): folder of the environment, $(2): its constraints. The stamp is made last: an interrupted setup starts again.
+# First exactly the pins, which needs no look at any metadata: resolving them first would build PySpark each time. Then
+# the project itself, with whatever another platform needs besides.
 define install
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	$(1)/bin/uv pip install --python $(1)/bin/python --no-deps --requirements $(2)
 	$(1)/bin/uv pip install --python $(1)/bin/python --constraints $(2) --editable '.[all]' --group dev
 	@touch $(1)/.ready
 endef

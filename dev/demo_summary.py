@@ -19,7 +19,8 @@ from dev.services.kafka import Kafka
 _SNAPSHOTS = 5
 _ROWS = 6
 # What fits a terminal of 80 characters.
-_COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id", "viewed_percent", "url")
+_COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id", "url")
+_URL = 20
 
 
 def print_summary(
@@ -66,8 +67,9 @@ def _snapshots(landings: list[Snapshot]) -> Grid:
 
 
 def _short(run_id: str) -> str:
-    """Shorten dag/task/scheduled__2026-01-01T00:00:00+00:00 to what differs between runs."""
-    return run_id.split("/")[-1].replace("__", " ").replace("+00:00", "Z")
+    """Shorten dag/task/scheduled__2026-01-01T00:00:00+00:00/-1 to what differs between runs."""
+    parts = run_id.split("/")
+    return (parts[2] if len(parts) > 2 else run_id).replace("__", " ").replace("+00:00", "Z")
 
 
 def _ranges(partitions: list[lake.Partition], topic: str) -> Grid:
@@ -88,7 +90,7 @@ def _rows(rows: list[dict[str, Any]]) -> Grid:
     grid = _grid("The last rows (some of their columns)")
     columns = [column for column in _COLUMNS if rows and column in rows[0]]
     for column in columns:
-        grid.add_column(column.removeprefix("_kafka_"), overflow="ellipsis", no_wrap=True)
+        grid.add_column(column.removeprefix("_kafka_"), no_wrap=True)
     for row in rows:
         grid.add_row(*(_cell(row[column]) for column in columns))
     return grid
@@ -101,4 +103,5 @@ def _grid(title: str) -> Grid:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return value.strftime("%H:%M:%S.%f")[:-3]
-    return str(value)
+    text = str(value).removeprefix("https://")
+    return text if len(text) <= _URL else f"{text[: _URL - 1]}…"
