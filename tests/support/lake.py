@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestEntryStatus
@@ -90,6 +92,13 @@ class Lake:
         found = found.filter(pc.equal(found["_kafka_topic"], topic))
         found = found.select(["_kafka_partition", "_kafka_offset", "id", "name", "score"])
         return found.sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
+
+    def committed_offsets(self, topic: str, consumer_group: str = GROUP) -> dict[int, int]:
+        """Return what Kafka's group says: the mirror of the ledger."""
+        client = AdminClient({**self.kafka, "log_level": 2})
+        answer = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(consumer_group)])
+        found = answer[consumer_group].result(30).topic_partitions
+        return {tp.partition: tp.offset for tp in found if tp.topic == topic}
 
     def has_nothing(self) -> bool:
         """Tell whether there is no namespace and no file: not a trace of any run."""

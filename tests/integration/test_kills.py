@@ -1,0 +1,113 @@
+"""A run killed by SIGKILL at every gap between two of its steps, and then tried again."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dev.service import CHECKOUT
+from tests.support.broker import Producing, Topics
+from tests.support.killed_run import POINTS
+from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+
+pytestmark = pytest.mark.integration
+
+# Two partitions of 40 records, in chunks of 10, with a commit after every fourth chunk: two commits.
+EACH, CHUNK, COMMITS = 40, 10, 2
+CONFIG = {"max_batch_bytes": 1_300}
+
+
+def run_until_killed(lake: Lake, topic: str, point: str, number: int) -> None:
+    request = {
+        "folder": str(lake.folder),
+        "kafka": lake.kafka,
+        "topic": topic,
+        "run_id": "r",
+        "config": CONFIG,
+        "chunk": CHUNK,
+        "point": point,
+        "number": number,
+    }
+    command = [sys.executable, "-m", "tests.support.killed_run", json.dumps(request)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, f"it was not killed: {done.stderr[-2000:]}"
+
+
+def commits_before(point: str, number: int) -> int:
+    """How many commits of the run were applied when it was killed."""
+    if point == "before the mirror":
+        return COMMITS
+    if point == "after the plan":
+        return 0
+    return number if point == "just after the commit" else number - 1
+
+
+CASES = [(point, number) for point in POINTS for number in (1, 2)]
+# These come once in a run.
+CASES.remove(("after the plan", 2))
+CASES.remove(("before the mirror", 1))
+
+
+@pytest.mark.parametrize(("point", "number"), CASES, ids=[f"{point} ({number})" for point, number in CASES])
+def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
+    lake: Lake, topic: Topics, produce: Producing, point: str, number: int
+) -> None:
+    name = topic(2)
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, EACH))
+    run_until_killed(lake, name, point, number)
+    landed = commits_before(point, number)
+    assert landed == (len(lake.snapshots()) if lake.catalog().table_exists("lake.events") else 0)
+
+    report = lake.land(name, "r", **CONFIG)
+
+    assert_landed_once(lake, name, {0: EACH, 1: EACH})
+    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+    assert report.recovered == landed
+    assert report.snapshot_ids == lake.snapshots()
+    assert report.counts.written == 2 * EACH
+    assert report.to_dict()["ranges"] == [[0, 0, EACH], [1, 0, EACH]]
+    assert report.remaining_lag == 0
+    assert lake.committed_offsets(name) == {0: EACH, 1: EACH}
+
+
+@pytest.mark.parametrize("point", ["just after the commit", "before the mirror"])
+def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
+    lake: Lake, topic: Topics, produce: Producing, point: str
+) -> None:
+    name = topic(2)
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, EACH))
+    run_until_killed(lake, name, point, COMMITS)
+    snapshots = lake.snapshots()
+    assert len(snapshots) == COMMITS
+
+    report = lake.land(name, "r", **CONFIG)
+
+    assert report.recovered == COMMITS
+    assert report.to_dict() == {
+        **lake.land(name, "another run").to_dict(),
+        "snapshot_ids": snapshots,
+        "snapshot_id": snapshots[-1],
+        "read": 2 * EACH,
+        "rows": 2 * EACH,
+        "ranges": [[0, 0, EACH], [1, 0, EACH]],
+    }
+    assert lake.snapshots() == snapshots
+    assert lake.committed_offsets(name) == {0: EACH, 1: EACH}
+
+
+def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = topic(2)
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, EACH))
+    run_until_killed(lake, name, "just before the commit", 1)
+    run_until_killed(lake, name, "just after the commit", 1)
+    run_until_killed(lake, name, "after the data files", 1)
+    report = lake.land(name, "r", **CONFIG)
+    assert_landed_once(lake, name, {0: EACH, 1: EACH})
+    assert report.snapshot_ids == lake.snapshots()
+    assert report.counts.written == 2 * EACH
+    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)

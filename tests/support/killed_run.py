@@ -1,0 +1,122 @@
+"""A run that is killed by SIGKILL at a chosen point: `python -m tests.support.killed_run '<json>'`.
+
+The points are set by wrappers around what the job is made of; the package knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import CommitTableResponse
+
+from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import Chunk, Reader
+from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedCatalog, WrappedSource
+from tests.support.lake import Lake
+
+
+def kill() -> None:
+    """Die at once: no handler, no cleanup."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledBeforeReading:
+    """A reader that is never reached by more than the plan."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def read(self, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
+        kill()
+        return self._reader.read(plan, cancelled)
+
+
+class KilledAtCommit(WrappedCatalog):
+    """Kills the process right before, or right after, the commit with a given number."""
+
+    def __init__(self, catalog: Catalog, number: int, *, after: bool) -> None:
+        super().__init__(catalog)
+        self._left = number
+        self._after = after
+
+    def commit_table(self, *request: Any) -> CommitTableResponse:
+        self._left -= 1
+        if self._left == 0 and not self._after:
+            kill()
+        response = self.real.commit_table(*request)
+        if self._left == 0:
+            kill()
+        return response
+
+
+class KilledBeforeMirror(WrappedSource):
+    """A source that never gets to write the group's offsets."""
+
+    def mirror(self, offsets: Mapping[int, int]) -> None:
+        kill()
+
+
+def _after_plan(job: Job, number: int) -> Job:
+    return replace(job, reader=KilledBeforeReading(job.reader))
+
+
+def _while_reading(job: Job, number: int) -> Job:
+    return replace(job, reader=InterposedReader(job.reader, kill, chunks=4 * number - 1))
+
+
+def _after_data_files(job: Job, number: int) -> Job:
+    # The first manifest of a commit is opened when all of its data files are written.
+    manifests: list[str] = []
+
+    def watch(path: str) -> None:
+        if path.endswith(".avro") and "/snap-" not in path:
+            manifests.append(path)
+            if len(manifests) == number:
+                kill()
+
+    WatchedFileIO.watcher = watch
+    return job
+
+
+def _before_mirror(job: Job, number: int) -> Job:
+    return replace(job, source=KilledBeforeMirror(job.source))
+
+
+def _as_it_is(job: Job, number: int) -> Job:
+    return job
+
+
+POINTS: dict[str, Callable[[Job, int], Job]] = {
+    "after the plan": _after_plan,
+    "while reading": _while_reading,
+    "after the data files": _after_data_files,
+    "just before the commit": _as_it_is,
+    "just after the commit": _as_it_is,
+    "before the mirror": _before_mirror,
+}
+
+
+def main(request: dict[str, Any]) -> None:
+    """Run until the kill: the process must not come to its end."""
+    lake = Lake(Path(request["folder"]), request["kafka"])
+    point, number = request["point"], request["number"]
+    catalog: Any = lake.catalog(**{"py-io-impl": "tests.support.faults.WatchedFileIO"})
+    if point.endswith("the commit"):
+        catalog = KilledAtCommit(catalog, number, after=point.startswith("just after"))
+    job = lake.job(request["topic"], request["run_id"], catalog=catalog, **request["config"])
+    job = replace(job, reader=SmallChunks(job.reader, request["chunk"]))
+    land(POINTS[point](job, number))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
