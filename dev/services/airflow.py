@@ -143,6 +143,9 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
         "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
         "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        # The first parse, while everything starts at once on a busy machine, has been seen to take over 30 s.
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "150",
+        "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "180",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "SCARF_ANALYTICS": "False",

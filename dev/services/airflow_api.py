@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
@@ -45,7 +46,7 @@ class AirflowApi:
     def import_errors(self) -> list[str]:
         """Return what kept DAG files from being parsed: the file, and the end of its traceback."""
         errors = self.get("/importErrors")["import_errors"]
-        return [f"{error['filename']}: {error['stack_trace'].strip().splitlines()[-1]}" for error in errors]
+        return [f"{error['filename']}: {reason_of(error['stack_trace'])}" for error in errors]
 
     def unpause(self, dag_id: str) -> None:
         """Let the scheduler run the DAG."""
@@ -96,6 +97,13 @@ class AirflowApi:
             raise AirflowRefused(
                 f"Airflow's API: {request.method or 'GET'} {request.full_url}: {problem}."
             ) from problem
+
+
+def reason_of(stack_trace: str) -> str:
+    """Find the line of a traceback that names the exception; the text of one may go on for lines after it."""
+    lines = stack_trace.strip().splitlines() or [""]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Timeout|NotFound)\w*\b", line)]
+    return (named or lines)[-1]
 
 
 def _request(method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Request:
