@@ -7,7 +7,8 @@ hand it asks for topic, table and limits.
 from __future__ import annotations
 
 import pendulum
-from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param
+from airflow.sdk import DAG, AssetAlias, Param
+from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only
 
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
@@ -40,7 +41,7 @@ with DAG(
             "256MiB",
             enum=["16MiB", "64MiB", "256MiB", "1GiB"],
             title="Bytes per commit",
-            description="Commit at the latest after so many bytes. Smaller commits show sooner, larger ones read faster.",
+            description="Commit at the latest after so many bytes: small commits show sooner, large ones read faster.",
         ),
         "on_data_loss": Param(
             "fail",

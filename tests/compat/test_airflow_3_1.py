@@ -1,0 +1,46 @@
+"""The oldest Airflow that is promised: the provider loads, and a topic lands. Runs in an environment of its own."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from airflow_lakestream.get_provider_info import get_provider_info
+from dev.sources.clickstream import produce_clickstream
+from dev.sources.flights import produce_flights
+from tests.support.airflow_home import DAGS, AirflowHome, Connections
+
+
+def test_airflow_finds_the_provider_and_all_that_it_lists() -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    found = ProvidersManager().providers["airflow-lakestream"]
+    assert get_provider_info().items() <= found.data.items()
+    for kind in ("operators", "hooks"):
+        for entry in found.data[kind]:
+            for module in entry["python-modules"]:
+                importlib.import_module(module)
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "produce"), [("clickstream_to_lake", produce_clickstream), ("flights_to_lake", produce_flights)]
+)
+def test_a_topic_lands(dag_id: str, produce, airflow: AirflowHome, connections: Connections, kafka, topic) -> None:
+    name = topic()
+    options = {"rate": 0} if produce is produce_clickstream else {}
+    produce(kafka.client_config(), name, count=1000, **options)
+    dag = airflow.dag(DAGS / f"{dag_id}.py")
+    run = airflow.run(dag, {"topic": name})
+    assert (run.state, run.errors) == ("success", [])
+    report = run.task().xcom
+    assert (report["rows"], report["remaining_lag"], report["consumer_group"]) == (1000, 0, dag_id)
+    table = connections.catalog.load_table(report["table"])
+    rows = table.scan(selected_fields=("_kafka_partition", "_kafka_offset")).to_arrow()
+    landed = set(zip(rows["_kafka_partition"].to_pylist(), rows["_kafka_offset"].to_pylist(), strict=True))
+    assert landed == {(p, n) for p, start, end in report["ranges"] for n in range(start, end)}
+    assert len(rows) == 1000
+    assert run.asset_events == [(f"iceberg://{report['table'].replace('.', '/')}", report)]
+
+    again = airflow.run(dag, {"topic": name})
+    assert (again.state, again.task().xcom["snapshot_ids"], again.asset_events) == ("success", [], [])
