@@ -129,12 +129,15 @@ class KafkaReader:
                 good.append(message)
             elif (part := parts.get(message.partition())) is not None:
                 self._sort_in_error(error, message, part)
-            elif error.code() in AUTHENTICATION | AUTHORIZATION:
+            elif error.code() in AUTHENTICATION | AUTHORIZATION - {KafkaError.GROUP_AUTHORIZATION_FAILED}:
                 raise KafkaRefused(self._where, "reading", error.str())
         return good
 
     def _sort_in_error(self, error: KafkaError, message: Any, part: _Partition) -> None:
         code = error.code()
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            # The group is only a mirror of progress: reading assigned ranges needs none.
+            return
         if code == KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
         elif code == KafkaError._LOG_TRUNCATION or "truncat" in error.str().lower():
