@@ -1,0 +1,57 @@
+"""Random values of the core's vocabulary."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+TOPIC = "orders"
+IDENTITY = TopicIdentity(TOPIC, "topic-id", "cluster-id")
+PARTITIONS = range(3)
+
+
+@st.composite
+def range_sets(draw: st.DrawFn, topic: str = TOPIC) -> RangeSet:
+    parts = draw(st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(0, 30), st.integers(1, 8)), max_size=6))
+    return RangeSet(OffsetRange(topic, p, start, start + width) for p, start, width in parts)
+
+
+def by_partition() -> st.SearchStrategy[dict[int, int]]:
+    return st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 40))
+
+
+def counts() -> st.SearchStrategy[Counts]:
+    some = st.integers(0, 10**12)
+    return st.tuples(some, some, some, some).map(lambda parts: Counts(sum(parts), *parts))
+
+
+def entries(topic: str = TOPIC) -> st.SearchStrategy[TopicEntry]:
+    return st.builds(
+        TopicEntry,
+        landed=range_sets(topic),
+        lost=range_sets(topic),
+        counts=counts(),
+        origin=by_partition(),
+        epochs=by_partition(),
+    )
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> dict[TopicIdentity, TopicEntry]:
+    name = st.text("ab.-_é", min_size=1, max_size=4)
+    identities = draw(st.lists(st.builds(TopicIdentity, name, st.text(max_size=3), st.text(max_size=3)), max_size=3))
+    return {identity: draw(entries(identity.topic)) for identity in identities}
+
+
+def landings() -> st.SearchStrategy[Landing]:
+    return st.builds(Landing, st.text(min_size=1, max_size=8), st.text(max_size=8), topics())
+
+
+def ledgers(group: str = "g") -> st.SearchStrategy[Ledger]:
+    return st.builds(Ledger, st.just(group), topics())
+
+
+def offsets(ranges: RangeSet) -> set[tuple[int, int]]:
+    return {(r.partition, offset) for r in ranges for offset in range(r.from_offset, r.until_offset)}

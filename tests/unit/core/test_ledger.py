@@ -1,0 +1,68 @@
+"""Sums of landings, and what must add up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ranges import RangeSet
+from tests.support.core_strategies import IDENTITY, TOPIC, entries, offsets
+
+
+def landing(entry: TopicEntry, identity: TopicIdentity = IDENTITY) -> Landing:
+    return Landing("id", "run", {identity: entry})
+
+
+@given(st.lists(entries(), max_size=5))
+def test_a_ledger_holds_what_its_landings_add_up_to(changes: list[TopicEntry]) -> None:
+    ledger = Ledger("g")
+    for change in changes:
+        ledger = ledger.add(landing(change))
+    entry = ledger.entry(IDENTITY)
+    assert offsets(entry.landed) == {o for change in changes for o in offsets(change.landed)}
+    assert offsets(entry.lost) == {o for change in changes for o in offsets(change.lost)}
+    assert entry.held == entry.landed | entry.lost
+    assert entry.counts.read == sum(change.counts.read for change in changes)
+    assert entry.counts.rejected == sum(change.counts.rejected for change in changes)
+
+
+@given(entries(), entries(), entries())
+def test_addition_is_associative(a: TopicEntry, b: TopicEntry, c: TopicEntry) -> None:
+    assert (a + b) + c == a + (b + c)
+
+
+@given(entries(), entries())
+def test_the_first_origin_and_the_last_epoch_of_a_partition_stand(first: TopicEntry, later: TopicEntry) -> None:
+    both = first + later
+    assert both.origin.items() >= first.origin.items()
+    assert both.epochs.items() >= later.epochs.items()
+    assert set(both.origin) == set(first.origin) | set(later.origin)
+
+
+@given(entries(), entries())
+def test_a_landing_overlaps_in_whatever_it_shares_lost_or_landed(held: TopicEntry, more: TopicEntry) -> None:
+    ledger = Ledger("g").add(landing(held))
+    assert offsets(ledger.overlap(landing(more))) == offsets(held.held) & offsets(more.held)
+
+
+@given(entries())
+def test_another_incarnation_of_the_topic_shares_nothing(entry: TopicEntry) -> None:
+    other = TopicIdentity(TOPIC, "another-id", "cluster-id")
+    ledger = Ledger("g").add(landing(entry))
+    assert not ledger.overlap(landing(entry, other))
+    assert ledger.entry(other) == TopicEntry()
+    assert ledger.others_of(TOPIC, other) == (IDENTITY,)
+    assert ledger.others_of(TOPIC, IDENTITY) == ()
+
+
+def test_a_landing_without_ranges_overlaps_nothing() -> None:
+    ledger = Ledger("g").add(landing(TopicEntry(landed=RangeSet.of(TOPIC, 0, 0, 10))))
+    assert not ledger.overlap(landing(TopicEntry(origin={0: 0})))
+
+
+@pytest.mark.parametrize("counts", [(3, 2, 0, 0, 0), (3, 2, 1, 1, 0), (0, 0, 0, 0, 1), (3, 4, 0, 0, 0)])
+def test_counts_that_do_not_add_up_are_refused(counts: tuple[int, ...]) -> None:
+    with pytest.raises(CountsDoNotAddUp, match="do not add up"):
+        Counts(*counts)
