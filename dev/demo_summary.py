@@ -73,7 +73,7 @@ def _short(run_id: str) -> str:
 
 
 def _ranges(partitions: list[lake.Partition], topic: str) -> Grid:
-    grid = _grid(f"What the table holds of {topic}, by its own ledger")
+    grid = _grid(f"Offsets of {topic}, by the ledger")
     grid.add_column("partition", justify="right")
     grid.add_column("offsets landed")
     grid.add_column("topic ends at", justify="right")

@@ -109,6 +109,7 @@ class Stack:
                 if announce:
                     self._say(f"kafka: already up at {running.bootstrap}")
                 return running
+            self._refuse_when_gone()
             jdk = find_jdk()
             jar_folder = jars.fetch(jars.KAFKA, self.home / "jars", jdk, self._say)
             self._say("kafka: starting")
@@ -162,6 +163,11 @@ class Stack:
         if running is None:
             raise NotUp(f"kafka is not up in stack {self.name}: python -m dev up kafka --stack {self.name}")
         return running
+
+    def _refuse_when_gone(self) -> None:
+        # Another thread may still be on its way up while this one takes the stack down.
+        if self._owner is not None and self._held_open is None:
+            raise NotUp(f"Stack {self.name} has been taken down: make a new one.")
 
     def down(self) -> list[str]:
         """Stop all services and remove their data; return the names of those that were there."""

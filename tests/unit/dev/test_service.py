@@ -144,6 +144,13 @@ def test_owned_stacks_never_share_a_name(tmp_path):
     assert list(all_stacks(tmp_path)) == []
 
 
+def test_an_owned_stack_that_was_taken_down_stays_down(tmp_path):
+    with Stack.owned("t", home=tmp_path) as stack:
+        pass
+    with pytest.raises(NotUp, match="has been taken down"):
+        stack.up_kafka()
+
+
 def test_asking_for_a_broker_that_is_not_up_says_how_to_start_it(tmp_path):
     with pytest.raises(NotUp, match="kafka is not up in stack s: python -m dev up kafka --stack s"):
         Stack("s", home=tmp_path).kafka()
