@@ -23,8 +23,8 @@ lint: setup ## Check style, types and layers
 	$(BIN)/lint-imports
 
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
-	$(BIN)/python -m pytest tests/unit tests/contract
-	$(BIN)/python -m pytest tests/integration tests/dags tests/faults
+	$(BIN)/python -m pytest $(wildcard tests/unit tests/contract)
+	$(BIN)/python -m pytest $(wildcard tests/integration tests/dags tests/faults)
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
