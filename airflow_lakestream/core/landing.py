@@ -96,11 +96,13 @@ def land(job: Job) -> LandingReport:
         report = report or LandingReport(state.identity.topic, job.table, job.consumer_group)
         report.recover(table.landed_by_run)
         plan = _plan(job, table, state, ends)
+        landed_before = len(report.snapshot_ids)
         try:
             _drain(job, table, plan, report)
         except Conflict as conflict:
             job.sink.discard()
-            conflicts += 1
+            got_on = len(report.snapshot_ids) > landed_before
+            conflicts = 1 if got_on else conflicts + 1
             if conflicts == MAX_CONFLICTS:
                 raise Contention(job.table, conflict) from conflict
             log.info("%s Planning anew.", conflict)
