@@ -25,7 +25,7 @@ STEPS = 50
 def wrong_histories(
     *, reader: Reader = lineage.read, keep: int = 100, guarded: bool = True, histories: int = HISTORIES
 ) -> tuple[list[int], float]:
-    """Run seeded histories; return the seeds in which a reading was wrong or an offset doubled, and the share refused."""
+    """Run seeded histories; return the seeds with a wrong reading or a doubled offset, and the share refused."""
     wrong, refused, readings = [], 0, 0
     for seed in range(histories):
         table = TableModel(random.Random(seed), reader=reader, keep=keep, guarded=guarded)

@@ -1,5 +1,7 @@
 """RangeSet against plain Python sets."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ def test_set_algebra_is_that_of_sets_of_offsets(a: RangeSet, b: RangeSet) -> Non
 def test_ranges_are_sorted_disjoint_and_coalesced(a: RangeSet) -> None:
     for partition in range(3):
         intervals = a.intervals(TOPIC, partition)
-        assert all(left[1] < right[0] for left, right in zip(intervals, intervals[1:], strict=False))
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(intervals))
     assert a.width == len(offsets(a))
     assert list(a) == sorted(a)
 
