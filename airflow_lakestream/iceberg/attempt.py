@@ -52,6 +52,7 @@ class AppendAttempt:
         current = self._catalog.load_table(self._name)
         if self._producers and (landed := self._guard.landed_in(current)) is not None:
             return landed
+        self._guard.check_files_fit(current)
         table = Table(
             current.name(),
             current.metadata,

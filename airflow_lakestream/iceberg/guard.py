@@ -20,6 +20,7 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
@@ -71,16 +72,14 @@ class CommitGuard:
         catalog: Catalog,
         consumer_group: str,
         landing: Landing,
-        schema_id: int,
-        spec_id: int,
+        written_for: TableMetadata,
         *,
         allow_group_overlap: bool = False,
     ) -> None:
         self._catalog = catalog
         self._group = consumer_group
         self._landing = landing
-        self._schema_id = schema_id
-        self._spec_id = spec_id
+        self._written_for = written_for
         self._allow_group_overlap = allow_group_overlap
         self.asked = False
 
@@ -101,8 +100,7 @@ class CommitGuard:
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return _response(current)
-        if current.metadata.table_uuid != table.metadata.table_uuid:
-            raise Refused(StaleFiles(ledger_store.name_of(table), "the table was dropped and created anew"))
+        self.check_files_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != base_id:
             raise CommitFailedException("main moved since the commit was prepared")
         self._check(current)
@@ -110,9 +108,11 @@ class CommitGuard:
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing)
         requirements += (
             AssertCurrentSchemaId.model_validate(
-                {"type": "assert-current-schema-id", "current-schema-id": self._schema_id}
+                {"type": "assert-current-schema-id", "current-schema-id": self._written_for.current_schema_id}
             ),
-            AssertDefaultSpecId.model_validate({"type": "assert-default-spec-id", "default-spec-id": self._spec_id}),
+            AssertDefaultSpecId.model_validate(
+                {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
+            ),
         )
         return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
 
@@ -126,9 +126,15 @@ class CommitGuard:
             raise Refused(LedgerConflict(name, taken))
         if not self._allow_group_overlap and (taken := self._landed_by_others(current)):
             raise Refused(LedgerConflict(name, taken))
-        if current.metadata.current_schema_id != self._schema_id:
+
+    def check_files_fit(self, current: Table) -> None:
+        """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
+        name = ledger_store.name_of(current)
+        if current.metadata.table_uuid != self._written_for.table_uuid:
+            raise Refused(StaleFiles(name, "the table was dropped and created anew"))
+        if current.metadata.current_schema_id != self._written_for.current_schema_id:
             raise Refused(StaleFiles(name, "the schema was changed"))
-        if current.metadata.default_spec_id != self._spec_id:
+        if current.metadata.default_spec_id != self._written_for.default_spec_id:
             raise Refused(StaleFiles(name, "the partition spec was changed"))
 
     def _landed_by_others(self, current: Table) -> RangeSet:

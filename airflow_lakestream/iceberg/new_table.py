@@ -74,8 +74,11 @@ def _make_namespace(catalog: Catalog, name: str) -> bool:
         return False
     try:
         catalog.create_namespace(namespace)
-    except NamespaceAlreadyExistsError:
-        return False
+    except Exception as e:
+        # Another run made it meanwhile. SqlCatalog then says so by the database's error, not by PyIceberg's.
+        if isinstance(e, NamespaceAlreadyExistsError) or catalog.namespace_exists(namespace):
+            return False
+        raise
     return True
 
 

@@ -215,13 +215,11 @@ class IcebergSink:
 
     def _attempt(self, landing: Landing) -> Attempt:
         target = self._target(None)
-        metadata = target.metadata
         guard = CommitGuard(
             self._catalog,
             self._group,
             landing,
-            metadata.current_schema_id,
-            metadata.default_spec_id,
+            target.metadata,
             allow_group_overlap=self._allow_group_overlap,
         )
         summary = codec.encode_summary(self._group, landing)
