@@ -34,7 +34,7 @@ with DAG(
             None,
             type=["null", "integer"],
             minimum=1,
-            title="Most records",
+            title="Record limit",
             description="Stop after so many records, and leave the rest to the next run; empty for all there are.",
         ),
         "max_batch_bytes": Param(
@@ -46,8 +46,9 @@ with DAG(
         "on_data_loss": Param(
             "fail",
             enum=["fail", "record"],
-            title="When retention was faster",
-            description="Fail, or land what is left and record the lost offsets in the table's ledger.",
+            values_display={"fail": "Fail the run", "record": "Land what is left, and record what is lost"},
+            title="When records are gone",
+            description="What to do when Kafka's retention removed records before they were landed.",
         ),
     },
 ) as dag:

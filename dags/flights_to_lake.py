@@ -37,6 +37,7 @@ with DAG(
         "start_offset": Param(
             "earliest",
             enum=["earliest", "latest"],
+            values_display={"earliest": "The first record", "latest": "What comes from now on"},
             title="Begin at",
             description="Where the first run begins; later runs go on where the table says.",
         ),

@@ -49,14 +49,16 @@ class LandingReport:
                 self.add(snapshot_id, landing)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-ready values; ranges as [partition, from, until]."""
+        """Return the report as JSON-ready values; ranges as [partition, from, until], snapshot ids as text."""
         counts = self.counts
+        # Browsers read JSON numbers as doubles: Airflow's UI would round 64-bit ids, and show wrong ones.
+        ids = [str(snapshot_id) for snapshot_id in self.snapshot_ids]
         return {
             "topic": self.topic,
             "table": self.table,
             "consumer_group": self.consumer_group,
-            "snapshot_ids": list(self.snapshot_ids),
-            "snapshot_id": self.snapshot_ids[-1] if self.snapshot_ids else None,
+            "snapshot_ids": ids,
+            "snapshot_id": ids[-1] if ids else None,
             "read": counts.read,
             "rows": counts.written,
             "rejected": counts.rejected,

@@ -33,9 +33,8 @@ class KafkaExtractOperator(BaseOperator):
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
     when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of the table
-    that was written), a report: `snapshot_ids`, `rows`, `read`,
-    `rejected`, `skipped`, `filtered`, `ranges` as [partition, from, until], `lost`, `remaining_lag`. A retry whose
-    earlier try landed returns that try's report.
+    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `ranges` as
+    [partition, from, until], `lost`, `remaining_lag`. A retry whose earlier try landed returns that try's report.
 
     Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
     arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
@@ -189,7 +188,14 @@ class KafkaExtractOperator(BaseOperator):
             if on_empty is OnEmpty.SKIP:
                 raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")
             return result
-        log.info("Landed %s rows of %s in %s: %s", result["rows"], report.topic, report.table, result)
+        log.info(
+            "Landed %s rows of %s in %s: %s snapshots, %s offsets remain.",
+            result["rows"],
+            report.topic,
+            report.table,
+            len(report.snapshot_ids),
+            report.remaining_lag,
+        )
         for outlet in self.outlets:
             if isinstance(outlet, AssetAlias):
                 # An alias stands for the table that was really written, which a trigger form may have changed.

@@ -55,7 +55,7 @@ def assert_landed_once(run: Run, table: Table, count: int) -> None:
     assert landed(table) == offsets(report["ranges"])
     assert sum(landed(table).values()) == count
     assert_files_are_whole(table)
-    assert report["snapshot_ids"] == [snapshot.snapshot_id for snapshot in table.snapshots()]
+    assert report["snapshot_ids"] == [str(snapshot.snapshot_id) for snapshot in table.snapshots()]
     uri = "iceberg://" + report["table"].replace(".", "/")
     assert run.asset_events == [(uri, report)]
     [(identity, entry)] = read_ledger(table, report["consumer_group"]).topics.items()

@@ -89,8 +89,8 @@ def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
     assert report.recovered == COMMITS
     assert report.to_dict() == {
         **lake.land(name, "another run").to_dict(),
-        "snapshot_ids": snapshots,
-        "snapshot_id": snapshots[-1],
+        "snapshot_ids": [str(snapshot) for snapshot in snapshots],
+        "snapshot_id": str(snapshots[-1]),
         "read": 2 * EACH,
         "rows": 2 * EACH,
         "ranges": [[0, 0, EACH], [1, 0, EACH]],

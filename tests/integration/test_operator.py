@@ -187,7 +187,7 @@ def test_a_retry_whose_earlier_try_landed_returns_that_report(
     assert (report["rows"], report["ranges"]) == (10, [[0, 0, 10]])
     assert run.asset_events == [("iceberg://lake/t", report)]
     table = connections.catalog.load_table(TABLE)
-    assert report["snapshot_ids"] == [snapshot.snapshot_id for snapshot in table.snapshots()]
+    assert report["snapshot_ids"] == [str(snapshot.snapshot_id) for snapshot in table.snapshots()]
     assert landed(connections) == [(0, n) for n in range(10)]
 
 
