@@ -115,9 +115,9 @@ class ExtractConfig:
         return TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=payload,
-            partition_by=_items(self.partition_by),
-            sort_order=_items(self.sort_order),
-            properties={str(key): str(value) for key, value in self.table_properties.items()},
+            partition_by=_items("partition_by", self.partition_by),
+            sort_order=_items("sort_order", self.sort_order),
+            properties=_properties(self.table_properties),
         )
 
 
@@ -229,10 +229,19 @@ def _count(argument: str, value: object) -> int | None:
     return int(str(value))
 
 
-def _items(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if value is None or not _is_given(value):
+def _items(argument: str, value: object) -> tuple[str, ...] | None:
+    if value is None or value == "":
         return None
-    return (value,) if isinstance(value, str) else tuple(value)
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        raise InvalidArgument(argument, f"{value!r} is not a list of texts.", 'Write ["first", "second"].')
+    return tuple(items)
+
+
+def _properties(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+    return {str(key): str(item) for key, item in value.items()}
 
 
 def _milliseconds(value: object) -> int:

@@ -1,0 +1,105 @@
+"""The one configuration of the extract path: what it takes, and that each refusal names its argument."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.core.batch import Limits
+from airflow_lakestream.core.policies import StartOffset
+from airflow_lakestream.exceptions import InvalidArgument, Terminal
+from airflow_lakestream.extract import ExtractConfig
+
+
+def config(**settings: Any) -> ExtractConfig:
+    return ExtractConfig(**{"topic": "orders", "table": "lake.orders", "consumer_group": "g", **settings})
+
+
+def test_the_defaults() -> None:
+    assert config().limits == Limits(
+        max_records=None, max_batch_bytes=256 * 2**20, checkpoint_interval=60, idle_timeout=0
+    )
+    assert config().start.offset is StartOffset.EARLIEST
+    assert config().poll_seconds == 30
+    assert config().design.metadata.names == ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp"]
+
+
+def test_numbers_as_templates_render_them() -> None:
+    limits = config(max_records="100", max_batch_bytes="1MiB", checkpoint_interval="5m", idle_timeout="10").limits
+    assert limits == Limits(max_records=100, max_batch_bytes=2**20, checkpoint_interval=300, idle_timeout=10)
+
+
+@pytest.mark.parametrize("nothing", [None, "", "None"])
+def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
+    assert config(max_records=nothing).limits.max_records is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("topic", "or/ders"),
+        ("table", "orders"),
+        ("consumer_group", "a b"),
+        ("consumer_group", ""),
+        ("format", "xml"),
+        ("mode", "interval"),
+        ("mode", "resumed"),
+        ("on_error", "reject"),
+        ("on_error", "ignore"),
+        ("start_offset", "newest"),
+        ("start_timestamp", "2026-11-20T05:05:00Z"),  # without start_offset="timestamp"
+        ("max_records", 0),
+        ("max_records", -5),
+        ("max_records", "many"),
+        ("max_records", 1.5),
+        ("max_records", True),
+        ("max_batch_bytes", 0),
+        ("max_batch_bytes", "lots"),
+        ("checkpoint_interval", "soon"),
+        ("checkpoint_interval", -1),
+        ("poll_timeout", 0),
+        ("poll_timeout", "nan"),
+        ("idle_timeout", "1 week"),
+        ("schema", "id no_such_type"),
+        ("schema", 7),
+        ("unknown_fields", "drop"),
+        ("metadata_columns", ["offsets"]),
+        ("metadata_columns", ["offset", "offset"]),
+        ("on_data_loss", "ignore"),
+        ("partition_by", 5),
+        ("sort_order", 5),
+        ("table_properties", "a=b"),
+    ],
+)
+def test_what_can_never_work_is_refused_by_name_before_anything_connects(argument: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{argument}: ") as caught:
+        config(**{argument: value})
+    assert caught.value.argument == argument
+    assert isinstance(caught.value, Terminal)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1_763_640_000_000, "1763640000000", "2025-11-20T12:00:00Z", "2025-11-20T13:00:00+01:00", "2025-11-20 12:00"],
+)
+def test_times_to_begin_at(value: object) -> None:
+    assert config(start_offset="timestamp", start_timestamp=value).start.timestamp_ms == 1_763_640_000_000
+
+
+def test_a_datetime_to_begin_at_needs_its_zone() -> None:
+    noon = datetime(2025, 11, 20, 12, tzinfo=UTC)
+    assert config(start_offset="timestamp", start_timestamp=noon).start.timestamp_ms == 1_763_640_000_000
+    with pytest.raises(InvalidArgument, match="no time zone"):
+        config(start_offset="timestamp", start_timestamp=noon.replace(tzinfo=None))
+
+
+@pytest.mark.parametrize("value", [None, "", "noon", "2025-13-01", "P1D"])
+def test_what_is_no_time_to_begin_at(value: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"^start_timestamp: "):
+        config(start_offset="timestamp", start_timestamp=value)
+
+
+def test_one_column_may_be_written_without_a_list() -> None:
+    assert config(partition_by="day(at)", sort_order="at").design.partition_by == ("day(at)",)
