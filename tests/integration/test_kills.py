@@ -1,15 +1,9 @@
 """A run killed by SIGKILL at every gap between two of its steps, and then tried again."""
 
-import json
-import signal
-import subprocess
-import sys
-
 import pytest
 
-from dev.service import CHECKOUT
 from tests.support.broker import Producing, Topics
-from tests.support.killed_run import POINTS
+from tests.support.killed_run import POINTS, run_until_killed
 from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
@@ -19,20 +13,8 @@ EACH, CHUNK, COMMITS = 40, 10, 2
 CONFIG = {"max_batch_bytes": 1_300}
 
 
-def run_until_killed(lake: Lake, topic: str, point: str, number: int) -> None:
-    request = {
-        "folder": str(lake.folder),
-        "kafka": lake.kafka,
-        "topic": topic,
-        "run_id": "r",
-        "config": CONFIG,
-        "chunk": CHUNK,
-        "point": point,
-        "number": number,
-    }
-    command = [sys.executable, "-m", "tests.support.killed_run", json.dumps(request)]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, f"it was not killed: {done.stderr[-2000:]}"
+def kill(lake: Lake, topic: str, point: str, number: int) -> None:
+    run_until_killed(lake, topic=topic, run_id="r", config=CONFIG, chunk=CHUNK, point=point, number=number)
 
 
 def commits_before(point: str, number: int) -> int:
@@ -57,7 +39,7 @@ def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
     name = topic(2)
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, EACH))
-    run_until_killed(lake, name, point, number)
+    kill(lake, name, point, number)
     landed = commits_before(point, number)
     assert landed == (len(lake.snapshots()) if lake.catalog().table_exists("lake.events") else 0)
 
@@ -80,7 +62,7 @@ def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
     name = topic(2)
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, EACH))
-    run_until_killed(lake, name, point, COMMITS)
+    kill(lake, name, point, COMMITS)
     snapshots = lake.snapshots()
     assert len(snapshots) == COMMITS
 
@@ -103,9 +85,9 @@ def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic: Topics, prod
     name = topic(2)
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, EACH))
-    run_until_killed(lake, name, "just before the commit", 1)
-    run_until_killed(lake, name, "just after the commit", 1)
-    run_until_killed(lake, name, "after the data files", 1)
+    kill(lake, name, "just before the commit", 1)
+    kill(lake, name, "just after the commit", 1)
+    kill(lake, name, "after the data files", 1)
     report = lake.land(name, "r", **CONFIG)
     assert_landed_once(lake, name, {0: EACH, 1: EACH})
     assert report.snapshot_ids == lake.snapshots()

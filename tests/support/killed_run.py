@@ -1,14 +1,13 @@
-"""A run that is killed by SIGKILL at a chosen point: `python -m tests.support.killed_run '<json>'`.
+"""A run that is killed by SIGKILL at a chosen point, in a process of its own.
 
 The points are set by wrappers around what the job is made of; the package knows nothing of them.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -106,9 +105,23 @@ POINTS: dict[str, Callable[[Job, int], Job]] = {
 }
 
 
-def main(request: dict[str, Any]) -> None:
+def run_until_killed(lake: Lake, **request: Any) -> None:
+    """Run `main` in a process of its own, which has to die of its SIGKILL."""
+    # Forked from a server that has imported everything and started nothing: seconds less than a new interpreter.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=main, args=(str(lake.folder), lake.kafka, request))
+    process.start()
+    try:
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL, f"not killed at {request['point']!r}: exit code {process.exitcode}"
+    finally:
+        process.kill()
+
+
+def main(folder: str, kafka: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Run until the kill: the process must not come to its end."""
-    lake = Lake(Path(request["folder"]), request["kafka"])
+    lake = Lake(Path(folder), kafka)
     point, number = request["point"], request["number"]
     catalog: Any = lake.catalog(**{"py-io-impl": "tests.support.faults.WatchedFileIO"})
     if point.endswith("the commit"):
@@ -116,7 +129,3 @@ def main(request: dict[str, Any]) -> None:
     job = lake.job(request["topic"], request["run_id"], catalog=catalog, **request["config"])
     job = replace(job, reader=SmallChunks(job.reader, request["chunk"]))
     land(POINTS[point](job, number))
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
