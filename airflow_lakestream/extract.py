@@ -230,7 +230,7 @@ def _count(argument: str, value: object) -> int | None:
 
 
 def _items(argument: str, value: object) -> tuple[str, ...] | None:
-    if value is None or value == "":
+    if not _is_given(value):
         return None
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):

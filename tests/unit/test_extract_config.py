@@ -101,5 +101,11 @@ def test_what_is_no_time_to_begin_at(value: object) -> None:
         config(start_offset="timestamp", start_timestamp=value)
 
 
+@pytest.mark.parametrize("nothing", [None, "", "None"])
+def test_a_layout_that_a_form_left_empty_asks_for_nothing(nothing: object) -> None:
+    design = config(partition_by=nothing, sort_order=nothing, schema=nothing).design
+    assert (design.partition_by, design.sort_order, design.schema) == (None, None, None)
+
+
 def test_one_column_may_be_written_without_a_list() -> None:
     assert config(partition_by="day(at)", sort_order="at").design.partition_by == ("day(at)",)

@@ -217,6 +217,20 @@ def test_another_run_that_looked_later_and_landed_past_our_ends_is_no_truncated_
     assert sorted(table.rows) == all_of(topic)
 
 
+def test_a_plan_made_anew_keeps_the_ends_of_the_first_look() -> None:
+    topic, table = FakeTopic({0: (0, 10)}), FakeTable()
+
+    def grow_and_land_some() -> None:
+        topic.logs[0] = (0, 15)
+        table.others_land("other", (0, 0, 6))
+
+    table.before_commit = [grow_and_land_some]
+    report = land(job(topic, table))
+
+    assert table.landed == span(0, 10)
+    assert report.remaining_lag == 5
+
+
 def test_conflicts_without_end_are_given_up_and_leave_nothing() -> None:
     topic, table = FakeTopic({0: (0, MAX_CONFLICTS + 5)}, chunk_size=100), FakeTable()
     table.before_commit = [lambda n=n: table.others_land("other", (0, n, n + 1)) for n in range(MAX_CONFLICTS + 5)]
