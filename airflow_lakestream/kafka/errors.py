@@ -69,3 +69,14 @@ class StalledPartition(LakestreamError, Transient):
             f"discarded; a retry reads it again. Last error of the client: {last or 'none'}. Check the leaders of "
             "these partitions, or raise poll_timeout."
         )
+
+
+class ReadFailed(LakestreamError, Transient):
+    """A partition answered with an error that no other class here stands for, such as a broken checksum."""
+
+    def __init__(self, topic: str, partition: int, position: int, problem: str) -> None:
+        self.topic, self.partition, self.position = topic, partition, position
+        super().__init__(
+            f"{topic}[{partition}] can't be read from offset {position}: {problem}. What was not committed yet was "
+            "discarded. If a retry fails at the same offset, the log itself is damaged there."
+        )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from airflow_lakestream.core.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
@@ -19,6 +19,7 @@ from airflow_lakestream.kafka.errors import (
     AUTHORIZATION,
     MISSING_TOPIC,
     KafkaRefused,
+    ReadFailed,
     StalledPartition,
     TopicMissing,
 )
@@ -149,7 +150,7 @@ class KafkaReader:
         elif code in MISSING_TOPIC:
             raise TopicMissing(part.topic, self._where)
         elif error.fatal() or not error.retriable():
-            raise KafkaException(error)
+            raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
 
 
 def _layers(plan: Plan) -> Iterator[dict[int, _Partition]]:
