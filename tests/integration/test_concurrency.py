@@ -259,3 +259,21 @@ def test_the_table_is_dropped_and_made_anew_between_plan_and_commit(lake: Lake, 
     assert report.counts.written == RUNS * EACH
     assert_landed_once(lake, filled, ALL, "h")
     assert_files_are_whole(lake.table())
+
+
+def test_a_run_that_plans_anew_keeps_the_ends_of_its_first_look(lake: Lake, topic: Topics, produce: Producing) -> None:
+    # Else a topic that keeps growing could keep a run from ending, one conflict after the other.
+    name = topic(1)
+    produce(name, 0, events(0, 0, EACH))
+    lake.land(name)
+    produce(name, 0, events(0, EACH, EACH))
+
+    def change_and_grow() -> None:
+        add_a_column(lake.table())
+        produce(name, 0, events(0, 2 * EACH, EACH))
+
+    report = lake.land(name, catalog=BeforeCommit(lake.catalog(), change_and_grow))
+
+    assert report.to_dict()["ranges"] == [[0, EACH, 2 * EACH]]
+    assert report.remaining_lag == EACH
+    assert_landed_once(lake, name, {0: 2 * EACH})
