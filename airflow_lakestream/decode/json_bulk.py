@@ -59,18 +59,20 @@ class BulkParser:
         documents, at least one, and n rows of n lines are one each. The first thing is an object, too, which keeps
         the reader alive: it crashes where that is `null`.
         """
-        if None in values:
+        lines = pa.array(values, pa.binary())
+        if lines.null_count:
             if self._requires:
                 raise NotInBulk("null values, and a column is required")
-            values = [b"{}" if value is None else value for value in values]
-        lines = b"\n".join(values)  # type: ignore[arg-type]  # no None is left
-        if not _are_lines(lines, len(values)):
-            lines = b"\n".join(map(_on_one_line, values))  # type: ignore[arg-type]
-            if not _are_lines(lines, len(values)):
+            lines = pc.fill_null(lines, b"{}")
+        if isinstance(lines, pa.ChunkedArray) or lines.nbytes > _MAX_BYTES:
+            raise NotInBulk("too large for one block")
+        if not _are_lines(lines):
+            lines = pa.array([b"{}" if value is None else _on_one_line(value) for value in values], pa.binary())
+            if not _are_lines(lines):
                 raise NotInBulk("not one object on each line")
-        joined = pa.py_buffer(lines)
-        _check_utf8(joined)
-        return joined
+        lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
+        whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+        return pc.binary_join(whole, b"\n")[0].as_buffer()
 
     def _read(self, joined: pa.Buffer, values: Sequence[bytes | None]) -> pa.Table:
         # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
@@ -92,28 +94,12 @@ class BulkParser:
         raise NotInBulk(problem)
 
 
-def _are_lines(joined: bytes, count: int) -> bool:
-    """Tell whether joined values are `count` lines that each begin with `{` and end with `}`.
-
-    Joining puts in count - 1 newlines, so where there are no more than that none stood in a value.
-    """
-    # The reader takes a NUL for the end of its input, and leaves what follows unread.
-    if not joined.startswith(b"{") or not joined.endswith(b"}") or b"\0" in joined or len(joined) > _MAX_BYTES:
+def _are_lines(lines: pa.Array) -> bool:
+    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}")), min_count=0).as_py():
         return False
-    # By Arrow, since bytes.count() takes seven times as long.
-    data = pa.Array.from_buffers(pa.uint8(), len(joined), [None, pa.py_buffer(joined)])
-    newlines = pc.indices_nonzero(pc.equal(data, ord("\n")))
-    if len(newlines) != count - 1:
-        return False
-    ends = data.take(pc.subtract(newlines, 1))
-    begins = data.take(pc.add(newlines, 1))
-    return bool(pc.all(pc.and_(pc.equal(ends, ord("}")), pc.equal(begins, ord("{"))), min_count=0).as_py())
-
-
-def _check_utf8(joined: pa.Buffer) -> None:
-    """Validate the UTF-8 of everything, of what the reader skips too. Raises ArrowInvalid."""
-    offsets = pa.array([0, joined.size], pa.int32()).buffers()[1]
-    pa.Array.from_buffers(pa.binary(), 1, [None, offsets, joined]).cast(pa.string())
+    data = lines.buffers()[2].to_pybytes()
+    # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
+    return b"\n" not in data and b"\0" not in data
 
 
 def _on_one_line(value: bytes) -> bytes:
