@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.landing import Job
-from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.names import DEFAULT_METADATA, check_table_name, check_topic
 from airflow_lakestream.core.policies import OnDataLoss, StartOffset, UnknownFields, choose, seconds, size_in_bytes
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.records import RawBatch
@@ -33,7 +33,6 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
-DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
 # One each so far; the others are refused rather than taken and ignored.
 MODES = ("resume",)
 ON_ERROR = ("fail",)

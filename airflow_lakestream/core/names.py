@@ -6,6 +6,9 @@ import re
 
 from airflow_lakestream.exceptions import InvalidArgument
 
+# The metadata columns that a row gets when nobody says otherwise.
+DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
+
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 

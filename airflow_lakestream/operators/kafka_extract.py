@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, AssetAlias, BaseOperator
 
+# Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
 from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.extract import DEFAULT_METADATA, ExtractConfig, build_job
-from airflow_lakestream.hooks.iceberg import IcebergHook
-from airflow_lakestream.hooks.kafka import KafkaHook
-from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.operators.base import airflow_errors, run_key
 
 if TYPE_CHECKING:
@@ -105,8 +103,8 @@ class KafkaExtractOperator(BaseOperator):
         table: str,
         consumer_group: str = "{{ dag.dag_id }}",
         format: str = "json",  # noqa: A002  # the word that users know
-        kafka_conn_id: str = KafkaHook.default_conn_name,
-        iceberg_conn_id: str = IcebergHook.default_conn_name,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
         mode: str = "resume",
         start_offset: str = StartOffset.EARLIEST.value,
         start_timestamp: str | int | datetime | None = None,
@@ -143,7 +141,7 @@ class KafkaExtractOperator(BaseOperator):
         self.poll_timeout = poll_timeout
         self.idle_timeout = idle_timeout
         # An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
-        self.schema = schema if schema is None or isinstance(schema, str) else to_schema(schema)
+        self.schema = schema if schema is None or isinstance(schema, str) else _plain_schema(schema)
         self.unknown_fields = unknown_fields
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
@@ -157,12 +155,16 @@ class KafkaExtractOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
+        self._stop = threading.Event()
+        from airflow_lakestream.extract import ExtractConfig, build_job
+        from airflow_lakestream.hooks.iceberg import IcebergHook
+        from airflow_lakestream.hooks.kafka import KafkaHook
+
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
             # One list of keywords: what the configuration knows, it takes from the operator by name.
             config = ExtractConfig(**{f.name: getattr(self, f.name) for f in fields(ExtractConfig)})
             kafka = KafkaHook(self.kafka_conn_id)
-            self._stop = threading.Event()
             job = build_job(
                 config,
                 kafka.configuration(),
@@ -203,6 +205,12 @@ class KafkaExtractOperator(BaseOperator):
             elif isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = result
         return result
+
+
+def _plain_schema(schema: Schema | pa.Schema) -> Schema:
+    from airflow_lakestream.iceberg.schema import to_schema
+
+    return to_schema(schema)
 
 
 def table_asset(table: str) -> Asset:

@@ -80,3 +80,13 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
 def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
     # The connections are those of the official providers: ours would take theirs over in the forms of the UI.
     assert not {"connection-types", "hook-class-names"} & set(found.data)
+
+
+def test_a_dag_file_is_parsed_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys, airflow.sdk; before = set(sys.modules); "
+        "import airflow_lakestream.operators.kafka_extract; "
+        "print(sorted({'pyiceberg', 'pyarrow', 'pandas', 'confluent_kafka', 'pyspark'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
