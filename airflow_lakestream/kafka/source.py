@@ -9,7 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT = 20.0
 MIRROR_TIMEOUT = 5.0
 _RETRY_PAUSE = 0.2
+_POLL_INTERVAL = 0.05
 
 Answer = TypeVar("Answer")
 
@@ -199,11 +200,13 @@ class KafkaSource:
         client = self._client()
         while not future.done():
             # Serves error_cb: a refused password is never an answer to the request, only an error of the client.
-            client.poll(0.05)
+            client.poll(0)
             if self._errors.fatal is not None:
                 raise KafkaRefused(self._where, doing, self._errors.fatal.str())
             if time.monotonic() > deadline:
                 raise self._unavailable(doing, "")
+            # Not in poll(): the answer comes on another thread, and would lie there until poll's time is over.
+            wait([future], _POLL_INTERVAL)
         return future.result()
 
     def _unavailable(self, doing: str, last: str) -> KafkaUnavailable:
