@@ -19,10 +19,10 @@ from airflow_lakestream.decode.json_values import fields_coercer, is_uuid
 from airflow_lakestream.decode.misfit import Misfit
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 
-# Sizes of the pieces that are tried in bulk: one odd record spoils 8,192 others only for the second try and 512 for
+# Sizes of the pieces that are tried in bulk: one odd record spoils 16,384 others only for the second try and 512 for
 # good, and a batch full of odd ones loses a sixth of its time. Smaller pieces cost more than they save: a call of the
 # reader takes as long as some forty records one by one.
-_SIZES = (8192, 512)
+_SIZES = (16384, 512)
 THREADS = min(2, os.cpu_count() or 1)
 
 

@@ -143,12 +143,8 @@ class IcebergSink:
                 self._leave_in_place() if attempt.reached_catalog else attempt.clean_up(keep=None)
                 raise
             else:
-                attempt.clean_up(keep=snapshot_id)
-                self._files, self._staged = [], None
-                # The next rows are written for what the table is now: it may only just have been created.
-                self._table = self._catalog.load_table(self._name)
-                return snapshot_id
-        return self._give_up(attempt, unknown)
+                return self._committed(attempt, snapshot_id)
+        return self._give_up(attempt, landing, unknown)
 
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
@@ -228,13 +224,31 @@ class IcebergSink:
             return CreateAttempt(self._staged, guard, summary)
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
-    def _give_up(self, attempt: Attempt, unknown: BaseException | None) -> int:
+    def _committed(self, attempt: Attempt, snapshot_id: int) -> int:
+        attempt.clean_up(keep=snapshot_id)
+        self._files, self._staged = [], None
+        # The next rows are written for what the table is now: it may only just have been created.
+        self._table = self._catalog.load_table(self._name)
+        return snapshot_id
+
+    def _give_up(self, attempt: Attempt, landing: Landing, unknown: BaseException | None) -> int:
         if unknown is None:
             attempt.clean_up(keep=None)
             raise CommitRefused(self._name)
+        # The last try, too, may have been applied and only its answer lost.
+        if (snapshot_id := self._look_once_more(landing)) is not None:
+            return self._committed(attempt, snapshot_id)
         files = len(self._files)
         self._leave_in_place()
         raise CommitOutcomeUnknown(self._name, files, unknown) from unknown
+
+    def _look_once_more(self, landing: Landing) -> int | None:
+        try:
+            table = self._catalog.load_table(self._name)
+            return ledger_store.snapshot_of_landing(table, self._group, landing.landing_id)
+        except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
+            log.info("%s can't be asked either: %r", self._name, e)
+            return None
 
     def _leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""

@@ -176,8 +176,9 @@ def test_transactions_work(kafka, topic):
     producer.produce(name, b"committed")
     producer.commit_transaction(30)
     consumer = Consumer({**kafka.client_config(), "group.id": "tx"})
-    # The record, and the marker of its transaction.
-    assert consumer.get_watermark_offsets(TopicPartition(name, 0), timeout=15) == (0, 2)
+    # The record, and the marker of its transaction, which is written a little after the commit was acknowledged.
+    where = TopicPartition(name, 0)
+    until(lambda: consumer.get_watermark_offsets(where, timeout=15) == (0, 2), "the marker of the transaction")
     consumer.close()
 
 

@@ -281,7 +281,7 @@ with DAG("{dag_id}", schedule=None, params={{"topic": ""}}) as dag:
         task_id="land", topic="{{{{ params.topic }}}}", table="lake.t", {options}
     )
 """
-_LINGER = "from tests.support import lingering\nlingering.install(kafka_extract)"
+_LINGER = "from tests.support import lingering\nlingering.install()"
 
 
 def _data_files(connections: Connections) -> list[Path]:
@@ -322,13 +322,13 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
 def test_a_landing_that_takes_too_long_leaves_nothing(
     airflow: AirflowHome, connections: Connections, topic, produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from airflow_lakestream import extract
     from airflow_lakestream.iceberg import sink
-    from airflow_lakestream.operators import kafka_extract
     from tests.support import lingering
 
     monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
-    monkeypatch.setattr(kafka_extract, "build_job", kafka_extract.build_job)
-    lingering.install(kafka_extract)
+    monkeypatch.setattr(extract, "build_job", extract.build_job)
+    lingering.install()
     name = topic(1)
     produce(name, 0, numbers(1000))
     run = airflow.run(extract_dag("takes_too_long", execution_timeout=timedelta(seconds=3)), {"topic": name})
@@ -360,11 +360,12 @@ def test_lands_through_sasl_ssl_and_shows_no_secret_anywhere(
 # Somebody who logs what must not be logged.
 _TELL_TALE = """
 import logging
-real = kafka_extract.build_job
+from airflow_lakestream import extract
+real = extract.build_job
 def build_job(config, kafka, *args, **options):
     logging.getLogger("tell.tale").warning("the configuration is %s", dict(kafka))
     return real(config, kafka, *args, **options)
-kafka_extract.build_job = build_job
+extract.build_job = build_job
 """
 
 

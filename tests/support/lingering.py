@@ -24,12 +24,13 @@ class LingeringReader:
         cancelled.wait()
 
 
-def install(operator_module: Any) -> None:
+def install() -> None:
     """Let the operator's jobs linger, in this process: for a DAG file, which is all that a task process runs of us."""
+    real = extract.build_job
 
     def build_job(*args: Any, **options: Any) -> Any:
-        job = extract.build_job(*args, **options)
+        job = real(*args, **options)
         return replace(job, reader=LingeringReader(job.reader))
 
-    operator_module.build_job = build_job
+    extract.build_job = build_job
     sink.FILE_BYTES = 1

@@ -275,7 +275,7 @@ def test_lines_and_rows_that_add_up_by_accident(make: Any, values: list[bytes | 
 def test_odd_records_anywhere_in_a_large_batch_keep_every_row_in_its_place(odd: bytes | None) -> None:
     values: list[bytes | None] = [f'{{"v":{i}}}'.encode() for i in range(20_000)]
     want: list[int | None] = list(range(20_000))
-    for index in (0, 511, 512, 8191, 8192, 12_345, 19_999):
+    for index in (0, 511, 512, 16_383, 16_384, 19_999):
         values[index], want[index] = odd, None if odd is None else 1
     assert JsonDecoder(column(pa.int64())).decode(batch(values)).column("v").to_pylist() == want
 
