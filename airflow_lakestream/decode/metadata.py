@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
@@ -57,7 +58,9 @@ def _integers(values: Sequence[int]) -> pa.Array:
         # A running sum makes the numbers without a Python object for each.
         steps = pa.repeat(pa.scalar(values.step, pa.int64()), len(values))
         return pc.cumulative_sum(steps, start=pa.scalar(values.start - values.step, pa.int64()))
-    return pa.array(values, pa.int64())
+    # Through an array of machine integers: Arrow takes five times as long over Python's own.
+    numbers = values if isinstance(values, array) else array("q", values)
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _timestamp(batch: RawBatch) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -195,7 +196,7 @@ class _Partition:
 
     def _clear(self) -> None:
         self._offsets: list[Sequence[int]] = []
-        self._timestamps: list[int] = []
+        self._timestamps = array("q")
         self._values: list[bytes | None] = []
         self._keys: list[bytes | None] = []
         self._headers: list[Any] = []
@@ -223,7 +224,7 @@ class _Partition:
         values = list(map(Message.value, messages))
         self._values += values
         self._offsets.append(_offsets(messages))
-        self._timestamps += [at for _, at in map(Message.timestamp, messages)]
+        self._timestamps.extend([at for _, at in map(Message.timestamp, messages)])
         self._size += sum(map(len, filter(None, values)))
         if with_keys:
             keys = list(map(Message.key, messages))
