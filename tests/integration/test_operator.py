@@ -29,6 +29,16 @@ TABLE = "lake.t"
 NOW = timedelta(0)
 
 
+@pytest.fixture(autouse=True)
+def _jobs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what the DAG files of these tests patch: Airflow parses them in this process, too."""
+    from airflow_lakestream import extract
+    from airflow_lakestream.iceberg import sink
+
+    monkeypatch.setattr(extract, "build_job", extract.build_job)
+    monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
+
+
 def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b'{"n":%d}' % n for n in range(start, start + count)]
 
