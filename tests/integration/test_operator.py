@@ -291,7 +291,8 @@ with DAG("{dag_id}", schedule=None, params={{"topic": ""}}) as dag:
         task_id="land", topic="{{{{ params.topic }}}}", table="lake.t", {options}
     )
 """
-_LINGER = "from tests.support import lingering\nlingering.install()"
+# Only in the task's own process: `dag.test()` of any later test parses this file again.
+_LINGER = "import sys\nfrom tests.support import lingering\nif 'task_process' in sys.argv[0]: lingering.install()"
 
 
 def _data_files(connections: Connections) -> list[Path]:
@@ -369,13 +370,14 @@ def test_lands_through_sasl_ssl_and_shows_no_secret_anywhere(
 
 # Somebody who logs what must not be logged.
 _TELL_TALE = """
-import logging
+import logging, sys
 from airflow_lakestream import extract
 real = extract.build_job
 def build_job(config, kafka, *args, **options):
     logging.getLogger("tell.tale").warning("the configuration is %s", dict(kafka))
     return real(config, kafka, *args, **options)
-extract.build_job = build_job
+if "task_process" in sys.argv[0]:
+    extract.build_job = build_job
 """
 
 
