@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
@@ -57,6 +58,7 @@ def logs(args: argparse.Namespace) -> None:
             if line := lines.readline():
                 print(line, end="", flush=True)
             else:
+                # Following a file: nothing tells that it grew.
                 time.sleep(0.2)
 
 
@@ -88,8 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(run, name: str | None = None) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
-        sub = commands.add_parser(name or run.__name__, help=run.__doc__.splitlines()[0], description=run.__doc__)
+    def command(run: Callable[..., object], name: str | None = None) -> argparse.ArgumentParser:
+        text = run.__doc__ or ""
+        sub = commands.add_parser(name or run.__name__, help=text.partition("\n")[0], description=text)
         sub.set_defaults(run=run)
         sub.add_argument("--stack", default=DEFAULT, help=f"name of the stack (default: {DEFAULT})")
         return sub

@@ -17,7 +17,7 @@ class KafkaHook(KafkaBaseHook):
     """
 
     def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name) -> None:
-        super().__init__(kafka_config_id=kafka_conn_id)  # type: ignore[no-untyped-call]
+        super().__init__(kafka_config_id=kafka_conn_id)  # type: ignore[no-untyped-call]  # the provider has no types here
 
     def configuration(self) -> dict[str, Any]:
         """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
