@@ -352,8 +352,9 @@ def test_a_partition_that_falls_silent_is_a_stall_that_says_what_is_missing(
 ) -> None:
     name = strict_topic(partitions=2)
     produce = Producing(strict.client_config())
-    # Random, because compressed records would all fit into the first fetch.
-    large = [f'{{"n": {n}, "s": "{secrets.token_urlsafe(75_000)}"}}' for n in range(150)]
+    # Random, because compressed records would all fit into the first fetch. Together more than one consume() can hand
+    # out (500): the first chunk fills, and the broker is stopped, when many are still on its side for certain.
+    large = [f'{{"n": {n}, "s": "{secrets.token_urlsafe(75_000)}"}}' for n in range(350)]
     produce(name, 0, large)
     produce(name, 1, large)
     # A client that fetches little ahead, so that the broker falls silent while most is still on its side.
@@ -371,10 +372,10 @@ def test_a_partition_that_falls_silent_is_a_stall_that_says_what_is_missing(
     assert isinstance(stall, Transient)
     assert stall.missing
     for partition, (start, end) in stall.missing.items():
-        assert 0 <= start < end == 150
-        assert f"{name}[{partition}] [{start},150)" in str(stall)
+        assert 0 <= start < end == 350
+        assert f"{name}[{partition}] [{start},350)" in str(stall)
     assert "poll_timeout" in str(stall)
     assert lake.has_nothing()
 
     lake.land(name)
-    assert lake.offsets() == at(0, range(150)) + at(1, range(150))
+    assert lake.offsets() == at(0, range(350)) + at(1, range(350))
