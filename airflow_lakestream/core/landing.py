@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
@@ -25,8 +26,18 @@ from airflow_lakestream.core.plan import (
     resume_plan,
 )
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Chunk, Conflict, Decoder, DecoderFactory, Reader, Sink, Source, TableState
-from airflow_lakestream.core.readahead import ReadAhead
+from airflow_lakestream.core.ports import (
+    Chunk,
+    Conflict,
+    Decoder,
+    DecoderFactory,
+    Reader,
+    Rows,
+    Sink,
+    Source,
+    TableState,
+)
+from airflow_lakestream.core.readahead import ReadAhead, map_ahead
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
@@ -35,6 +46,8 @@ log = logging.getLogger(__name__)
 # Every conflict means that another run got on; so many in a row mean that something else is wrong.
 MAX_CONFLICTS = 20
 CHUNKS_AHEAD = 3
+# Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
+DECODERS = min(2, os.cpu_count() or 1)
 FOLLOW_INTERVAL = 0.5
 
 
@@ -167,20 +180,20 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> No
     """Read the plan to its end, or to `max_records`, committing as the limits ask."""
     if not plan.changes_the_ledger or _exhausted(job, report):
         return
-    decoder = job.decoders(table.schema, None)
     batch = Batch(plan)
+    decoder = job.decoders(table.schema, None)
     with ReadAhead(lambda cancelled: job.reader.read(plan, cancelled), CHUNKS_AHEAD, job.stop) as chunks:
-        for chunk in chunks:
-            chunk = at_most(chunk, _left(job, report, batch))
-            if len(chunk.batch):
-                decoder = decoder or job.decoders(None, chunk.batch)
-                _write(job, plan, decoder, chunk)
-            batch.add(chunk)
-            if _left(job, report, batch) == 0:
-                break
-            # Without a record and without a schema there is no table to create yet: the commit waits for either.
-            if decoder is not None and batch.is_due(job.limits):
-                batch = _commit(job, batch, report)
+        work = _with_decoders(job, decoder, _up_to(_left(job, report), chunks))
+        with closing(map_ahead(_decode, work, DECODERS)) as decoded:
+            for decoder, chunk, rows in decoded:
+                if job.stop.is_set():
+                    break
+                if rows is not None:
+                    job.sink.write(rows, plan.state.identity)
+                batch.add(chunk)
+                # Without a record and without a schema there is no table to create yet: the commit waits for either.
+                if decoder is not None and batch.is_due(job.limits):
+                    batch = _commit(job, batch, report)
     if job.stop.is_set():
         raise Stopped
     if decoder is None:
@@ -189,13 +202,36 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> No
         _commit(job, batch, report)
 
 
-def _write(job: Job, plan: Plan, decoder: Decoder | None, chunk: Chunk) -> None:
-    assert decoder is not None
+def _up_to(count: int | None, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks until they hold `count` records; the last one may be cut."""
+    for chunk in chunks:
+        head = at_most(chunk, count)
+        yield head
+        if count is not None:
+            count -= len(head.batch)
+            if count == 0:
+                return
+
+
+def _with_decoders(
+    job: Job, decoder: Decoder | None, chunks: Iterable[Chunk]
+) -> Iterator[tuple[Decoder | None, Chunk]]:
+    """Yield each chunk with its decoder; where the table gives no schema, the first records do."""
+    for chunk in chunks:
+        if decoder is None and len(chunk.batch):
+            decoder = job.decoders(None, chunk.batch)
+        yield decoder, chunk
+
+
+def _decode(work: tuple[Decoder | None, Chunk]) -> tuple[Decoder | None, Chunk, Rows | None]:
+    decoder, chunk = work
+    if decoder is None or not len(chunk.batch):
+        return decoder, chunk, None
     rows = decoder.decode(chunk.batch)
     # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
     if len(rows) != len(chunk.batch):
         raise AssertionError(f"{len(chunk.batch)} records became {len(rows)} rows at {chunk.covers}")
-    job.sink.write(rows, plan.state.identity)
+    return decoder, chunk, rows
 
 
 def _commit(job: Job, batch: Batch, report: LandingReport) -> Batch:
@@ -220,15 +256,15 @@ def _commit(job: Job, batch: Batch, report: LandingReport) -> Batch:
     return batch.next()
 
 
-def _left(job: Job, report: LandingReport, batch: Batch) -> int | None:
+def _left(job: Job, report: LandingReport) -> int | None:
     """How many records the run may still take; None for any number."""
     if job.limits.max_records is None:
         return None
-    return max(0, job.limits.max_records - report.counts.read - batch.records)
+    return max(0, job.limits.max_records - report.counts.read)
 
 
 def _exhausted(job: Job, report: LandingReport) -> bool:
-    return job.limits.max_records is not None and report.counts.read >= job.limits.max_records
+    return _left(job, report) == 0
 
 
 def _refuse_to_forget_the_start(job: Job, plan: Plan) -> None:

@@ -74,7 +74,7 @@ class Reader(Protocol):
 
 
 class Decoder(Protocol):
-    """Turns raw records into rows."""
+    """Turns raw records into rows; called by several threads at once."""
 
     def decode(self, batch: RawBatch) -> Rows:
         """Return exactly one row per record, in order. Raises BadRecord for the first that can't become one."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +20,6 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 # good, and a batch full of odd ones loses a sixth of its time. Smaller pieces cost more than they save: a call of the
 # reader takes as long as some forty records one by one.
 _SIZES = (16384, 512)
-THREADS = min(2, os.cpu_count() or 1)
 
 
 class JsonDecoder:
@@ -52,25 +48,11 @@ class JsonDecoder:
 
     def decode(self, batch: RawBatch) -> pa.Table:
         """Return one row for each record, in order. Raises BadRecord for the first that can't become one."""
-        pieces = self._side_by_side(batch) if self._bulk else list(self._one_by_one(batch, 0, len(batch)))
+        pieces = list(self._pieces(batch, 0, len(batch), _SIZES))
         table = pa.concat_tables(pieces) if pieces else self.schema.empty_table()
         if table.num_rows != len(batch):
             raise AssertionError(f"{table.num_rows} rows of {len(batch)} records")
         return table
-
-    def _side_by_side(self, batch: RawBatch) -> list[pa.Table]:
-        """Decode the largest pieces in two threads: the reader lets go of the interpreter, and takes most of the time.
-
-        In order all the same, so that the first bad record is the one that is told.
-        """
-        size = _SIZES[0]
-        spans = [(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
-        decoded = self._pool.map(lambda span: list(self._pieces(batch, span[0], span[1], _SIZES)), spans)
-        return [piece for pieces in decoded for piece in pieces]
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, thread_name_prefix="lakestream-decode")
 
     def _pieces(self, batch: RawBatch, start: int, stop: int, sizes: tuple[int, ...]) -> Iterator[pa.Table]:
         """Yield tables that together hold the rows of records [start, stop), from left to right."""

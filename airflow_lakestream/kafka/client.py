@@ -109,6 +109,9 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     config.setdefault("queued.min.messages", 100_000)
     config.setdefault("max.partition.fetch.bytes", 4 * 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
+    # For so long librdkafka leaves a partition alone once its queue is full. By its default, a second, a reader that
+    # empties the queue faster stands still for most of its time: 240,000 records/s were read here instead of 700,000.
+    config.setdefault("fetch.queue.backoff.ms", 20)
     return {
         **_PATIENCE,
         **config,
