@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
@@ -101,11 +100,6 @@ def land(job: Job) -> LandingReport:
 
     Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
     """
-    with _prompt_threads():
-        return _land(job)
-
-
-def _land(job: Job) -> LandingReport:
     report: LandingReport | None = None
     ends: TopicState | None = None
     conflicts = 0
@@ -135,21 +129,6 @@ def _land(job: Job) -> LandingReport:
             break
         ends = None
     return _finish(job, report)
-
-
-@contextmanager
-def _prompt_threads() -> Iterator[None]:
-    """Let threads take turns ten times as often while a run lands.
-
-    The reading thread hardly ever waits, so a decoding thread that comes back from Arrow would stand in line for the
-    interpreter up to 5 ms, a dozen times for each piece. Measured on 2 cores: a third more records a second.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, 0.0005))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _plan(job: Job, table: TableState, now: TopicState, ends: TopicState) -> Plan:

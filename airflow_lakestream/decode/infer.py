@@ -49,12 +49,12 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
 
 
 class _Seen:
-    """What was seen in one place of the documents; `types` are those that still hold, best first, per kind of value."""
+    """What was seen in one place of the documents: the kinds of values, and of scalars each one once."""
 
     def __init__(self) -> None:
         self.kinds: set[type] = set()
-        self.number_types = [_INT64, _FLOAT64]
-        self.string_types = [_ZONED, _NAIVE]
+        self.numbers: set[Number] = set()
+        self.texts: set[str] = set()
         self.fields: dict[str, _Seen] = {}
         self.items: _Seen | None = None
 
@@ -62,15 +62,19 @@ class _Seen:
         """Take one more value into account; null says nothing."""
         if value is None:
             return
-        self.kinds.add(type(value))
-        if isinstance(value, Number):
-            self.number_types = [kind for kind in self.number_types if _holds_number(kind, value)]
-        elif isinstance(value, str):
-            self.string_types = [kind for kind in self.string_types if _holds_text(kind, value)]
-        elif isinstance(value, dict):
+        kind = type(value)
+        self.kinds.add(kind)
+        if kind is Number:
+            self.numbers.add(value)
+        elif kind is str:
+            self.texts.add(value)
+        elif kind is dict:
             for name, item in value.items():
-                self.fields.setdefault(name, _Seen()).add(item)
-        elif isinstance(value, list):
+                seen = self.fields.get(name)
+                if seen is None:
+                    seen = self.fields[name] = _Seen()
+                seen.add(item)
+        elif kind is list:
             self.items = self.items or _Seen()
             for item in value:
                 self.items.add(item)
@@ -80,7 +84,7 @@ class _Seen:
         return [pa.field(name, seen.type()) for name, seen in self.fields.items()]
 
     def type(self) -> pa.DataType:
-        """Return the type that holds all values seen."""
+        """Return the first type, best first, that holds all values seen; string where none does."""
         if len(self.kinds) != 1:
             return _STRING
         (kind,) = self.kinds
@@ -90,8 +94,9 @@ class _Seen:
             return pa.struct(self.struct()) if self.fields else _STRING
         if kind is list and self.items is not None:
             return pa.list_(pa.field("element", self.items.type()))
-        candidates = self.number_types if kind is Number else self.string_types
-        return candidates[0] if candidates else _STRING
+        if kind is Number:
+            return next((t for t in (_INT64, _FLOAT64) if all(_holds_number(t, n) for n in self.numbers)), _STRING)
+        return next((t for t in (_ZONED, _NAIVE) if all(_holds_text(t, text) for text in self.texts)), _STRING)
 
 
 def _holds_number(kind: pa.DataType, value: Number) -> bool:

@@ -146,6 +146,8 @@ def _integral(text: str) -> int:
 
 def _floating(kind: pa.DataType) -> Coerce:
     double = t.is_float64(kind)
+    # Integers of so many characters are all held exactly: those below 2**53, and below 2**24.
+    surely_exact = 15 if double else 7
 
     def coerce(value: Json) -> float:
         if not isinstance(value, Number):
@@ -154,7 +156,7 @@ def _floating(kind: pa.DataType) -> Coerce:
         number: float = float(value) if double else pa.scalar(str(value)).cast(kind).as_py()
         if number in (float("inf"), float("-inf")):
             raise Misfit(f"{shorten(value)} is out of range for {kind}")
-        if value.is_integer_literal and int(number) != exact_decimal(value):
+        if len(value) > surely_exact and value.is_integer_literal and int(number) != exact_decimal(value):
             raise Misfit(f"{shorten(value)} can't be held exactly by {kind}")
         return number
 
