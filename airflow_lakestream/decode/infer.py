@@ -43,7 +43,7 @@ def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBat
     step = max(1, sum(map(len, batches)) // sample)
     for batch in batches:
         for index in range(0, len(batch), step):
-            value = batch.values[index]
+            value = batch.values[index].as_py()
             if value is not None:
                 yield batch, index, value
 

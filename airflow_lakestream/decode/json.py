@@ -68,9 +68,9 @@ class JsonDecoder:
 
     def _one_by_one(self, batch: RawBatch, start: int, stop: int) -> Iterator[pa.Table]:
         rows = []
-        for index in range(start, stop):
+        for index, value in enumerate(batch.values[start:stop].to_pylist(), start):
             try:
-                rows.append(self._row(batch.values[index]))
+                rows.append(self._row(value))
             except Misfit as misfit:
                 raise BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason) from None
         if rows:

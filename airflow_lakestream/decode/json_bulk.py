@@ -6,7 +6,7 @@ Whatever is in doubt raises NotInBulk, and the caller goes on with smaller piece
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +41,7 @@ class BulkParser:
             pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior=behaviour) for behaviour in behaviours
         ]
 
-    def parse(self, values: Sequence[bytes | None]) -> pa.Table:
+    def parse(self, values: pa.Array) -> pa.Table:
         """Return one row for each value, in order. Raises NotInBulk."""
         try:
             joined = self._join(values)
@@ -51,7 +51,7 @@ class BulkParser:
         except (pa.ArrowException, Misfit) as error:
             raise NotInBulk(str(error)) from None
 
-    def _join(self, values: Sequence[bytes | None]) -> pa.Buffer:
+    def _join(self, values: pa.Array) -> pa.Buffer:
         """Return the values, one on each line, such that n rows read from them can only be one row of each value.
 
         Each line begins with `{` and ends with `}`, so a newline between two lines stands between `}` and `{`: no
@@ -59,22 +59,23 @@ class BulkParser:
         documents, at least one, and n rows of n lines are one each. The first thing is an object, too, which keeps
         the reader alive: it crashes where that is `null`.
         """
-        lines = pa.array(values, pa.binary())
+        lines = values
         if lines.null_count:
             if self._requires:
                 raise NotInBulk("null values, and a column is required")
             lines = pc.fill_null(lines, b"{}")
-        if isinstance(lines, pa.ChunkedArray) or lines.nbytes > _MAX_BYTES:
+        if lines.nbytes > _MAX_BYTES:
             raise NotInBulk("too large for one block")
-        if not _are_lines(lines):
-            lines = pa.array([b"{}" if value is None else _on_one_line(value) for value in values], pa.binary())
-            if not _are_lines(lines):
-                raise NotInBulk("not one object on each line")
+        joined = _as_lines(lines)
+        if joined is None:
+            lines = pa.array([b"{}" if v is None else _on_one_line(v) for v in values.to_pylist()], pa.binary())
+            joined = _as_lines(lines)
+        if joined is None:
+            raise NotInBulk("not one object on each line")
         lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
-        whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
-        return pc.binary_join(whole, b"\n")[0].as_buffer()
+        return joined
 
-    def _read(self, joined: pa.Buffer, values: Sequence[bytes | None]) -> pa.Table:
+    def _read(self, joined: pa.Buffer, values: pa.Array) -> pa.Table:
         # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
         read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
         for index, options in enumerate(self._options):
@@ -94,12 +95,24 @@ class BulkParser:
         raise NotInBulk(problem)
 
 
-def _are_lines(lines: pa.Array) -> bool:
-    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}")), min_count=0).as_py():
-        return False
-    data = lines.buffers()[2].to_pybytes()
+def _as_lines(lines: pa.Array) -> pa.Buffer | None:
+    """Return the lines joined, or None when one is no object or no line."""
+    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
+        return None
+    data = _data(lines)
     # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
-    return b"\n" not in data and b"\0" not in data
+    if b"\n" in data or b"\0" in data:
+        return None
+    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    return pc.binary_join(whole, b"\n")[0].as_buffer()
+
+
+def _data(lines: pa.Array) -> bytes:
+    """Return the bytes of all values, one behind the other; the array may be a slice of a longer one."""
+    _, offsets, data = lines.buffers()
+    ends = memoryview(offsets).cast("i")
+    first, last = ends[lines.offset], ends[lines.offset + len(lines)]
+    return data.slice(first, last - first).to_pybytes() if data is not None else b""
 
 
 def _on_one_line(value: bytes) -> bytes:
@@ -107,11 +120,11 @@ def _on_one_line(value: bytes) -> bytes:
     return value.strip(_JSON_SPACE).replace(b"\n", b"\r")
 
 
-def _skippable(joined: pa.Buffer, values: Sequence[bytes | None]) -> bool:
+def _skippable(joined: pa.Buffer, values: pa.Array) -> bool:
     text = joined.to_pybytes()
     if (b"NaN" in text or b"Inf" in text) and _NOT_JSON_NUMBER.search(text):
         return False
-    return not any(map(nested_too_deep, filter(None, values)))
+    return not any(map(nested_too_deep, filter(None, values.to_pylist())))
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from airflow_lakestream.core.plan import LogTruncated, Plan
@@ -197,7 +198,8 @@ class _Partition:
     def _clear(self) -> None:
         self._offsets: list[Sequence[int]] = []
         self._timestamps = array("q")
-        self._values: list[bytes | None] = []
+        self._values: list[pa.Array] = []
+        self._count = 0
         self._keys: list[bytes | None] = []
         self._headers: list[Any] = []
         self._size = 0
@@ -209,7 +211,7 @@ class _Partition:
 
     @property
     def is_full(self) -> bool:
-        return self._size >= CHUNK_BYTES or len(self._values) >= CHUNK_RECORDS
+        return self._size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
 
     def take_messages(self, with_keys: bool, with_headers: bool) -> None:
         """Move the delivered messages into columns, leaving out what lies outside the current range."""
@@ -221,11 +223,13 @@ class _Partition:
             messages = [m for m in messages if self.next_offset <= m.offset() < self.end]
             if not messages:
                 return
-        values = list(map(Message.value, messages))
-        self._values += values
+        # At once, while the values are warm: as an Arrow array they cost little to hold, and nothing to hand on.
+        values = pa.array(list(map(Message.value, messages)), pa.binary())
+        self._values.append(values)
+        self._count += len(values)
+        self._size += values.nbytes
         self._offsets.append(_offsets(messages))
-        self._timestamps.extend([at for _, at in map(Message.timestamp, messages)])
-        self._size += sum(map(len, filter(None, values)))
+        self._timestamps.extend(array("q", [at for _, at in map(Message.timestamp, messages)]))
         if with_keys:
             keys = list(map(Message.key, messages))
             self._keys += keys
@@ -240,9 +244,9 @@ class _Partition:
         batch = RawBatch(
             self.topic,
             self.partition,
-            _joined(self._offsets, len(self._values)),
+            _joined(self._offsets, self._count),
             self._timestamps,
-            self._values,
+            pa.concat_arrays(self._values) if self._values else pa.array([], pa.binary()),
             self._keys or None,
             self._headers or None,
         )

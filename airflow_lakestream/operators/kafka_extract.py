@@ -16,7 +16,7 @@ from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
 from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.operators.base import airflow_errors, run_key
+from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,9 +156,10 @@ class KafkaExtractOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
         self._stop = threading.Event()
-        from airflow_lakestream.extract import ExtractConfig, build_job
-        from airflow_lakestream.hooks.iceberg import IcebergHook
-        from airflow_lakestream.hooks.kafka import KafkaHook
+        with late_imports():
+            from airflow_lakestream.extract import ExtractConfig, build_job
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.hooks.kafka import KafkaHook
 
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)

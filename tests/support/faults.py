@@ -225,7 +225,7 @@ class SmallChunks:
                 batch, offsets=batch.offsets[part], timestamps=batch.timestamps[part], values=batch.values[part]
             )
             until = covers.until_offset if is_last else batch.offsets[start + self._records]
-            size = sum(len(value or b"") for value in piece.values)
+            size = piece.values.nbytes
             yield Chunk(replace(covers, from_offset=at, until_offset=until), piece, size)
             at = until
 

@@ -15,7 +15,7 @@ from airflow_lakestream.decode.json import JsonDecoder
 def batch(values: Sequence[bytes | None], first: int = 1000) -> RawBatch:
     """Return a batch of these values; offsets with holes, so that an index is never taken for an offset."""
     offsets = [first + 3 * i for i in range(len(values))]
-    return RawBatch("orders", 7, offsets, [-1] * len(values), values)
+    return RawBatch("orders", 7, offsets, [-1] * len(values), pa.array(values, pa.binary()))
 
 
 def one_by_one(schema: pa.Schema, unknown_fields: str = "ignore") -> JsonDecoder:

@@ -185,7 +185,7 @@ def check_bulk(decoder: JsonDecoder, values: list[bytes | None], want: list[str 
     if decoder._bulk is None:
         return
     try:
-        table = decoder._bulk.parse(values)
+        table = decoder._bulk.parse(pa.array(values, pa.binary()))
     except NotInBulk:
         return
     table.validate(full=True)

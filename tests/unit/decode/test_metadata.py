@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownVal
 
 ALL = ["topic", "partition", "offset", "timestamp", "key", "headers"]
 RECORDS = RawBatch(
-    "orders", 7, [5, 6, 9], [0, -1, 1_700_000_000_123], [b"{}", None, b"x"],
+    "orders", 7, [5, 6, 9], [0, -1, 1_700_000_000_123], pa.array([b"{}", None, b"x"]),
     keys=[b"\xff", None, b""], headers=[[("h", b"1"), ("h", None)], None, []],
 )  # fmt: skip
 
