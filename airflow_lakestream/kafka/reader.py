@@ -116,7 +116,7 @@ class KafkaReader:
         at = 0
         while at < len(numbers):
             number = numbers[at]
-            until = len(numbers) if numbers.count(number) == len(numbers) else _end_of_run(numbers, at)
+            until = len(numbers) if numbers == [number] * len(numbers) else _end_of_run(numbers, at)
             part = parts.get(number)
             if part is not None:
                 part.messages += messages[at:until]
