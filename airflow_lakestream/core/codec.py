@@ -7,12 +7,12 @@ Compact, since every snapshot and every metadata file carries it: ranges are wri
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 VERSION = 1
@@ -124,11 +124,7 @@ def encode_ranges(ranges: RangeSet, topic: str) -> str:
     for name, partition in ranges.partitions:
         if name != topic:
             raise ValueError(f"ranges of {name!r} in the books of {topic!r}")
-        at, steps = 0, []
-        for start, end in ranges.intervals(name, partition):
-            steps.append(f"{start - at}+{end - start}")
-            at = end
-        parts.append(f"{partition}:{','.join(steps)}")
+        parts.append(f"{partition}:{_encode_intervals(ranges.intervals(name, partition))}")
     return ";".join(parts)
 
 
@@ -137,12 +133,28 @@ def decode_ranges(text: str, topic: str) -> RangeSet:
     ranges = []
     for part in filter(None, text.split(";")):
         partition, _, steps = part.partition(":")
-        at = 0
-        for step in steps.split(","):
-            gap, _, width = step.partition("+")
-            ranges.append(OffsetRange(topic, int(partition), at + int(gap), at + int(gap) + int(width)))
-            at = ranges[-1].until_offset
+        if not steps:
+            raise ValueError(f"no ranges in {part!r}")
+        ranges += [OffsetRange(topic, int(partition), start, end) for start, end in _decode_intervals(steps)]
     return RangeSet(ranges)
+
+
+def _encode_intervals(intervals: Iterable[Interval]) -> str:
+    at, steps = 0, []
+    for start, end in intervals:
+        steps.append(f"{start - at}+{end - start}")
+        at = end
+    return ",".join(steps)
+
+
+def _decode_intervals(text: str) -> tuple[Interval, ...]:
+    at, intervals = 0, []
+    for step in filter(None, text.split(",")):
+        gap, _, width = step.partition("+")
+        start = at + int(gap)
+        at = start + int(width)
+        intervals.append((start, at))
+    return tuple(intervals)
 
 
 def _check_version(version: object, where: str) -> None:
@@ -165,16 +177,18 @@ def _topics_to_json(topics: Mapping[TopicIdentity, TopicEntry]) -> list[dict[str
 
 
 def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
-    counts = entry.counts
     data: dict[str, Any] = {
         "topic": identity.topic,
         "id": identity.topic_id,
         "cluster": identity.cluster_id,
         "landed": encode_ranges(entry.landed, identity.topic),
         "lost": encode_ranges(entry.lost, identity.topic),
-        "counts": [counts.read, counts.written, counts.rejected, counts.skipped, counts.filtered],
+        "counts": list(astuple(entry.counts)),
         "origin": _by_partition_to_text(entry.origin),
         "epochs": _by_partition_to_text(entry.epochs),
+        "covered": _encode_intervals(entry.covered),
+        "replaced": encode_ranges(entry.replaced, identity.topic),
+        "removed": list(astuple(entry.removed)) if entry.replaced else None,
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -189,6 +203,9 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             counts=Counts(*item.get("counts", ())),
             origin=_by_partition_from_text(item.get("origin", "")),
             epochs=_by_partition_from_text(item.get("epochs", "")),
+            covered=_decode_intervals(item.get("covered", "")),
+            replaced=decode_ranges(item.get("replaced", ""), identity.topic),
+            removed=Counts(*item.get("removed", ())),
         )
     return topics
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
@@ -51,6 +51,15 @@ class Counts:
             self.filtered + other.filtered,
         )
 
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(
+            self.read - other.read,
+            self.written - other.written,
+            self.rejected - other.rejected,
+            self.skipped - other.skipped,
+            self.filtered - other.filtered,
+        )
+
 
 class CountsDoNotAddUp(LakestreamError, Terminal):
     """Records were read that were neither written, nor rejected, nor skipped, nor filtered: a defect of ours."""
@@ -70,7 +79,11 @@ class TopicEntry:
 
     `origin` is, by partition, the offset at which the group's first resume began; a partition that came later begins
     at 0. `lost` are offsets that retention removed before they could be landed: their receipts. `epochs` is the last
-    leader epoch seen by partition.
+    leader epoch seen by partition. `covered` is the time, in milliseconds since the epoch, whose intervals were asked
+    for: half open, coalesced; see `core.interval`.
+
+    Only in a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed, and
+    `removed` counts what was taken out.
     """
 
     landed: RangeSet = RangeSet()
@@ -78,6 +91,9 @@ class TopicEntry:
     counts: Counts = Counts()
     origin: Mapping[int, int] = field(default_factory=dict)
     epochs: Mapping[int, int] = field(default_factory=dict)
+    covered: tuple[Interval, ...] = ()
+    replaced: RangeSet = RangeSet()
+    removed: Counts = Counts()
 
     @property
     def held(self) -> RangeSet:
@@ -88,10 +104,14 @@ class TopicEntry:
         return TopicEntry(
             landed=self.landed | later.landed,
             lost=self.lost | later.lost,
-            counts=self.counts + later.counts,
+            counts=self.counts + later.counts - later.removed,
             # The first origin stands: a later one would move the beginning of what the group promises.
             origin={**later.origin, **self.origin},
             epochs={**self.epochs, **later.epochs},
+            covered=coalesce([*self.covered, *later.covered]),
+            # What the later landing took out is settled with this sum; what this one did is still to be.
+            replaced=self.replaced,
+            removed=self.removed,
         )
 
 

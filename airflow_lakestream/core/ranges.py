@@ -47,7 +47,7 @@ class RangeSet:
         for r in ranges:
             loose.setdefault((r.topic, r.partition), []).append((r.from_offset, r.until_offset))
         self._by_partition: dict[PartitionKey, tuple[Interval, ...]] = {
-            key: _coalesce(intervals) for key, intervals in sorted(loose.items())
+            key: coalesce(intervals) for key, intervals in sorted(loose.items())
         }
 
     @classmethod
@@ -73,7 +73,7 @@ class RangeSet:
         merged: dict[PartitionKey, Iterable[Interval]] = dict(self._by_partition)
         for key, intervals in other._by_partition.items():
             mine = self._by_partition.get(key)
-            merged[key] = _coalesce([*mine, *intervals]) if mine else intervals
+            merged[key] = coalesce([*mine, *intervals]) if mine else intervals
         return RangeSet._of(merged)
 
     def __sub__(self, other: RangeSet) -> RangeSet:
@@ -133,7 +133,8 @@ class RangeSet:
         return from_offset
 
 
-def _coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Return the same points as disjoint, sorted half-open intervals, neighbours joined."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

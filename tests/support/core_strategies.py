@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet, coalesce
 
 TOPIC = "orders"
 IDENTITY = TopicIdentity(TOPIC, "topic-id", "cluster-id")
@@ -27,7 +29,20 @@ def counts() -> st.SearchStrategy[Counts]:
     return st.tuples(some, some, some, some).map(lambda parts: Counts(sum(parts), *parts))
 
 
-def entries(topic: str = TOPIC) -> st.SearchStrategy[TopicEntry]:
+def covered() -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    some = st.tuples(st.integers(-(10**6), 10**13), st.integers(1, 10**7))
+    return st.lists(some, max_size=4).map(lambda parts: coalesce((start, start + width) for start, width in parts))
+
+
+@st.composite
+def entries(draw: st.DrawFn, topic: str = TOPIC) -> TopicEntry:
+    entry = draw(_entries(topic))
+    if draw(st.booleans()):
+        return entry
+    return replace(entry, replaced=draw(range_sets(topic).filter(bool)), removed=draw(counts()))
+
+
+def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
     return st.builds(
         TopicEntry,
         landed=range_sets(topic),
@@ -35,6 +50,7 @@ def entries(topic: str = TOPIC) -> st.SearchStrategy[TopicEntry]:
         counts=counts(),
         origin=by_partition(),
         epochs=by_partition(),
+        covered=covered(),
     )
 
 

@@ -24,8 +24,17 @@ def test_a_ledger_holds_what_its_landings_add_up_to(changes: list[TopicEntry]) -
     assert offsets(entry.landed) == {o for change in changes for o in offsets(change.landed)}
     assert offsets(entry.lost) == {o for change in changes for o in offsets(change.lost)}
     assert entry.held == entry.landed | entry.lost
-    assert entry.counts.read == sum(change.counts.read for change in changes)
-    assert entry.counts.rejected == sum(change.counts.rejected for change in changes)
+    assert entry.counts.read == sum(change.counts.read - change.removed.read for change in changes)
+    assert entry.counts.rejected == sum(change.counts.rejected - change.removed.rejected for change in changes)
+    assert not entry.replaced
+    assert entry.removed == Counts()
+
+
+def test_covered_time_is_joined_and_a_replacement_keeps_what_is_landed() -> None:
+    first = TopicEntry(RangeSet.of(TOPIC, 0, 0, 9), counts=Counts(9, 9), covered=((0, 10), (20, 30)))
+    again = TopicEntry(replaced=RangeSet.of(TOPIC, 0, 2, 5), counts=Counts(3, 2, 1), removed=Counts(3, 3))
+    sum_of_both = TopicEntry() + first + again + TopicEntry(covered=((10, 20),))
+    assert sum_of_both == TopicEntry(RangeSet.of(TOPIC, 0, 0, 9), counts=Counts(9, 8, 1), covered=((0, 30),))
 
 
 @given(entries(), entries(), entries())
