@@ -11,7 +11,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # Rows are Arrow tables; the core only hands them from the decoder to the sink.
 Rows = Any
@@ -37,6 +37,29 @@ class LedgerConflict(Conflict):
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(f"{table} holds {ranges} already: another run landed them first.")
+
+
+class RangesNotLanded(Conflict):
+    """Ranges to replace are not, or not any more, in the group's ledger; `ranges` says which. Nothing was replaced."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{table} does not hold {ranges} (any more), so there is nothing to replace there.")
+
+
+class ReplacedMeanwhile(LakestreamError, Terminal):
+    """Another run replaced the same offsets since this one planned: what this one read may be the older decoding."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table}: another run replaced {ranges} after this one had planned to. This run changed nothing: its rows "
+            "may be older than those. If its decoding is the one to keep, run it again."
+        )
+
+
+class CannotReplace(LakestreamError, Terminal):
+    """The rows of the ranges can't be told apart, read, or read again; nothing was changed."""
 
 
 class OffsetsGone(Conflict):
@@ -115,6 +138,18 @@ class Sink(Protocol):
 
         Raises Conflict when somebody else landed one of the landing's offsets, or changed the table's schema or
         layout: nothing was committed then, and the rows taken are to be discarded.
+        """
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Take out the rows of the landing's `replaced` ranges, put in those taken since the last commit: one snapshot.
+
+        The landing comes with the counts of what was read again, and without `removed`. Returned are the snapshot's id
+        and the landing as it was committed, with the counts of what was taken out at the head that it replaced.
+
+        Raises Conflict when the ranges are not in the ledger any more, or the table's schema or layout was changed:
+        plan anew. Raises ReplacedMeanwhile when another replace touched the ranges since `load`: never plan anew then.
+        Raises CannotReplace where rows can't be told apart, or one to take out was not read again. Whatever is raised,
+        nothing was changed, and the rows taken are to be discarded.
         """
 
     def discard(self) -> None:

@@ -146,6 +146,10 @@ class IcebergSink:
                 return self._committed(attempt, snapshot_id)
         return self._give_up(attempt, landing, unknown)
 
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Replace the rows of ranges; see `core.ports.Sink`."""
+        raise NotImplementedError("replace is being built")
+
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
         self._rows, self._rows_bytes = [], 0
