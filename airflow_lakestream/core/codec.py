@@ -6,6 +6,7 @@ Compact, since every snapshot and every metadata file carries it: ranges are wri
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
@@ -103,8 +104,12 @@ def encode_property(value: LedgerProperty) -> str:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def decode_property(text: str, consumer_group: str) -> LedgerProperty:
-    """Read the table property. Raises UnreadableLedger."""
+    """Read the table property. Raises UnreadableLedger.
+
+    A commit reads the same text again and again, with every look at the table's head; the value is never changed.
+    """
     where = f"table property {property_key(consumer_group)}"
     try:
         data = json.loads(text)

@@ -12,7 +12,7 @@ Pure: the adapters turn a table's metadata into `TableFacts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_lakestream.core.codec import (
@@ -29,6 +29,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 JOURNAL_LENGTH = 16
 # Every metadata file carries the property again; a ledger of many partitions gets a shorter journal.
 JOURNAL_CHARACTERS = 32_768
+_SOURCE = "source-snapshot-id"
 REPLACED = "it has rows, but shares no history with any landing: the table was replaced, or is a copy of another"
 
 
@@ -129,6 +130,8 @@ def read(history: Iterable[TableFacts], consumer_group: str) -> Reading:
             if facts.head_id is None:
                 return empty
             head = facts.snapshots[facts.head_id]
+            if (at_hand := _at_hand(facts, head, consumer_group)) is not None:
+                return at_hand
         chain.learn(facts)
         assert head is not None
         found, why = chain.walk(head)
@@ -138,6 +141,52 @@ def read(history: Iterable[TableFacts], consumer_group: str) -> Reading:
         return empty
     error = ReplacedTable if why == REPLACED else UndecidedLedger
     raise error(consumer_group, head.snapshot_id, why)
+
+
+def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Reading | None:
+    """Return what a walk finds that meets an anchor in the newest file; None where it takes more than that.
+
+    A short cut for the everyday case, where the last landing is at the head or a few snapshots below it: the whole
+    search takes in every snapshot of the table first.
+    """
+    anchors = _anchors_of(facts.properties, consumer_group)
+    above: list[JournalEntry] = []
+    at: int | None = head.snapshot_id if anchors else None
+    while at is not None:
+        if at in anchors:
+            return anchors[at].reading(above)
+        snapshot = facts.snapshots.get(at)
+        if snapshot is None or _SOURCE in snapshot.summary:
+            return None
+        landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {at}")
+        if landing is not None:
+            above.append(JournalEntry(at, landing))
+        at = snapshot.parent_id
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """A snapshot at which the ledger is known: behind the first `count` entries of a journal."""
+
+    value: LedgerProperty
+    count: int
+
+    def reading(self, above: Sequence[JournalEntry]) -> Reading:
+        """Return the ledger at a snapshot above this one; `above` are the landings between, newest first."""
+        journal = self.value.journal[: self.count]
+        return Reading(self.value.base_id, self.value.base, (*journal, *reversed(above)))
+
+
+def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int, _Anchor]:
+    text = properties.get(property_key(consumer_group))
+    if text is None:
+        return {}
+    value = decode_property(text, consumer_group)
+    anchors = {entry.snapshot_id: _Anchor(value, count) for count, entry in enumerate(value.journal, start=1)}
+    if value.base_id is not None:
+        anchors.setdefault(value.base_id, _Anchor(value, 0))
+    return anchors
 
 
 class _Chain:
@@ -150,7 +199,7 @@ class _Chain:
         self._roots: set[int] = set()
         self._landings: dict[int, Landing | None] = {}
         self._sources: dict[int, int] = {}
-        self._anchors: dict[int, tuple[LedgerProperty, int]] = {}
+        self._anchors: dict[int, _Anchor] = {}
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[str] = set()
 
@@ -162,7 +211,7 @@ class _Chain:
                 self._roots.add(snapshot.snapshot_id)
         for snapshot in facts.snapshots.values():
             self._learn_snapshot(snapshot)
-        self._learn_property(facts.properties.get(property_key(self.consumer_group)))
+        self._learn_properties(facts.properties)
         self._newer = facts.snapshots
 
     def _learn_snapshot(self, snapshot: SnapshotFacts) -> None:
@@ -177,20 +226,19 @@ class _Chain:
         self._landings[this] = landing
         self.group_seen |= landing is not None
         # A cherry-pick carries its source's rows but none of its lakestream.* keys.
-        if (source := snapshot.summary.get("source-snapshot-id")) is not None:
+        if (source := snapshot.summary.get(_SOURCE)) is not None:
             self._sources[this] = int(source)
 
-    def _learn_property(self, text: str | None) -> None:
+    def _learn_properties(self, properties: Mapping[str, str]) -> None:
+        text = properties.get(property_key(self.consumer_group))
         if text is None or text in self._texts:
             return
         self._texts.add(text)
         self.group_seen = True
-        value = decode_property(text, self.consumer_group)
-        if value.base_id is not None:
-            self._anchors.setdefault(value.base_id, (value, 0))
-        for count, entry in enumerate(value.journal, start=1):
-            self._anchors.setdefault(entry.snapshot_id, (value, count))
-            self._landings.setdefault(entry.snapshot_id, entry.landing)
+        for snapshot_id, anchor in _anchors_of(properties, self.consumer_group).items():
+            self._anchors.setdefault(snapshot_id, anchor)
+            if anchor.count:
+                self._landings.setdefault(snapshot_id, anchor.value.journal[anchor.count - 1].landing)
 
     def walk(self, head: SnapshotFacts) -> tuple[Reading | None, str]:
         """Follow the parents from the head; return what was found, or why the walk could not go on."""
@@ -198,8 +246,7 @@ class _Chain:
         at = head.snapshot_id
         while True:
             if at in self._anchors:
-                value, count = self._anchors[at]
-                return Reading(value.base_id, value.base, (*value.journal[:count], *reversed(above))), ""
+                return self._anchors[at].reading(above), ""
             if at not in self._landings:
                 return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
             source = self._sources.get(at)

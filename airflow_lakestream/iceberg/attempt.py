@@ -16,6 +16,7 @@ from pyiceberg.utils.properties import property_as_bool
 
 from airflow_lakestream.iceberg.guard import CommitGuard
 from airflow_lakestream.iceberg.new_table import NewTable
+from airflow_lakestream.iceberg.transaction import LandingTransaction
 
 # A snapshot producer of PyIceberg; its class is private.
 Producer = Any
@@ -61,7 +62,7 @@ class AppendAttempt:
             self._guard.as_catalog(),
             current.config,
         )
-        transaction = table.transaction()
+        transaction = LandingTransaction(table)
         _append(transaction, files, self._summary, self._producers)
         transaction.commit_transaction()
         return _landed(self._guard, table)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
@@ -51,8 +52,9 @@ def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id:
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
     for snapshot in _live_ancestors(table.metadata):
         # Only this run's landings are decoded: a long history has many of others.
-        if snapshot.summary.get(codec.SUMMARY_RUN_ID) == run_id:
-            landing = codec.decode_summary(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+        summary = _summary(snapshot)
+        if summary.get(codec.SUMMARY_RUN_ID) == run_id:
+            landing = codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
             if landing is not None:
                 found.setdefault(landing.landing_id, (snapshot.snapshot_id, landing))
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
@@ -64,7 +66,7 @@ def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id:
 def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
     """Return the snapshot that holds a landing in the head's history, alive or in the journal; None without one."""
     for snapshot in _live_ancestors(table.metadata):
-        if snapshot.summary.get(codec.SUMMARY_LANDING_ID) == landing_id:
+        if _summary(snapshot).get(codec.SUMMARY_LANDING_ID) == landing_id:
             return snapshot.snapshot_id
     for entry in read(table, consumer_group).path:
         if entry.landing is not None and entry.landing.landing_id == landing_id:
@@ -72,13 +74,17 @@ def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> i
     return None
 
 
-def _live_ancestors(metadata: TableMetadata) -> Iterator[SnapshotFacts]:
+def _live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's head and its ancestors, newest first, as far as they are not expired."""
-    facts = facts_of(metadata)
-    at = facts.head_id
-    while at is not None and at in facts.snapshots:
-        yield facts.snapshots[at]
-        at = facts.snapshots[at].parent_id
+    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
+    at = head_of(metadata)
+    while at is not None and at in snapshots:
+        yield snapshots[at]
+        at = snapshots[at].parent_snapshot_id
+
+
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
 
 
 def history(table: Table) -> Iterator[TableFacts]:
@@ -94,20 +100,33 @@ def history(table: Table) -> Iterator[TableFacts]:
 
 def facts_of(metadata: TableMetadata) -> TableFacts:
     """Return what one metadata file says of lineage and ledgers."""
+    return TableFacts(head_of(metadata), _Snapshots(metadata), metadata.properties)
+
+
+def head_of(metadata: TableMetadata) -> int | None:
+    """Return the snapshot that main is at; None for a table without any."""
     main = metadata.refs.get(MAIN_BRANCH)
-    return TableFacts(
-        head_id=main.snapshot_id if main is not None else metadata.current_snapshot_id,
-        snapshots={
-            s.snapshot_id: SnapshotFacts(
-                s.snapshot_id,
-                s.parent_snapshot_id,
-                s.sequence_number or 0,
-                {} if s.summary is None else {**s.summary.additional_properties},
-            )
-            for s in metadata.snapshots
-        },
-        properties=metadata.properties,
-    )
+    return main.snapshot_id if main is not None else metadata.current_snapshot_id
+
+
+class _Snapshots(Mapping[int, SnapshotFacts]):
+    """A metadata file's snapshots as facts, made as they are asked for: of a thousand the ledger needs one or two."""
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._by_id = {s.snapshot_id: s for s in metadata.snapshots}
+
+    def __getitem__(self, snapshot_id: int) -> SnapshotFacts:
+        s = self._by_id[snapshot_id]
+        return SnapshotFacts(s.snapshot_id, s.parent_snapshot_id, s.sequence_number or 0, _summary(s))
+
+    def __contains__(self, snapshot_id: object) -> bool:
+        return snapshot_id in self._by_id
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
 
 
 def properties_after(table: Table, consumer_group: str, snapshot_id: int, landing: Landing) -> dict[str, str]:
