@@ -53,7 +53,7 @@ class AppendAttempt:
         current = self._catalog.load_table(self._name)
         if self._producers and (landed := self._guard.landed_in(current)) is not None:
             return landed
-        self._guard.check_files_fit(current)
+        self._guard.check_fit(current)
         table = Table(
             current.name(),
             current.metadata,
@@ -63,9 +63,12 @@ class AppendAttempt:
             current.config,
         )
         transaction = LandingTransaction(table)
-        _append(transaction, files, self._summary, self._producers)
+        self._stage(transaction, table, files)
         transaction.commit_transaction()
         return _landed(self._guard, table)
+
+    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
+        _append(transaction, files, self._summary, self._producers)
 
     def clean_up(self, keep: int | None) -> None:
         """Delete the manifests of the tries that were not applied."""

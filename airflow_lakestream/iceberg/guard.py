@@ -35,6 +35,7 @@ from pyiceberg.table.update import (
 from airflow_lakestream.core.ledger import Landing, union
 from airflow_lakestream.core.ports import Conflict, LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ class StaleFiles(Conflict):
 
 
 class Refused(ValidationException):
-    """Carries a Conflict through PyIceberg, which deletes its manifests for a ValidationException and stops."""
+    """Carries an error of ours through PyIceberg, which deletes its manifests for a ValidationException and stops."""
 
-    def __init__(self, conflict: Conflict) -> None:
-        self.conflict = conflict
-        super().__init__(str(conflict))
+    def __init__(self, error: LakestreamError) -> None:
+        self.error = error
+        super().__init__(str(error))
 
 
 class OutcomeUnknown(Exception):
@@ -100,10 +101,10 @@ class CommitGuard:
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
             return _response(current)
-        self.check_files_fit(current)
+        self.check_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != base_id:
-            raise CommitFailedException("main moved since the commit was prepared")
-        self._check(current)
+            raise self._not_applied("main moved since the commit was prepared")
+        self.check_ledger(current)
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing)
         requirements += (
@@ -120,14 +121,15 @@ class CommitGuard:
         """Return the snapshot in which this landing stands in the table's history, if it does."""
         return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
 
-    def _check(self, current: Table) -> None:
+    def check_ledger(self, current: Table) -> None:
+        """Refuse what the ledger at the table's head forbids."""
         name = ledger_store.name_of(current)
         if taken := ledger_store.read(current, self._group).ledger.overlap(self._landing):
             raise Refused(LedgerConflict(name, taken))
         if not self._allow_group_overlap and (taken := self._landed_by_others(current)):
             raise Refused(LedgerConflict(name, taken))
 
-    def check_files_fit(self, current: Table) -> None:
+    def check_fit(self, current: Table) -> None:
         """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
         name = ledger_store.name_of(current)
         if current.metadata.table_uuid != self._written_for.table_uuid:
@@ -168,7 +170,11 @@ class CommitGuard:
                 raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
             if any(isinstance(r, AssertCreate) for r in requirements):
                 raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
-            raise CommitFailedException(str(e)) from e
+            raise self._not_applied(str(e)) from e
+
+    def _not_applied(self, why: str) -> Exception:
+        """Return what tells PyIceberg that nothing was applied; for this one it rebases the files and asks again."""
+        return CommitFailedException(why)
 
     def _look_again(self, table: Table) -> Table | None:
         try:

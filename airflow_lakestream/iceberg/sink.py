@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -21,7 +22,8 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
-from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ports import RangesNotLanded, TableState
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import layout, ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
@@ -29,7 +31,10 @@ from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused
 from airflow_lakestream.iceberg.new_table import NewTable
+from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
 from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
+from airflow_lakestream.iceberg.since import FirstLook
+from airflow_lakestream.iceberg.takeout import Finder, check_columns
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +94,9 @@ class IcebergSink:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lakestream-write")
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
+        # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
+        self._first: FirstLook | None = None
+        self._landed: set[str] = set()
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
@@ -96,9 +104,11 @@ class IcebergSink:
             self._table = self._catalog.load_table(self._name)
         except NoSuchTableError:
             self._table = None
+            self._first = self._first or FirstLook()
             return self._missing_table()
         self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
+        self._first = self._first or FirstLook(self._table, reading)
         others = {
             g: ledger_store.read_ledger(self._table, g) for g in ledger_store.groups(self._table) if g != self._group
         }
@@ -120,35 +130,19 @@ class IcebergSink:
         """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
         self._write_out()
         self._collect(0)
-        attempt = self._attempt(landing)
-        unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                time.sleep(RETRY_PAUSE * number)
-            try:
-                snapshot_id = attempt.commit(self._files)
-            except Refused as refused:
-                attempt.clean_up(keep=None)
-                raise refused.conflict from None
-            except (CommitFailedException, ValidationException) as e:
-                log.info("Commit to %s not applied (%s), trying again.", self._name, e)
-            except Exception as e:
-                if not attempt.reached_catalog:
-                    attempt.clean_up(keep=None)
-                    raise
-                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._name, e)
-                unknown = e
-            except BaseException:
-                # Interrupted in the middle of it: what may have been applied must not lose its files.
-                self._leave_in_place() if attempt.reached_catalog else attempt.clean_up(keep=None)
-                raise
-            else:
-                return self._committed(attempt, snapshot_id)
-        return self._give_up(attempt, landing, unknown)
+        return self._drive(self._attempt(landing), landing)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
-        """Replace the rows of ranges; see `core.ports.Sink`."""
-        raise NotImplementedError("replace is being built")
+        """Replace the rows of ranges by the rows taken, in one snapshot; see `core.ports.Sink`."""
+        _, ranges = what_it_replaces(landing)
+        if self._table is None:
+            raise RangesNotLanded(self._name, ranges)
+        check_columns(self._design.metadata.names, self._name)
+        self._write_out()
+        self._collect(0)
+        attempt = self._replace_attempt(self._table, landing, ranges)
+        snapshot_id = self._drive(attempt, landing)
+        return snapshot_id, attempt.landing_of(snapshot_id)
 
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
@@ -228,8 +222,45 @@ class IcebergSink:
             return CreateAttempt(self._staged, guard, summary)
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
-    def _committed(self, attempt: Attempt, snapshot_id: int) -> int:
+    def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
+        guard = ReplaceGuard(
+            self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
+        )
+        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        return ReplaceAttempt(
+            self._catalog, self._name, guard, self._group, landing, Finder(ranges, self._files, write)
+        )
+
+    def _drive(self, attempt: Attempt, landing: Landing) -> int:
+        """Commit, trying again for as long as that can help."""
+        unknown: BaseException | None = None
+        for number in range(COMMIT_TRIES):
+            if number:
+                time.sleep(RETRY_PAUSE * number)
+            try:
+                snapshot_id = attempt.commit(self._files)
+            except Refused as refused:
+                attempt.clean_up(keep=None)
+                raise refused.error from None
+            except (CommitFailedException, ValidationException) as e:
+                log.info("Commit to %s not applied (%s), trying again.", self._name, e)
+            except Exception as e:
+                if not attempt.reached_catalog:
+                    attempt.clean_up(keep=None)
+                    raise
+                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._name, e)
+                unknown = e
+            except BaseException:
+                # Interrupted in the middle of it: what may have been applied must not lose its files.
+                self._leave_in_place() if attempt.reached_catalog else attempt.clean_up(keep=None)
+                raise
+            else:
+                return self._committed(attempt, landing, snapshot_id)
+        return self._give_up(attempt, landing, unknown)
+
+    def _committed(self, attempt: Attempt, landing: Landing, snapshot_id: int) -> int:
         attempt.clean_up(keep=snapshot_id)
+        self._landed.add(landing.landing_id)
         self._files, self._staged = [], None
         # The next rows are written for what the table is now: it may only just have been created.
         self._table = self._catalog.load_table(self._name)
@@ -241,7 +272,7 @@ class IcebergSink:
             raise CommitRefused(self._name)
         # The last try, too, may have been applied and only its answer lost.
         if (snapshot_id := self._look_once_more(landing)) is not None:
-            return self._committed(attempt, snapshot_id)
+            return self._committed(attempt, landing, snapshot_id)
         files = len(self._files)
         self._leave_in_place()
         raise CommitOutcomeUnknown(self._name, files, unknown) from unknown

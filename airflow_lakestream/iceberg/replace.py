@@ -1,0 +1,175 @@
+"""A landing that replaces: in one snapshot the rows of its ranges go out, and those read again come in.
+
+An attempt is made for one head. PyIceberg would send its deletions again to a head that has moved, with remainders
+that may be stale; the guard stops it, and the sink's loop makes the attempt anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity, union
+from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.attempt import AppendAttempt, Producer
+from airflow_lakestream.iceberg.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.since import FirstLook
+from airflow_lakestream.iceberg.takeout import Finder, Takeout
+
+log = logging.getLogger(__name__)
+
+
+class NotApplied(ValidationException):
+    """The commit was not applied; PyIceberg deletes its manifests and does not send the same changes again."""
+
+
+def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
+    """Return the one topic that a landing replaces ranges of, and the ranges."""
+    changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
+    if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
+        raise AssertionError(f"landing {landing.landing_id} is not one that replaces ranges of one topic only")
+    return changes[0][0], changes[0][1].replaced
+
+
+class ReplaceGuard(CommitGuard):
+    """The compare-and-set of a replace.
+
+    :param first: the table as this run first saw it.
+    :param own: the landings that this run made itself.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        consumer_group: str,
+        landing: Landing,
+        written_for: TableMetadata,
+        *,
+        first: FirstLook,
+        own: Collection[str],
+    ) -> None:
+        super().__init__(catalog, consumer_group, landing, written_for)
+        self._identity, self._ranges = what_it_replaces(landing)
+        self._first = first
+        self._own = own
+
+    def expect(self, landing: Landing) -> None:
+        """Take the landing as it is to be committed next: the same one, completed for another head."""
+        self._landing = landing
+
+    def check_fit(self, current: Table) -> None:
+        """Refuse at once what another run has replaced meanwhile: planning anew would put older rows over newer."""
+        name = ledger_store.name_of(current)
+        landings, complete = self._first.landings_since(current, self._group)
+        replaced = union(
+            self._ranges & entry.replaced
+            for landing in landings
+            if landing.landing_id not in self._own
+            for entry in landing.topics.values()
+        )
+        if replaced:
+            raise Refused(ReplacedMeanwhile(name, replaced))
+        if not complete:
+            raise Refused(
+                CannotReplace(
+                    f"{name}: its history has expired since this run began, so it can't be told whether another run "
+                    f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
+                )
+            )
+        super().check_fit(current)
+
+    def check_ledger(self, current: Table) -> None:
+        """Refuse ranges that the group's ledger does not hold, and rows that could be somebody else's."""
+        name, topic = ledger_store.name_of(current), self._identity.topic
+        ledger = ledger_store.read_ledger(current, self._group)
+        if missing := self._ranges - ledger.entry(self._identity).landed:
+            raise Refused(RangesNotLanded(name, missing))
+        if any(ledger.entry(other).landed for other in ledger.others_of(topic, self._identity)):
+            problem = f"rows of an earlier topic of the name {topic!r}"
+            raise Refused(_indistinct(name, problem, self._ranges))
+        for group in ledger_store.groups(current):
+            if group != self._group and _holds(current, group, topic):
+                problem = f"rows of {topic!r} that consumer group {group!r} landed"
+                raise Refused(_indistinct(name, problem, self._ranges))
+
+    def _not_applied(self, why: str) -> Exception:
+        return NotApplied(why)
+
+
+class ReplaceAttempt(AppendAttempt):
+    """A landing that replaces rows of a table that is there."""
+
+    def __init__(self, catalog: Catalog, name: str, guard: ReplaceGuard, group: str, landing: Landing, finder: Finder):
+        super().__init__(catalog, name, guard, {})
+        self._replace_guard, self._group, self._landing, self._finder = guard, group, landing, finder
+        self._made: dict[int, tuple[Landing, Takeout]] = {}
+        self._table: Table | None = None
+
+    def landing_of(self, snapshot_id: int) -> Landing:
+        """Return the landing as a try committed it."""
+        return self._made[snapshot_id][0]
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete manifests and remainders of the tries that were not applied."""
+        super().clean_up(keep)
+        takeout = self._made[keep][1] if keep is not None else None
+        if self._table is not None:
+            for path in self._finder.delete_remainders(self._table.io, takeout):
+                log.warning("An uncommitted data file could not be deleted: %s", path)
+
+    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
+        self._table = table
+        self._replace_guard.check_ledger(table)
+        try:
+            takeout = self._finder.find(table, _rows_landed(table))
+        except CannotReplace as e:
+            raise Refused(e) from None
+        landing = _completed(self._landing, takeout.rows)
+        self._replace_guard.expect(landing)
+        update = transaction.update_snapshot(snapshot_properties=codec.encode_summary(self._group, landing))
+        producer: Producer = update.overwrite()
+        # Noted first: writing its manifests may fail halfway.
+        self._producers.append(producer)
+        self._made[producer.snapshot_id] = (landing, takeout)
+        # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
+        producer._build_delete_files_partition_predicate = lambda: None
+        producer.delete_by_predicate(AlwaysTrue())
+        with producer:
+            for file in takeout.out:
+                producer.delete_data_file(file)
+            for file in (*takeout.remainders, *files):
+                producer.append_data_file(file)
+
+
+def _completed(landing: Landing, rows: int) -> Landing:
+    identity, _ = what_it_replaces(landing)
+    entry = replace(landing.topics[identity], removed=Counts(read=rows, written=rows))
+    return replace(landing, topics={**landing.topics, identity: entry})
+
+
+def _rows_landed(table: Table) -> int:
+    ledgers = (ledger_store.read_ledger(table, group) for group in ledger_store.groups(table))
+    return sum(entry.counts.written for ledger in ledgers for entry in ledger.topics.values())
+
+
+def _holds(table: Table, group: str, topic: str) -> bool:
+    ledger = ledger_store.read_ledger(table, group)
+    return any(entry.landed for identity, entry in ledger.topics.items() if identity.topic == topic)
+
+
+def _indistinct(table: str, problem: str, ranges: RangeSet) -> CannotReplace:
+    return CannotReplace(
+        f"{table} holds {problem}, too: which rows belong to {ranges} can't be told by topic, partition and offset. "
+        "Nothing was changed."
+    )

@@ -1,0 +1,169 @@
+"""What a replace takes out of a table: whole files, or files whose other rows are written anew.
+
+Found for one head, and found again when the head moves; a file that is still there with the same deletes is not read
+or written a second time, so a replace gets on however often others commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+
+from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.files import delete_files
+from airflow_lakestream.iceberg.hits import (
+    COORDINATES,
+    FileHits,
+    Offsets,
+    candidates,
+    equality_deletes,
+    is_hit,
+    joined,
+    look_into,
+    not_among,
+    read_rows,
+    rows_with_coordinates,
+)
+
+# So many bytes of kept rows come together, then they are written.
+REMAINDER_BYTES = 64 * 2**20
+
+WriteFiles = Callable[[pa.Table], list[DataFile]]
+# A data file with the delete files that apply to it.
+FileKey = tuple[str, frozenset[str]]
+
+
+class NotReadAgain(CannotReplace):
+    """Rows that a replace would take out were not read again: Kafka no longer has them; `ranges` says which."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {ranges}, and the topic no longer gives these records (retention or compaction took them): "
+            "to replace them would be to lose them. Nothing was changed. Replace ranges that leave them out."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Takeout:
+    """The files out, the files of rows that stay, and how many rows are out in the end."""
+
+    out: Sequence[DataFile]
+    remainders: Sequence[DataFile]
+    rows: int
+
+
+@dataclass
+class Finder:
+    """Finds what to take out for one replace, at one head after the other.
+
+    `new` are the files of the rows read again; `write` writes rows for the schema and spec that all heads must have.
+    """
+
+    ranges: RangeSet
+    new: Sequence[DataFile]
+    write: WriteFiles
+    _seen: dict[FileKey, FileHits] = field(default_factory=dict)
+    _kept: dict[FileKey, list[DataFile]] = field(default_factory=dict)
+    _written: list[DataFile] = field(default_factory=list)
+    _read_again: Offsets | None = None
+
+    def find(self, table: Table, landed: int) -> Takeout:
+        """Find it at the table's head. `landed` is how many rows all ledgers of the table say it got.
+
+        Raises CannotReplace; nothing is written then.
+        """
+        check_columns(table.schema().column_names, ledger_store.name_of(table))
+        self._check_rows_can_be_told(table, landed)
+        hits = {}
+        for task in candidates(table, self.ranges):
+            key = _key(task)
+            if key not in self._seen:
+                self._seen[key] = look_into(table.metadata, table.io, task, self.ranges)
+            if self._seen[key].count:
+                hits[key] = self._seen[key]
+        self._check_all_read_again(table, hits.values())
+        remainders: list[DataFile] = []
+        for key, found in hits.items():
+            if found.count < found.rows:
+                remainders += self._remainder(table, key, found)
+        return Takeout([h.task.file for h in hits.values()], remainders, sum(h.count for h in hits.values()))
+
+    def delete_remainders(self, io: FileIO, keep: Takeout | None) -> list[str]:
+        """Delete the files of rows that stay, but for those of `keep`; return those that may be left. Never raises."""
+        kept = {file.file_path for file in keep.remainders} if keep is not None else set()
+        paths = [file.file_path for file in self._written if file.file_path not in kept]
+        self._written = []
+        return delete_files(io, paths)
+
+    def _check_rows_can_be_told(self, table: Table, landed: int) -> None:
+        name = ledger_store.name_of(table)
+        if paths := equality_deletes(table):
+            raise CannotReplace(
+                f"{name} has equality deletes, such as {paths[0]}, which PyIceberg does not read: deleted rows "
+                "would come back. Nothing was changed. Rewrite the table's data files with another engine first."
+            )
+        known, lacking = rows_with_coordinates(table)
+        # NULL is no hit; but only a row that no landing wrote may have it, or its record would be there twice.
+        if lacking and known < landed:
+            raise CannotReplace(
+                f"{name} has rows without values in {', '.join(COORDINATES)}, such as in {lacking[0]}; {landed} rows "
+                f"were landed and {known} rows have values. Which of the others are records of {self.ranges} can't be "
+                "told. Nothing was changed. Delete those rows, or fill in their values."
+            )
+
+    def _check_all_read_again(self, table: Table, hits: Iterable[FileHits]) -> None:
+        if self._read_again is None:
+            tasks = [FileScanTask(file) for file in self.new]
+            parts = [look_into(table.metadata, table.io, task, self.ranges) for task in tasks]
+            if any(part.count < part.rows for part in parts):
+                raise AssertionError(f"{ledger_store.name_of(table)}: rows to put in are not of {self.ranges}")
+            self._read_again = joined(parts)
+        for topic in {topic for topic, _ in self.ranges.partitions}:
+            if gone := not_among(joined(hits), self._read_again, topic):
+                raise NotReadAgain(ledger_store.name_of(table), gone)
+
+    def _remainder(self, table: Table, key: FileKey, found: FileHits) -> list[DataFile]:
+        if key not in self._kept:
+            self._kept[key] = self._write_remainder(table.metadata, table.io, found.task)
+        return self._kept[key]
+
+    def _write_remainder(self, metadata: TableMetadata, io: FileIO, task: FileScanTask) -> list[DataFile]:
+        files: list[DataFile] = []
+        rows: list[pa.Table] = []
+        for batch in read_rows(metadata, io, task):
+            rows.append(batch.filter(pc.invert(is_hit(batch, self.ranges))))
+            if sum(part.nbytes for part in rows) >= REMAINDER_BYTES:
+                files += self._write(rows)
+                rows = []
+        return files + self._write(rows)
+
+    def _write(self, rows: Sequence[pa.Table]) -> list[DataFile]:
+        if not rows:
+            return []
+        files = self.write(pa.concat_tables(rows, promote_options="permissive"))
+        self._written += files
+        return files
+
+
+def check_columns(columns: Collection[str], table: str) -> None:
+    """Raise CannotReplace where rows keep no topic, partition or offset."""
+    missing = [name for name in COORDINATES if name not in columns]
+    if missing:
+        raise CannotReplace(
+            f"{table} keeps no {', '.join(missing)}: which rows come from which records can't be told, so none can be "
+            "replaced. Nothing was changed. Only tables landed with metadata_columns topic, partition and offset can."
+        )
+
+
+def _key(task: FileScanTask) -> FileKey:
+    return task.file.file_path, frozenset(delete.file_path for delete in task.delete_files)

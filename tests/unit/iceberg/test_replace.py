@@ -1,0 +1,357 @@
+"""Replace at the table's side: rows out, rows in, one snapshot, and the ledger with it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import IntegerType, LongType, StringType
+
+from airflow_lakestream.core.ledger import Counts, TopicIdentity
+from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import takeout
+from airflow_lakestream.iceberg.ddl import parse_schema
+from airflow_lakestream.iceberg.takeout import NotReadAgain
+from tests.support.lake import assert_files_are_whole, compact
+from tests.support.replacing import (
+    ORDERS,
+    HandMade,
+    Row,
+    append_foreign_rows,
+    delete_equal,
+    delete_positions,
+    offsets_of,
+    ranges,
+)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> HandMade:
+    return HandMade(tmp_path)
+
+
+def expected(landed: RangeSet, replaced: RangeSet, new: str = "new") -> list[Row]:
+    """Return the rows of a table whose ranges `landed` were landed once, and a part replaced once."""
+    versions = dict.fromkeys(offsets_of(landed), "old") | dict.fromkeys(offsets_of(replaced), new)
+    return sorted(((*key, version) for key, version in versions.items()), key=repr)
+
+
+def files(made: HandMade) -> set[str]:
+    return {task.file.file_path for task in made.table().scan().plan_files()}
+
+
+def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_stay(made: HandMade) -> None:
+    added = []
+    for start in (0, 10, 20, 30):
+        before = files(made) if start else set()
+        made.land(ranges((0, start, start + 10), (1, start, start + 10)))
+        added.append(files(made) - before)
+    inside, across, elsewhere = added[1], added[2], added[0] | added[3]
+    snapshots = len(made.table().snapshots())
+
+    snapshot_id, landing = made.replace(ranges((0, 10, 25), (1, 10, 20)))
+
+    table = made.table()
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    assert head.snapshot_id == snapshot_id
+    assert head.summary.operation is Operation.OVERWRITE
+    assert len(table.snapshots()) == snapshots + 1
+    assert made.rows() == expected(ranges((0, 0, 40), (1, 0, 40)), ranges((0, 10, 25), (1, 10, 20)))
+    assert elsewhere <= files(made)
+    assert not files(made) & (inside | across)
+    assert head.summary["deleted-data-files"] == "2"
+    assert head.summary["total-records"] == "80"
+    assert landing.topics[ORDERS].removed == Counts(read=25, written=25)
+    assert made.ledger().landed == ranges((0, 0, 40), (1, 0, 40))
+    assert made.ledger().counts == Counts(read=80, written=80)
+    assert_files_are_whole(table)
+
+
+def test_fewer_rows_read_again_are_fewer_rows_in_the_ledger(made: HandMade) -> None:
+    # Three offsets are markers of transactions: never rows, not the first time and not now.
+    holes = [(0, 3), (0, 4), (0, 5)]
+    made.land(ranges((0, 0, 10)), without=holes)
+    again = [key for key in offsets_of(ranges((0, 2, 8))) if key not in holes]
+    _, landing = made.run().replace(ranges((0, 2, 8)), again=again)
+    assert landing.topics[ORDERS].removed == Counts(read=3, written=3)
+    assert made.ledger().counts == Counts(read=7, written=7)
+    assert [row for row in made.rows() if row[2] == "new"] == [(*key, "new") for key in again]
+
+
+def test_a_record_that_was_there_twice_is_there_once(made: HandMade) -> None:
+    made.land(ranges((0, 0, 10)))
+    table = made.table()
+    table.append(table.scan(row_filter="_kafka_offset < 5").to_arrow())
+    made.replace(ranges((0, 0, 10)))
+    assert made.rows() == expected(ranges((0, 0, 10)), ranges((0, 0, 10)))
+
+
+def test_ranges_without_a_row_are_replaced_by_rows(made: HandMade) -> None:
+    # Records that were filtered away the first time.
+    made.land(ranges((0, 0, 10)), without=offsets_of(ranges((0, 4, 8))))
+    _, landing = made.replace(ranges((0, 4, 8)))
+    assert landing.topics[ORDERS].removed == Counts()
+    assert made.rows() == expected(ranges((0, 0, 10)), ranges((0, 4, 8)))
+
+
+def test_ranges_without_a_row_before_and_after(made: HandMade) -> None:
+    made.land(ranges((0, 0, 10)), without=offsets_of(ranges((0, 4, 8))))
+    made.run().replace(ranges((0, 4, 8)), again=[])
+    assert made.ledger().counts == Counts(read=6, written=6)
+    assert len(made.rows()) == 6
+
+
+def test_another_topic_and_another_partition_keep_their_rows(made: HandMade) -> None:
+    run = made.run()
+    run.land(ranges((0, 0, 10), (1, 0, 10)))
+    run.land(ranges((0, 0, 10), topic="orders2"), identity=TopicIdentity("orders2", "id-2", "cluster"))
+    compact(made.table())
+    made.replace(ranges((0, 0, 10)))
+    old = [(0, n, "old") for n in range(10)]
+    assert made.rows() == sorted([*expected(ranges((0, 0, 10), (1, 0, 10)), ranges((0, 0, 10))), *old], key=repr)
+
+
+@pytest.mark.parametrize(
+    "partition_by",
+    [
+        ("_kafka_partition",),
+        ("_kafka_topic", "day(at)"),
+        ("bucket(3, _kafka_offset)", "truncate(2, version)"),
+        ("hour(at)", "version", "truncate(10, _kafka_offset)"),
+    ],
+)
+def test_a_partitioned_and_sorted_table(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    made = HandMade(tmp_path, partition_by, ("_kafka_offset desc",))
+    made.land(ranges((0, 0, 20), (1, 0, 20)))
+    append_foreign_rows(made.table(), 1)
+    made.replace(ranges((0, 3, 14), (1, 19, 20)))
+
+    rows = expected(ranges((0, 0, 20), (1, 0, 20)), ranges((0, 3, 14), (1, 19, 20)))
+    assert made.rows() == sorted([*rows, (None, None, "foreign-0")], key=repr)
+    assert_files_are_whole(made.table())
+    landed = [task.file for task in made.table().scan("_kafka_offset >= 0").plan_files()]
+    assert {file.sort_order_id for file in landed} == {made.table().sort_order().order_id}
+    for file in landed:
+        offsets = pq.read_table(file.file_path.removeprefix("file://"))["_kafka_offset"].to_pylist()
+        assert offsets == sorted(offsets, reverse=True)
+
+
+@pytest.mark.parametrize("column", ["_kafka_partition", "score"])
+def test_files_of_an_earlier_partition_spec(made: HandMade, column: str) -> None:
+    # Others partition by anything, a column of NULL and NaN too.
+    made.land(ranges((0, 0, 10)))
+    with made.table().update_spec() as update:
+        update.add_identity(column)
+    made.land(ranges((0, 10, 20)))
+    made.replace(ranges((0, 5, 15)))
+    assert made.rows() == expected(ranges((0, 0, 20)), ranges((0, 5, 15)))
+    assert_files_are_whole(made.table())
+
+
+def test_rows_from_elsewhere_stay_through_any_number_of_replaces_and_compactions(made: HandMade) -> None:
+    made.land(ranges((0, 0, 10)))
+    append_foreign_rows(made.table())
+    foreign: list[Row] = [(None, None, "foreign-0"), (None, None, "foreign-1")]
+    for change in (lambda: None, lambda: compact(made.table())):
+        change()
+        made.replace(ranges((0, 0, 10)))
+        assert made.rows() == sorted([*expected(ranges((0, 0, 10)), ranges((0, 0, 10))), *foreign], key=repr)
+    # By now a file of the replace's own has nothing but rows without coordinates.
+    made.replace(ranges((0, 4, 6)))
+    assert made.rows() == sorted([*expected(ranges((0, 0, 10)), ranges((0, 0, 10))), *foreign], key=repr)
+
+
+def test_files_without_statistics_are_read(tmp_path: Path) -> None:
+    made = HandMade(tmp_path, properties={"write.metadata.metrics.default": "none"})
+    for start in (0, 10):
+        made.land(ranges((0, start, start + 10)))
+    append_foreign_rows(made.table(), 1)
+    assert not any(task.file.value_counts for task in made.table().scan().plan_files())
+    made.replace(ranges((0, 8, 12)))
+    rows = expected(ranges((0, 0, 20)), ranges((0, 8, 12)))
+    assert made.rows() == sorted([*rows, (None, None, "foreign-0")], key=repr)
+
+
+def test_deleted_rows_do_not_come_back(made: HandMade) -> None:
+    made.land(ranges((0, 0, 10)))
+    made.land(ranges((0, 10, 20)))
+    first, second = sorted(made.table().scan().plan_files(), key=lambda task: task.file.file_path)
+    starts = {
+        pq.read_table(t.file.file_path.removeprefix("file://"))["_kafka_offset"][0].as_py(): t for t in (first, second)
+    }
+    delete_positions(made.table(), starts[0].file, [0, 1, 6])
+    delete_positions(made.table(), starts[10].file, [0])
+    gone = {(0, 0), (0, 1), (0, 6), (0, 10)}
+    assert len(made.rows()) == 16
+
+    # Of the second file all rows that are left are hits: dropped whole.
+    _, landing = made.replace(ranges((0, 5, 20)))
+
+    replaced = set(offsets_of(ranges((0, 5, 20))))
+    assert made.rows() == [
+        row for row in expected(ranges((0, 0, 20)), ranges((0, 5, 20))) if row[:2] not in gone - replaced
+    ]
+    assert landing.topics[ORDERS].removed == Counts(read=13, written=13)
+
+
+def test_a_remainder_larger_than_memory_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeout, "REMAINDER_BYTES", 1)
+    made = HandMade(tmp_path, properties={"write.parquet.row-group-limit": "10"})
+    made.land(ranges((0, 0, 40)))
+    made.replace(ranges((0, 10, 21)))
+    assert made.rows() == expected(ranges((0, 0, 40)), ranges((0, 10, 21)))
+    rewritten = files(made)
+    assert len(rewritten) == 4
+    assert_files_are_whole(made.table())
+
+
+# What can't be replaced
+
+
+@pytest.fixture
+def unchanged(made: HandMade) -> Callable[[], None]:
+    """Give an assertion that the table is what it was at the first call, with no file more."""
+    before: list[object] = []
+
+    def check() -> None:
+        table = made.table()
+        now = (table.metadata_location, made.rows())
+        if not before:
+            before.append(now)
+        assert now == before[0]
+        assert_files_are_whole(table)
+
+    return check
+
+
+Unchanged = Callable[[], None]
+
+
+def test_a_table_without_metadata_columns(tmp_path: Path) -> None:
+    made = HandMade(tmp_path, metadata=("topic", "timestamp"))
+    made.metadata = ("topic",)
+    made.land(ranges((0, 0, 10)))
+    with pytest.raises(CannotReplace, match="keeps no _kafka_partition, _kafka_offset: "):
+        made.replace(ranges((0, 0, 5)))
+    assert len(made.rows()) == 10
+    assert_files_are_whole(made.table())
+
+
+def test_rows_that_were_landed_without_their_coordinates(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10)))
+    made.run(metadata=()).land(ranges((0, 10, 20)))
+    unchanged()
+    with pytest.raises(CannotReplace, match=r"without values in _kafka_topic.*20 rows were landed and 10 rows have"):
+        made.replace(ranges((0, 0, 5)))
+    unchanged()
+
+
+def test_rows_that_were_landed_before_the_table_had_the_columns(tmp_path: Path) -> None:
+    made = HandMade(tmp_path, metadata=())
+    made.land(ranges((0, 0, 10)))
+    with made.table().update_schema() as update:
+        update.add_column("_kafka_topic", StringType())
+        update.add_column("_kafka_partition", IntegerType())
+        update.add_column("_kafka_offset", LongType())
+    made.metadata = ("topic", "partition", "offset")
+    made.land(ranges((0, 10, 20)))
+    with pytest.raises(CannotReplace, match="20 rows were landed and 10 rows have values"):
+        made.replace(ranges((0, 0, 15)))
+    assert len(made.rows()) == 20
+
+
+def test_rows_of_an_earlier_topic_of_that_name(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10)), identity=TopicIdentity("orders", "id-0", "cluster"))
+    made.land(ranges((0, 0, 10)))
+    unchanged()
+    with pytest.raises(CannotReplace, match="an earlier topic of the name 'orders'"):
+        made.replace(ranges((0, 0, 5)))
+    unchanged()
+
+
+def test_rows_that_another_group_landed(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10)))
+    made.run(group="other", overlap=True).land(ranges((0, 0, 10)))
+    unchanged()
+    with pytest.raises(CannotReplace, match="consumer group 'other' landed"):
+        made.replace(ranges((0, 0, 5)))
+    unchanged()
+
+
+def test_a_table_with_equality_deletes(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10)))
+    (task,) = made.table().scan().plan_files()
+    delete_equal(made.table(), task.file, 3)
+    location = made.table().metadata_location
+    with pytest.raises(CannotReplace, match="equality deletes, such as file:"):
+        made.replace(ranges((0, 0, 5)))
+    assert made.table().metadata_location == location
+
+
+def test_rows_that_were_not_read_again(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10), (1, 0, 10)))
+    unchanged()
+    again = [key for key in offsets_of(ranges((0, 2, 9), (1, 0, 4))) if key not in {(0, 2), (0, 3), (0, 6), (1, 3)}]
+    with pytest.raises(NotReadAgain) as caught:
+        made.run().replace(ranges((0, 2, 9), (1, 0, 4)), again=again)
+    assert caught.value.ranges == ranges((0, 2, 4), (0, 6, 7), (1, 3, 4))
+    assert "orders[0] [2,4), orders[0] [6,7), orders[1] [3,4)" in str(caught.value)
+    unchanged()
+
+
+def test_ranges_that_were_never_landed(made: HandMade, unchanged: Unchanged) -> None:
+    made.land(ranges((0, 0, 10)))
+    unchanged()
+    with pytest.raises(RangesNotLanded) as caught:
+        made.replace(ranges((0, 5, 15)))
+    assert caught.value.ranges == ranges((0, 10, 15))
+    unchanged()
+
+
+def test_a_table_that_is_not_there(made: HandMade) -> None:
+    with pytest.raises(RangesNotLanded):
+        made.replace(ranges((0, 5, 15)))
+    assert not made.catalog().list_namespaces()
+
+
+def test_all_types_of_columns_come_through_a_remainder_unchanged(made: HandMade) -> None:
+    made.land(ranges((0, 0, 10)))
+    wide = parse_schema(
+        "b binary, u uuid, t time, d date, n decimal(20,3), l array<struct<a int, m map<string, long>>>, f float, "
+        "ts timestamp_ntz"
+    )
+    with made.table().update_schema() as update:
+        for field in wide.fields:
+            update.add_column(field.name, field.field_type)
+    table = made.table()
+    row = {
+        "version": "wide",
+        "b": b"\x00\xff",
+        "u": uuid.UUID(int=5).bytes,
+        "t": dt.time(1, 2, 3, 4),
+        "d": dt.date(1969, 1, 1),
+        "n": Decimal("-1.125"),
+        "l": [None, {"a": None, "m": [("k", None)]}, {"a": 1, "m": []}],
+        "f": float("nan"),
+        "ts": dt.datetime(1950, 1, 1),
+        "_kafka_topic": "orders",
+        "_kafka_partition": 0,
+        "_kafka_offset": 100,
+    }
+    table.append(pa.Table.from_pylist([row, {"version": "empty"}], schema=table.schema().as_arrow()))
+    compact(made.table())
+    keep = "version = 'wide' or version = 'empty'"
+    before = repr(made.table().scan(keep).to_arrow().sort_by("version").to_pylist())
+    made.replace(ranges((0, 0, 10)))
+    assert repr(made.table().scan(keep).to_arrow().sort_by("version").to_pylist()) == before
+    assert "Decimal('-1.125')" in before
