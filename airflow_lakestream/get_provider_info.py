@@ -20,7 +20,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Lakestream",
-                "python-modules": ["airflow_lakestream.operators.kafka_extract"],
+                "python-modules": ["airflow_lakestream.operators.audit", "airflow_lakestream.operators.kafka_extract"],
             }
         ],
         "hooks": [

@@ -1,0 +1,118 @@
+"""All ledgers of a table side by side: what the audited group promises, and what any group accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.compare import PartitionFacts
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg import ledger_store
+
+
+class NoLedger(LakestreamError, Terminal):
+    """The group has no ledger on the table, or none of the topic."""
+
+    def __init__(self, table: str, consumer_group: str, known: tuple[str, ...], topic: str | None = None) -> None:
+        what = "no ledger" if topic is None else f"nothing of topic {topic!r} in its ledger"
+        has = f"Groups with a ledger there: {', '.join(known)}." if known else "No group has a ledger there."
+        super().__init__(f"consumer group {consumer_group!r} has {what} on {table}. {has}")
+
+
+@dataclass(frozen=True)
+class Books:
+    """The ledgers of all groups at one snapshot; `group` is the audited one."""
+
+    group: str
+    ledgers: dict[str, Ledger]
+
+    @classmethod
+    def of(cls, table: Table, group: str, topic: str | None) -> Books:
+        """Read the ledgers at the table's head. Raises NoLedger, UndecidedLedger and UnreadableLedger."""
+        names = sorted({*groups_seen(table), group})
+        books = cls(group, {name: ledger_store.read_ledger(table, name) for name in names})
+        known = tuple(name for name, ledger in books.ledgers.items() if ledger.topics)
+        if not books.own.topics:
+            raise NoLedger(".".join(table.name()), group, known)
+        if topic is not None and topic not in books.topics:
+            raise NoLedger(".".join(table.name()), group, known, topic)
+        return books
+
+    @property
+    def own(self) -> Ledger:
+        """The audited group's ledger."""
+        return self.ledgers[self.group]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics of the audited group, sorted."""
+        return tuple(sorted({identity.topic for identity in self.own.topics}))
+
+    @property
+    def known_topics(self) -> frozenset[str]:
+        """The topics of all groups."""
+        return frozenset(identity.topic for _, identity, _ in self._entries())
+
+    def identities(self, topic: str) -> tuple[TopicIdentity, ...]:
+        """Return the incarnations of a topic that the audited group has landed."""
+        return tuple(identity for identity in self.own.topics if identity.topic == topic)
+
+    def own_entry(self, topic: str) -> TopicEntry:
+        """Return the audited group's books of a topic, all its incarnations together."""
+        return sum((self.own.entry(identity) for identity in self.identities(topic)), TopicEntry())
+
+    def landed(self, identity: TopicIdentity) -> RangeSet:
+        """Return what the audited group landed of one incarnation."""
+        return self.own.entry(identity).landed
+
+    def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> Tally:
+        """Count how many landings hold each offset of a partition: of one incarnation, or of any."""
+        tally = Tally()
+        for _, of, entry in self._entries():
+            if identity in (None, of):
+                for start, end in entry.landed.intervals(*key):
+                    tally.add_interval(start, end)
+        return tally
+
+    def counts(self, topic: str | None = None) -> Counts:
+        """Return what all groups counted, of one topic or of all."""
+        return sum((entry.counts for _, of, entry in self._entries() if topic in (None, of.topic)), Counts())
+
+    def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
+        """Return the partitions of these topics that stand in the audited group's ledger."""
+        found: set[PartitionKey] = set()
+        for topic in topics:
+            entry = self.own_entry(topic)
+            found |= {*entry.landed.partitions, *entry.lost.partitions, *((topic, p) for p in entry.origin)}
+        return found
+
+    def complete(self, facts: PartitionFacts) -> PartitionFacts:
+        """Add to what was found in one partition what the audited group's ledger says of it."""
+        entry = self.own_entry(facts.topic)
+        key = facts.topic, facts.partition
+        return replace(facts, landed=entry.landed.of_partition(*key), lost=entry.lost.of_partition(*key))
+
+    def landed_by_anyone(self, topic: str) -> RangeSet:
+        """Return all offsets of a topic's name that any group landed, of any incarnation."""
+        return union(entry.landed for _, of, entry in self._entries() if of.topic == topic)
+
+    def _entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
+        for group, ledger in self.ledgers.items():
+            for identity, entry in ledger.topics.items():
+                yield group, identity, entry
+
+
+def groups_seen(table: Table) -> tuple[str, ...]:
+    """Return the groups with a ledger property, and those whose landings only the snapshots still tell of."""
+    in_summaries = {
+        group
+        for snapshot in table.metadata.snapshots
+        if snapshot.summary and (group := snapshot.summary.additional_properties.get(codec.SUMMARY_GROUP))
+    }
+    return tuple(sorted({*ledger_store.groups(table), *in_summaries}))

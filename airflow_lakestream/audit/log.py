@@ -1,0 +1,83 @@
+"""Which records Kafka can still show of the landed ranges."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.ledger import TopicIdentity, union
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import OffsetsGone, Reader, Source
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+# Reading a hole of the ledger costs less than another consumer, which each further range of a partition takes.
+_BRIDGE = 100_000
+_TRIES = 10
+
+
+class AuditStopped(LakestreamError, Transient):
+    """The audit was told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("the audit was stopped before it had read the topic; nothing was changed.")
+
+
+@dataclass
+class LogFound:
+    """`readable` counts the offsets at which there is a record, `shown` are the landed ranges that were read."""
+
+    identity: TopicIdentity
+    readable: dict[PartitionKey, Tally] = field(default_factory=dict)
+    shown: RangeSet = RangeSet()
+
+
+def read_log(
+    landed_of: Callable[[TopicIdentity], RangeSet], source: Source, reader: Reader, stop: threading.Event
+) -> LogFound:
+    """Read what is left of the ranges landed of the incarnation that is there; what retention takes is left out.
+
+    Raises the errors of source and reader, and AuditStopped.
+    """
+    done = RangeSet()
+    found: LogFound | None = None
+    for number in range(_TRIES):
+        state = source.look()
+        topic = state.identity.topic
+        found = found or LogFound(state.identity)
+        landed = landed_of(found.identity)
+        left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
+        try:
+            for chunk in reader.read(Plan(state, RangeSet(_bridged(left - done))), stop):
+                covers = chunk.covers
+                found.readable.setdefault((topic, covers.partition), Tally()).add_offsets(chunk.batch.offsets)
+                done |= RangeSet([covers])
+            if stop.is_set():
+                raise AuditStopped
+            found.shown = done & landed
+            return found
+        except OffsetsGone:
+            if number == _TRIES - 1:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+    """Join ranges with a small hole between them: what is read there beyond the landed ranges is not asked for."""
+    last: OffsetRange | None = None
+    for r in ranges:
+        if last is not None and _are_near(last, r):
+            last = OffsetRange(r.topic, r.partition, last.from_offset, r.until_offset)
+            continue
+        if last is not None:
+            yield last
+        last = r
+    if last is not None:
+        yield last
+
+
+def _are_near(first: OffsetRange, second: OffsetRange) -> bool:
+    same = (first.topic, first.partition) == (second.topic, second.partition)
+    return same and second.from_offset - first.until_offset <= _BRIDGE

@@ -1,0 +1,190 @@
+"""What an audit found: for XCom, for `--json`, and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.audit.compare import PartitionAudit
+from airflow_lakestream.core.ranges import RangeSet
+
+# More ranges than that help nobody in a terminal; `--json` has them all.
+_SHOWN = 10
+
+SEES = {
+    True: "full: every row's topic, partition and offset against every record that Kafka still shows.",
+    False: (
+        "quick: file statistics against the ledger; no data file was opened and Kafka was not asked. Seen: how many "
+        "rows are missing or too many, files there twice, files outside all landed ranges. Not seen: which offsets "
+        "are missing, and as many rows missing as doubled. --full tells."
+    ),
+}
+
+
+class Verdict(StrEnum):
+    """The answer; `exit_code` is that of the command line."""
+
+    CLEAN = "clean"
+    DAMAGE = "damage"
+    COULD_NOT_LOOK = "could not look"
+
+    @property
+    def exit_code(self) -> int:
+        """0 clean, 1 damage, 2 could not look."""
+        return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """The rows that the ledgers say were written, minus those deleted on purpose, against those in the table."""
+
+    what: str
+    expected: int
+    found: int
+
+    @property
+    def problem(self) -> str:
+        """The difference in words, empty without one."""
+        if self.expected == self.found:
+            return ""
+        missing = self.expected - self.found
+        difference = f"{missing} missing" if missing > 0 else f"{-missing} too many"
+        return f"{self.what}: the ledger counts {self.expected} rows, found were {self.found}: {difference}."
+
+
+@dataclass
+class AuditResult:
+    """The verdict on one table and group, with its reasons.
+
+    `findings` are damages that no range of one partition can express; `blind` says what could not be looked at though
+    it would have been needed; `notes` is for the reader. Damage that was seen counts, whatever was not seen.
+    """
+
+    table: str
+    consumer_group: str
+    snapshot_id: int | None
+    is_full: bool
+    partitions: list[PartitionAudit] = field(default_factory=list)
+    counts: list[RowCount] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Clean, damage, or could not look."""
+        if self.damages:
+            return Verdict.DAMAGE
+        return Verdict.COULD_NOT_LOOK if self.blind else Verdict.CLEAN
+
+    @property
+    def damages(self) -> list[str]:
+        """All damage as sentences, the worst first."""
+        of_partitions = [line for audit in self.partitions for line in _damages(audit)]
+        return [*of_partitions, *filter(None, (count.problem for count in self.counts)), *self.findings]
+
+    def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
+        """Return JSON-ready values; ranges as [from, until], doubled ones as [from, until, times], ids as text.
+
+        :param most_ranges: leave out ranges beyond so many of each kind and partition; what is cut is counted.
+        """
+        return {
+            "verdict": self.verdict.value,
+            "table": self.table,
+            "consumer_group": self.consumer_group,
+            # As text: browsers would round 64-bit numbers.
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "mode": "full" if self.is_full else "quick",
+            "partitions": [_partition_to_dict(audit, most_ranges, self.is_full) for audit in self.partitions],
+            "counts": [{"of": c.what, "expected": c.expected, "found": c.found} for c in self.counts],
+            "findings": self.findings,
+            "could_not_look": self.blind,
+            "notes": self.notes,
+        }
+
+    def render(self) -> str:
+        """Return the result as text for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.table}, consumer group {self.consumer_group}: {self.verdict.value.upper()}"
+        yield f"  {SEES[self.is_full]}"
+        yield f"  snapshot {self.snapshot_id or '(none)'}"
+        for audit in self.partitions:
+            yield f"  {audit.topic}[{audit.partition}]: {_summary(audit, self.is_full)}"
+            yield from (f"    {line}" for line in _damages(audit, with_place=False))
+            yield from (f"    {line}" for line in _receipts(audit, self.is_full))
+        for title, lines in (
+            ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings]),
+            ("could not look", self.blind),
+            ("note", self.notes),
+        ):
+            yield from (f"  {title}: {line}" for line in lines)
+
+
+def _summary(audit: PartitionAudit, is_full: bool) -> str:
+    state = "damage" if audit.is_damaged else "ok"
+    return f"{state}, {audit.rows} rows, {audit.readable} records in Kafka" if is_full else state
+
+
+def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
+    place = f"{audit.topic}[{audit.partition}] " if with_place else ""
+    lines = []
+    if audit.missing:
+        lines.append(f"{place}missing: {_text(audit.missing)} ({audit.rows_missing} rows)")
+    if audit.doubled:
+        texts = [f"[{d.from_offset},{d.until_offset}) x{d.times}" for d in audit.doubled]
+        lines.append(f"{place}doubled: {_first(texts)}")
+    if audit.unexpected:
+        lines.append(f"{place}unexpected: {_text(audit.unexpected)}")
+    return lines
+
+
+def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
+    named = [("lost to retention, by receipt", audit.lost), ("deleted on purpose, by receipt", audit.forgotten)]
+    if is_full:
+        named.append(("not verifiable, no longer in Kafka", audit.not_verifiable))
+    return [f"{name}: {_text(ranges)}" for name, ranges in named if ranges]
+
+
+def _text(ranges: RangeSet) -> str:
+    return _first([f"[{r.from_offset},{r.until_offset})" for r in ranges])
+
+
+def _first(texts: list[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} ranges more" if more > 0 else "")
+
+
+def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -> dict[str, Any]:
+    ranges: dict[str, list[list[int]]] = {
+        "doubled": [[d.from_offset, d.until_offset, d.times] for d in audit.doubled],
+        "unexpected": _pairs(audit.unexpected),
+        "lost": _pairs(audit.lost),
+        "forgotten": _pairs(audit.forgotten),
+    }
+    if is_full:
+        ranges |= {"missing": _pairs(audit.missing), "not_verifiable": _pairs(audit.not_verifiable)}
+    cut = {name: len(found) - most for name, found in ranges.items() if most is not None and len(found) > most}
+    return {
+        "topic": audit.topic,
+        "partition": audit.partition,
+        **(_numbers(audit) if is_full else {}),
+        **{name: found[:most] for name, found in ranges.items()},
+        **({"ranges_left_out": cut} if cut else {}),
+    }
+
+
+def _numbers(audit: PartitionAudit) -> dict[str, int]:
+    return {
+        "rows": audit.rows,
+        "readable": audit.readable,
+        "rows_missing": audit.rows_missing,
+        "rows_too_many": audit.rows_too_many,
+    }
+
+
+def _pairs(ranges: Iterable[Any]) -> list[list[int]]:
+    return [[r.from_offset, r.until_offset] for r in ranges]

@@ -1,0 +1,98 @@
+"""The positions of a table's rows: which Kafka record each one comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+
+
+class NoPositions(LakestreamError, Terminal):
+    """The rows do not say which record they come from."""
+
+    def __init__(self, table: str, missing: Sequence[str]) -> None:
+        self.missing = tuple(missing)
+        super().__init__(
+            f"{table} has no column {', '.join(missing)}, so no row says which record it comes from. Land with the "
+            'metadata_columns "topic", "partition" and "offset" (they are among the defaults).'
+        )
+
+
+class UnreadableTable(LakestreamError, Terminal):
+    """PyIceberg can't read the table's rows."""
+
+    def __init__(self, table: str, cause: Exception) -> None:
+        super().__init__(
+            f"the rows of {table} can't be read: {cause}. Where these are equality deletes, rewrite the data files "
+            "with the engine that wrote them (Spark: CALL system.rewrite_data_files), then look again."
+        )
+
+
+@dataclass
+class RowsFound:
+    """How often each offset is in the table, by topic and partition; `without_position` have no place in any topic."""
+
+    tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
+    without_position: int = 0
+
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Count the rows of a batch of the three columns."""
+        whole = batch.drop_null()
+        self.without_position += len(batch) - len(whole)
+        for topic, of_topic in _split(whole, POSITION[0]):
+            for partition, rows in _split(of_topic, POSITION[1]):
+                offsets = rows.column(POSITION[2]).cast(pa.int64())
+                self.tallies.setdefault((str(topic), int(str(partition))), Tally()).add_offsets(offsets)
+
+
+def check_positions(table: Table) -> None:
+    """Raise NoPositions when the table lacks one of the three columns."""
+    there = set(table.schema().column_names)
+    if missing := [name for name in POSITION if name not in there]:
+        raise NoPositions(".".join(table.name()), missing)
+
+
+def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) -> RowsFound:
+    """Count the rows of a snapshot by position, of one topic or of all.
+
+    One data file after the other, three columns of each, deletes applied. Raises NoPositions and UnreadableTable.
+    """
+    check_positions(table)
+    found = RowsFound()
+    if snapshot_id is None:
+        return found
+    # Kafka's names of topics have no quotes.
+    where = AlwaysTrue() if topic is None else f"{POSITION[0]} == '{topic}'"
+    scan = table.scan(row_filter=where, selected_fields=POSITION, snapshot_id=snapshot_id)
+    try:
+        tasks = list(scan.plan_files())
+    except (ValueError, NotImplementedError) as e:
+        raise UnreadableTable(".".join(table.name()), e) from e
+    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(POSITION[0],))
+    for task in tasks:
+        # One at a time: given all of them, PyIceberg reads ahead without a bound.
+        for batch in reading.to_record_batches([task]):
+            found.add(batch)
+    return found
+
+
+def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordBatch]]:
+    """Yield each value of a column with the rows that have it."""
+    column = rows.column(name)
+    values = pc.unique(column).to_pylist()
+    if len(values) == 1:
+        yield values[0], rows
+        return
+    for value in values:
+        yield value, rows.filter(pc.equal(column, pa.scalar(value)))

@@ -1,0 +1,111 @@
+"""An audit from end to end: which snapshot, which topics, and what is read of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.full import judge_topic
+from airflow_lakestream.audit.log import LogFound, read_log
+from airflow_lakestream.audit.quick import look_at_files
+from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.audit.rows import check_positions, count_rows
+from airflow_lakestream.audit.statistics import table_files
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+
+
+class TableMissing(LakestreamError, Terminal):
+    """There is no such table."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(f"table: {table} does not exist in the catalog. Correct the name or the Iceberg connection.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What to audit. `kafka` is librdkafka's configuration; a quick audit does not ask Kafka, and needs none.
+
+    :param topic: one topic of the group's ledger, None for all of them.
+    :param full: read every position of the rows and of the topic, instead of the files' statistics alone.
+    :param where: what to call the Kafka connection in errors.
+    """
+
+    table: str
+    consumer_group: str
+    topic: str | None = None
+    full: bool = False
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+    where: str = "the Kafka connection"
+    poll_timeout: float = 30.0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        check_table_name(self.table)
+        if self.topic is not None:
+            check_topic(self.topic)
+
+    def run(self, catalog: Catalog) -> AuditResult:
+        """Look. Nothing is changed, in Kafka or in the table.
+
+        Raises TableMissing, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the errors of the Kafka side.
+        """
+        table = load(catalog, self.table)
+        check_positions(table)
+        books = Books.of(table, self.consumer_group, self.topic)
+        head = ledger_store.facts_of(table.metadata).head_id
+        result = AuditResult(self.table, self.consumer_group, head, self.full)
+        if self.consumer_group not in ledger_store.groups(table):
+            result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
+        topics = books.topics if self.topic is None else (self.topic,)
+        if self.full:
+            self._look_at_rows(result, books, table, topics)
+        else:
+            look_at_files(result, books, table_files(table, head), topics)
+        return result
+
+    def _look_at_rows(self, result: AuditResult, books: Books, table: Table, topics: tuple[str, ...]) -> None:
+        rows = count_rows(table, result.snapshot_id, self.topic)
+        if rows.without_position:
+            result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
+        for topic in topics:
+            judge_topic(result, books, rows, topic, self._look_at_topic(result, books, topic))
+        for stranger in sorted({topic for topic, _ in rows.tallies} - books.known_topics):
+            judge_topic(result, books, rows, stranger, None)
+
+    def _look_at_topic(self, result: AuditResult, books: Books, topic: str) -> LogFound | None:
+        source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
+        reader = KafkaReader(self.kafka, self.consumer_group, poll_timeout=self.poll_timeout, where=self.where)
+        try:
+            log = read_log(books.landed, source, reader, self.stop)
+        except TopicMissing:
+            result.blind.append(
+                f"topic {topic} does not exist in Kafka any more: which rows are missing can't be told."
+            )
+            return None
+        if log.identity not in books.identities(topic):
+            result.blind.append(
+                f"topic {topic} is another one by now (deleted and created anew, or another cluster): which rows of "
+                "the landed one are missing can't be told."
+            )
+        return log
+
+
+def load(catalog: Catalog, table: str) -> Table:
+    """Load a table. Raises TableMissing."""
+    try:
+        return catalog.load_table(table)
+    except NoSuchTableError as e:
+        raise TableMissing(table) from e

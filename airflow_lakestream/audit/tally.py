@@ -1,0 +1,135 @@
+"""How often each offset of one partition is there: counted in Arrow, with no Python object for a row.
+
+A tally is a step function, kept as the offsets at which it rises or falls. Consecutive offsets cost nothing, so ten
+million rows without holes are two entries; the worst case, no two rows side by side, is 32 bytes for a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ranges import Interval
+
+# Loose entries are put together when there are so many of them, or as many as there are settled ones.
+_LOOSE = 1_000_000
+_EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64())})
+
+
+class Tally:
+    """Counts offsets of one partition; what is added twice counts twice."""
+
+    def __init__(self, intervals: Iterable[Interval] = ()) -> None:
+        self._settled: pa.Table = _EMPTY
+        self._loose: list[pa.Table] = []
+        self._loose_count = 0
+        pairs = list(intervals)
+        if pairs:
+            self._add(pa.array([start for start, _ in pairs], pa.int64()), pa.array([end for _, end in pairs]))
+
+    def add_interval(self, start: int, end: int) -> None:
+        """Count each offset of [start, end) once more."""
+        self._add(pa.array([start], pa.int64()), pa.array([end], pa.int64()))
+
+    def add_offsets(self, offsets: pa.Array | Sequence[int]) -> None:
+        """Count each of these offsets once more, in any order, without nulls."""
+        if isinstance(offsets, range):
+            if len(offsets):
+                self.add_interval(offsets.start, offsets.stop)
+            return
+        array = offsets if isinstance(offsets, pa.Array) else pa.array(offsets, pa.int64())
+        if not len(array):
+            return
+        starts, ends = _runs(array)
+        # Rows sorted by something else: their own order makes runs of them again.
+        if len(starts) > 16 and len(starts) * 4 > len(array):
+            starts, ends = _runs(array.take(pc.array_sort_indices(array)))
+        self._add(starts, ends)
+
+    def edges(self) -> pa.Table:
+        """Return the columns `at` and `step`, one row for each offset where the count changes, in no order."""
+        if self._loose:
+            self._settled = _settle(pa.concat_tables([self._settled, *self._loose]))
+            self._loose, self._loose_count = [], 0
+        return self._settled
+
+    def intervals(self) -> tuple[Interval, ...]:
+        """Return the offsets counted at least once."""
+        segments = Segments({"n": self})
+        return segments.where(pc.greater(segments.counts["n"], 0))
+
+    def __len__(self) -> int:
+        """How many were counted, repetitions included."""
+        edges = self.edges()
+        # The area under the steps: each one counts from its offset on, so the sum is that of -step * at.
+        return -(pc.sum(pc.multiply(edges["at"], edges["step"])).as_py() or 0)
+
+    def _add(self, starts: pa.Array, ends: pa.Array) -> None:
+        up = pa.repeat(pa.scalar(1, pa.int64()), len(starts))
+        at = pa.concat_arrays([starts.cast(pa.int64()), ends.cast(pa.int64())])
+        self._loose.append(pa.table({"at": at, "step": pa.concat_arrays([up, pc.negate(up)])}))
+        self._loose_count += len(at)
+        if self._loose_count > max(_LOOSE, len(self._settled)):
+            self.edges()
+
+
+class Segments:
+    """Several tallies side by side: the stretches of offsets in which none of them changes, with their counts."""
+
+    def __init__(self, tallies: Mapping[str, Tally]) -> None:
+        parts = [
+            tally.edges().append_column("of", pa.repeat(pa.scalar(n, pa.int8()), len(tally.edges())))
+            for n, tally in enumerate(tallies.values())
+        ]
+        edges = pa.concat_tables(parts)
+        for n, name in enumerate(tallies):
+            steps = pc.if_else(pc.equal(edges["of"], n), edges["step"], 0)
+            edges = edges.append_column(name, steps)
+        sums = edges.group_by("at").aggregate([(name, "sum") for name in tallies]).sort_by("at")
+        at = sums["at"].combine_chunks()
+        self.starts, self.ends = at.slice(0, max(0, len(at) - 1)), at.slice(1)
+        self.counts: dict[str, pa.Array] = {
+            name: pc.cumulative_sum(sums[f"{name}_sum"].combine_chunks()).slice(0, max(0, len(at) - 1))
+            for name in tallies
+        }
+
+    def where(self, mask: pa.Array) -> tuple[Interval, ...]:
+        """Return the offsets of the segments that the mask picks, neighbours joined."""
+        return tuple((start, end) for start, end, _ in self.with_count(mask, pa.repeat(0, len(mask))))
+
+    def width(self, mask: pa.Array) -> int:
+        """Return how many offsets the segments hold that the mask picks."""
+        widths = pc.subtract(self.ends, self.starts).filter(mask)
+        return pc.sum(widths).as_py() or 0
+
+    def total(self, mask: pa.Array, counts: pa.Array) -> int:
+        """Return the sum of a count over all offsets of the segments that the mask picks."""
+        areas = pc.multiply(pc.subtract(self.ends, self.starts), counts).filter(mask)
+        return pc.sum(areas).as_py() or 0
+
+    def with_count(self, mask: pa.Array, counts: pa.Array) -> tuple[tuple[int, int, int], ...]:
+        """Return (from, until, count) of the segments that the mask picks, neighbours of one count joined."""
+        picked = (column.filter(mask).to_pylist() for column in (self.starts, self.ends, counts))
+        found: list[tuple[int, int, int]] = []
+        for start, end, count in zip(*picked, strict=True):
+            if found and found[-1][1] == start and found[-1][2] == count:
+                found[-1] = (found[-1][0], end, count)
+            else:
+                found.append((start, end, count))
+        return tuple(found)
+
+
+def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return starts and ends of the stretches in which each offset is one above the one before."""
+    before, after = offsets.slice(0, len(offsets) - 1), offsets.slice(1)
+    breaks = pc.not_equal(pc.subtract(after, before), 1)
+    starts = pa.concat_arrays([offsets.slice(0, 1), after.filter(breaks)])
+    lasts = pa.concat_arrays([before.filter(breaks), offsets.slice(len(offsets) - 1)])
+    return starts, pc.add(lasts, 1)
+
+
+def _settle(edges: pa.Table) -> pa.Table:
+    sums = edges.group_by("at").aggregate([("step", "sum")]).rename_columns({"at": "at", "step_sum": "step"})
+    return sums.filter(pc.not_equal(sums["step"], 0)).select(["at", "step"])

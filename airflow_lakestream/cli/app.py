@@ -1,0 +1,53 @@
+"""The program `lakestream`, and what its exit codes mean: 0 done or clean, 1 damage, 2 could not look or not done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from airflow_lakestream.cli.audit import audit
+from airflow_lakestream.exceptions import LakestreamError
+
+FAILED = 2
+
+app = typer.Typer(
+    help="Ask and change what Iceberg tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, "
+    "1 damage, 2 could not look, or not done.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(audit)
+
+
+@app.callback()
+def lakestream() -> None:
+    """Keep the commands' names: Typer drops them where there is one only."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and exit with its code; an error is one line on stderr."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
+        sys.stderr.write(f"lakestream: {_one_line(e)}\n")
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted."
+    # Wrong arguments, whichever version of Typer and Click says so.
+    if format_message := getattr(error, "format_message", None):
+        return f"{format_message()} See lakestream --help.".replace("\n", " ")
+    text = " ".join(str(error).split())
+    return text if isinstance(error, LakestreamError) else f"{type(error).__name__}: {text}"

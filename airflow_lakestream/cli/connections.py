@@ -1,0 +1,70 @@
+"""Airflow connections on the command line: the same ids, from wherever Airflow keeps them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+# What Airflow says about itself while it is imported is not for those who asked about a table.
+_ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
+
+Table = Annotated[str, typer.Option("--table", help="namespace.table")]
+Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
+KafkaConn = Annotated[str, typer.Option("--kafka-conn", help="Airflow connection of type kafka")]
+IcebergConn = Annotated[str, typer.Option("--iceberg-conn", help="Airflow connection of type iceberg")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@dataclass(frozen=True)
+class KafkaConnection:
+    """librdkafka's configuration, and what to call the connection in errors."""
+
+    configuration: dict[str, Any]
+    where: str
+
+
+def open_kafka(conn_id: str) -> KafkaConnection:
+    """Read a `kafka` connection. Raises InvalidArgument."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.kafka import KafkaHook
+
+        hook = KafkaHook(conn_id)
+        return KafkaConnection(hook.configuration(), hook.where)
+
+
+def open_catalog(conn_id: str) -> Catalog:
+    """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.iceberg import IcebergHook
+
+        return IcebergHook(conn_id).open_catalog()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Let everything but the answer go to stderr: Airflow logs to stdout, where a program expects JSON."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def _like_the_airflow_command() -> Iterator[None]:
+    """Look for connections where `airflow connections get` does: outside a task Airflow leaves its database out."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update({name: before[name] or value for name, value in _ENVIRONMENT.items()})
+    try:
+        with aside():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

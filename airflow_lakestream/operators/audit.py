@@ -1,0 +1,109 @@
+"""LakestreamAuditOperator: proves on a schedule that a table holds its topics once each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+log = logging.getLogger(__name__)
+
+# XCom is no place for a million ranges; `lakestream audit --json` prints them all.
+MOST_RANGES = 1000
+
+
+class CouldNotLook(LakestreamError, Transient):
+    """Something that the audit needs to see was not to be seen."""
+
+
+class LakestreamAuditOperator(BaseOperator):
+    """Compare a table with its ledger and with what Kafka can still show, once each; change nothing.
+
+    Returns the result: `verdict`, and by partition `missing`, `doubled`, `unexpected`, `lost`, `forgotten`,
+    `not_verifiable` as lists of [from, until]. Damage fails the task without retries, with the result as XCom all the
+    same. What could not be looked at raises an error that Airflow retries.
+
+    .. seealso:: docs/operators/audit.md
+
+    :param table: `namespace.table` (templated)
+    :param consumer_group: the ledger's name; default: the DAG's id (templated)
+    :param topic: one topic of the ledger, None for all of them (templated)
+    :param full: read every row's position and the topic, instead of file statistics alone (templated)
+    :param kafka_conn_id: connection of type `kafka`, for `full` only (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    """
+
+    template_fields: Sequence[str] = ("table", "consumer_group", "topic", "full", "kafka_conn_id", "iceberg_conn_id")
+    ui_color = "#e3eed2"
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        consumer_group: str = "{{ dag.dag_id }}",
+        topic: str | None = None,
+        full: bool | str = False,
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.consumer_group = consumer_group
+        self.topic = topic
+        self.full = full
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self._stop = threading.Event()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look; see the class."""
+        with late_imports():
+            from airflow_lakestream.audit.result import Verdict
+            from airflow_lakestream.audit.run import Audit
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.hooks.kafka import KafkaHook
+
+        with airflow_errors():
+            full = _is_true("full", self.full)
+            hook = KafkaHook(self.kafka_conn_id)
+            audit = Audit(
+                table=self.table,
+                consumer_group=self.consumer_group,
+                topic=None if self.topic in ("", "None") else self.topic,
+                full=full,
+                kafka=hook.configuration() if full else {},
+                where=hook.where,
+                stop=self._stop,
+            )
+            result = audit.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+        log.info(result.render())
+        summary = result.to_dict(MOST_RANGES)
+        if result.verdict is Verdict.DAMAGE:
+            # Failing leaves no return value, and the ranges are what the one who repairs needs.
+            context["ti"].xcom_push(key="return_value", value=summary)
+            raise AirflowFailException(f"{self.table} is damaged: " + "; ".join(result.damages[:10]))
+        if result.verdict is Verdict.COULD_NOT_LOOK:
+            raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
+        return summary
+
+    def on_kill(self) -> None:
+        """Stop reading; an audit changes nothing."""
+        self._stop.set()
+
+
+def _is_true(argument: str, value: bool | str) -> bool:
+    """Read a truth value; a template renders it as text. Raises InvalidArgument."""
+    text = str(value).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
+    return text == "true"

@@ -1,0 +1,72 @@
+"""Delete files, which PyIceberg reads and can't write: what Spark or Flink leave behind in merge-on-read tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+)
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+
+
+class DeleteManifestWriter(ManifestWriterV2):
+    """Writes a manifest of delete files."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def delete_positions(table: Table, path: str, positions: list[int]) -> None:
+    """Delete rows of a data file by their place in it, in one snapshot with a position delete file."""
+    rows = pa.table({"file_path": [path] * len(positions), "pos": pa.array(positions, pa.int64())})
+    _add(table, DataFileContent.POSITION_DELETES, rows, None)
+
+
+def delete_equal(table: Table, column: str, values: list[Any]) -> None:
+    """Delete the rows with these values in a column, in one snapshot with an equality delete file."""
+    field = table.schema().find_field(column)
+    schema = pa.schema([pa.field(column, table.schema().as_arrow().field(column).type)])
+    _add(table, DataFileContent.EQUALITY_DELETES, pa.table({column: values}, schema=schema), [field.field_id])
+
+
+def _add(table: Table, content: DataFileContent, rows: pa.Table, equality_ids: list[int] | None) -> None:
+    metadata, io = table.metadata, table.io
+    location = f"{table.location()}/data/deletes-{len(metadata.snapshots)}.parquet"
+    pq.write_table(rows, location.removeprefix("file://"))
+    file = DataFile.from_args(
+        content=content,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(rows),
+        file_size_in_bytes=len(io.new_input(location)),
+        equality_ids=equality_ids,
+        sort_order_id=None,
+        key_metadata=None,
+    )
+    file.spec_id = metadata.default_spec_id
+    with table.transaction() as transaction:
+        producer = transaction.update_snapshot().fast_append()
+        output = io.new_output(f"{table.location()}/metadata/deletes-{len(metadata.snapshots)}.avro")
+        snapshot_id = producer.snapshot_id
+        with DeleteManifestWriter(table.spec(), table.schema(), output, snapshot_id, "deflate") as writer:
+            writer.add_entry(
+                ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=file)
+            )
+        existing = producer._existing_manifests
+        producer._existing_manifests = lambda: [*existing(), writer.to_manifest_file()]  # type: ignore[method-assign]
+        producer.commit()

@@ -1,0 +1,84 @@
+"""The comparison against a model of plain sets and counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.audit.compare import Doubled, PartitionFacts, compare
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+SETS = st.sets(st.integers(0, 30))
+
+
+def ranges(offsets: Iterable[int]) -> RangeSet:
+    return RangeSet(OffsetRange("t", 0, o, o + 1) for o in offsets)
+
+
+def tally(offsets: Iterable[int]) -> Tally:
+    counted = Tally()
+    for offset in offsets:
+        counted.add_offsets([offset])
+    return counted
+
+
+def offsets_of(found: RangeSet) -> set[int]:
+    return {o for r in found for o in range(r.from_offset, r.until_offset)}
+
+
+@given(own=SETS, other=SETS, older=SETS, readable=SETS, shown=SETS, forgotten=SETS, rows=st.lists(st.integers(0, 30)))
+def test_the_verdict_is_that_of_sets_and_counters(
+    own: set[int],
+    other: set[int],
+    older: set[int],
+    readable: set[int],
+    shown: set[int],
+    forgotten: set[int],
+    rows: list[int],
+) -> None:
+    required = Counter([*own, *other])
+    allowed = required + Counter(older)
+    there = Counter(rows)
+    landed = own | older
+
+    audit = compare(
+        PartitionFacts(
+            "t",
+            0,
+            landed=ranges(landed),
+            forgotten=ranges(forgotten),
+            required=tally(required.elements()),
+            allowed=tally(allowed.elements()),
+            shown=ranges(shown & landed),
+            readable=tally(readable),
+            rows=tally(rows),
+        )
+    )
+
+    missing = {o for o in landed & readable - forgotten if there[o] < required[o]}
+    doubled = {o: there[o] for o in there if there[o] > allowed[o] > 0}
+    unexpected = {o for o in there if allowed[o] == 0}
+    assert offsets_of(audit.missing) == missing
+    assert {o: d.times for d in audit.doubled for o in range(d.from_offset, d.until_offset)} == doubled
+    assert offsets_of(audit.unexpected) == unexpected
+    assert offsets_of(audit.not_verifiable) == landed - shown
+    assert audit.rows == len(rows)
+    assert audit.readable == len(landed & readable)
+    assert audit.rows_missing == sum(required[o] - there[o] for o in missing)
+    assert audit.rows_too_many == (there - allowed).total()
+    assert audit.is_damaged == bool(missing or doubled or unexpected)
+
+
+def test_neighbours_with_as_many_rows_are_one_range() -> None:
+    landed = ranges(range(10))
+    rows = tally([*range(10), 3, 4, 5, 5])
+    audit = compare(PartitionFacts("t", 0, landed=landed, allowed=tally(range(10)), rows=rows))
+    assert audit.doubled == (Doubled(3, 5, 2), Doubled(5, 6, 3))
+
+
+def test_nothing_at_all_is_clean() -> None:
+    assert not compare(PartitionFacts("t", 0)).is_damaged
