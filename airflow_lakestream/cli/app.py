@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import typer
 
+from airflow_lakestream.cli import ledger
 from airflow_lakestream.cli.audit import audit
+from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
@@ -21,11 +23,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(audit)
-
-
-@app.callback()
-def lakestream() -> None:
-    """Keep the commands' names: Typer drops them where there is one only."""
+app.command()(plan)
+app.add_typer(ledger.app, name="ledger")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
@@ -10,7 +10,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core import anchors, codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -50,9 +50,9 @@ def groups(table: Table) -> tuple[str, ...]:
 def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
     """Return the landings of one run in the head's history, oldest first, as far back as metadata shows them."""
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
-    for snapshot in _live_ancestors(table.metadata):
+    for snapshot in live_ancestors(table.metadata):
         # Only this run's landings are decoded: a long history has many of others.
-        summary = _summary(snapshot)
+        summary = summary_of(snapshot)
         if summary.get(codec.SUMMARY_RUN_ID) == run_id:
             landing = codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
             if landing is not None:
@@ -65,8 +65,8 @@ def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id:
 
 def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> int | None:
     """Return the snapshot that holds a landing in the head's history, alive or in the journal; None without one."""
-    for snapshot in _live_ancestors(table.metadata):
-        if _summary(snapshot).get(codec.SUMMARY_LANDING_ID) == landing_id:
+    for snapshot in live_ancestors(table.metadata):
+        if summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == landing_id:
             return snapshot.snapshot_id
     for entry in read(table, consumer_group).path:
         if entry.landing is not None and entry.landing.landing_id == landing_id:
@@ -74,7 +74,7 @@ def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> i
     return None
 
 
-def _live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's head and its ancestors, newest first, as far as they are not expired."""
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     at = head_of(metadata)
@@ -83,7 +83,8 @@ def _live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
         at = snapshots[at].parent_snapshot_id
 
 
-def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return a snapshot's summary, beyond its operation."""
     return {} if snapshot.summary is None else snapshot.summary.additional_properties
 
 
@@ -117,7 +118,7 @@ class _Snapshots(Mapping[int, SnapshotFacts]):
 
     def __getitem__(self, snapshot_id: int) -> SnapshotFacts:
         s = self._by_id[snapshot_id]
-        return SnapshotFacts(s.snapshot_id, s.parent_snapshot_id, s.sequence_number or 0, _summary(s))
+        return SnapshotFacts(s.snapshot_id, s.parent_snapshot_id, s.sequence_number or 0, summary_of(s))
 
     def __contains__(self, snapshot_id: object) -> bool:
         return snapshot_id in self._by_id
@@ -129,11 +130,14 @@ class _Snapshots(Mapping[int, SnapshotFacts]):
         return len(self._by_id)
 
 
-def properties_after(table: Table, consumer_group: str, snapshot_id: int, landing: Landing) -> dict[str, str]:
+def properties_after(
+    table: Table, consumer_group: str, snapshot_id: int, landing: Landing, expiring: Collection[int] = ()
+) -> dict[str, str]:
     """Return the ledger properties of all groups for a snapshot on top of the table's head that adds `landing`.
 
     Every landing re-anchors the other groups too: their own last landing may expire while this group goes on. A group
-    whose ledger can't be decided keeps its property: that is its own error, at its own next run.
+    whose ledger can't be decided keeps its property: that is its own error, at its own next run. `expiring` are the
+    snapshots that go in the same commit.
     """
     after = {codec.property_key(consumer_group): read(table, consumer_group).property_after(snapshot_id, landing)}
     for other in groups(table):
@@ -142,7 +146,11 @@ def properties_after(table: Table, consumer_group: str, snapshot_id: int, landin
                 after[codec.property_key(other)] = read(table, other).property_after(snapshot_id, None)
             except (lineage.UndecidedLedger, codec.UnreadableLedger):
                 continue
-    return {key: codec.encode_property(value) for key, value in after.items()}
+    properties = {key: codec.encode_property(value) for key, value in after.items()}
+    for group in {consumer_group, *groups(table)} if expiring else ():
+        noted = anchors.anchors_after(lambda: history(table), group, expiring)
+        properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
+    return properties
 
 
 def name_of(table: Table) -> str:

@@ -1,0 +1,34 @@
+"""`lakestream ledger`: what a table's ledgers say, and how to change them when no run can."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from airflow_lakestream.cli.connections import Group, IcebergConn, Json, Table, aside, open_catalog
+from airflow_lakestream.cli.ledger_text import history_json, history_text, ledger_json, ledger_text
+
+app = typer.Typer(help="Show and change the ledger of a table: which Kafka offsets it holds.", no_args_is_help=True)
+
+
+@app.command()
+def show(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
+    """Print which offsets the table holds for the group, since when, and what was lost."""
+    with aside():
+        from airflow_lakestream.audit.books import Books
+        from airflow_lakestream.audit.run import load
+
+        ledger = Books.of(load(open_catalog(iceberg_conn), table), group, None).own
+    typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
+
+
+@app.command()
+def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
+    """Print the group's landings, newest first, with the data files each wrote while its snapshot lasts."""
+    with aside():
+        from airflow_lakestream.audit.run import load
+        from airflow_lakestream.iceberg.landing_history import landings
+
+        found = list(landings(load(open_catalog(iceberg_conn), table), group))
+    typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))

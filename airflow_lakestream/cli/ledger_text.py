@@ -1,0 +1,115 @@
+"""Ledgers and landings as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ranges import RangeSet
+
+if TYPE_CHECKING:
+    from airflow_lakestream.iceberg.landing_history import PastLanding
+
+# A history of many small landings would hide what matters in their files.
+_FILES = 5
+
+
+def ledger_json(ledger: Ledger) -> dict[str, Any]:
+    """Return a ledger as JSON-ready values; ranges as [partition, from, until], times as ISO 8601."""
+    topics = [_entry_json(identity, ledger.topics[identity]) for identity in sorted(ledger.topics)]
+    return {"consumer_group": ledger.consumer_group, "topics": topics}
+
+
+def ledger_text(ledger: Ledger) -> str:
+    """Return a ledger as text."""
+    lines = [f"consumer group {ledger.consumer_group}"]
+    for identity in sorted(ledger.topics):
+        lines += _entry_lines(identity, ledger.topics[identity])
+    return "\n".join(lines)
+
+
+def history_json(landings: Sequence[PastLanding]) -> list[dict[str, Any]]:
+    """Return landings as JSON-ready values, newest first; ids as text, since browsers round 64-bit numbers."""
+    return [
+        {
+            "snapshot_id": str(past.snapshot_id),
+            "at": past.at.isoformat() if past.at else None,
+            "run_id": past.landing.run_id,
+            "landing_id": past.landing.landing_id,
+            "topics": [_entry_json(identity, entry) for identity, entry in sorted(past.landing.topics.items())],
+            "files": None if past.files is None else list(past.files),
+        }
+        for past in landings
+    ]
+
+
+def history_text(landings: Sequence[PastLanding]) -> str:
+    """Return landings as text, newest first."""
+    return "\n".join(line for past in landings for line in _landing_lines(past)) or "no landings"
+
+
+def _landing_lines(past: PastLanding) -> Iterator[str]:
+    at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
+    yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.counts.written} rows"
+    for identity, entry in sorted(past.landing.topics.items()):
+        for name, ranges in _named_ranges(entry):
+            yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)
+    if past.files is None:
+        yield "  files: not known any more, its snapshot has expired"
+        return
+    yield from (f"  file {path}" for path in past.files[:_FILES])
+    if len(past.files) > _FILES:
+        yield f"  and {len(past.files) - _FILES} files more (--json lists all)"
+
+
+def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
+    yield f"  topic {identity.topic}, id {identity.topic_id or '(none)'}, cluster {identity.cluster_id}"
+    yield f"    {_counts(entry.counts)}"
+    for partition in sorted(
+        {*entry.origin, *(p for ranges in (entry.landed, entry.lost) for _, p in ranges.partitions)}
+    ):
+        begins = entry.origin.get(partition)
+        yield f"    [{partition}]" + ("" if begins is None else f" from {begins}") + ":"
+        for name, ranges in _named_ranges(entry):
+            texts = [f"[{start},{end})" for start, end in ranges.intervals(identity.topic, partition)]
+            if texts:
+                yield f"      {name} {', '.join(texts)}"
+    for start, end in entry.covered:
+        yield f"    covered time {_time(start)} to {_time(end)}"
+
+
+def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
+    named = [("landed", entry.landed), ("lost", entry.lost), ("replaced", entry.replaced)]
+    return [(name, ranges) for name, ranges in named if ranges]
+
+
+def _entry_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
+    named = {name: _triples(ranges) for name, ranges in _named_ranges(entry)}
+    return {
+        "topic": identity.topic,
+        "topic_id": identity.topic_id,
+        "cluster_id": identity.cluster_id,
+        "landed": _triples(entry.landed),
+        "lost": _triples(entry.lost),
+        **named,
+        "origin": {str(p): offset for p, offset in sorted(entry.origin.items())},
+        "covered": [[_time(start), _time(end)] for start, end in entry.covered],
+        "counts": asdict(entry.counts),
+    }
+
+
+def _counts(counts: Counts) -> str:
+    words = [f"{counts.read} records read", f"{counts.written} rows"]
+    rest = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
+    return ", ".join([*words, *(f"{n} {name}" for name, n in rest.items() if n)])
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _triples(ranges: RangeSet) -> list[list[int]]:
+    return [[r.partition, r.from_offset, r.until_offset] for r in ranges]

@@ -1,0 +1,159 @@
+"""`lakestream plan`: what the next resuming run would land, without landing it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    Table,
+    aside,
+    open_catalog,
+    open_kafka,
+)
+
+if TYPE_CHECKING:
+    from airflow_lakestream.core.landing import Job
+    from airflow_lakestream.core.plan import Plan
+
+# Records read of each partition to tell the size of the rest.
+SAMPLE = 500
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do. `records` counts offsets, which are records or holes: at most so many come.
+
+    `payload` is an estimate by a sample of `sampled` offsets, None without one: Kafka tells no sizes of ranges.
+    """
+
+    table: str
+    topic: str
+    plan: Plan
+    records: int
+    payload: int | None
+    sampled: int
+    commits: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "table": self.table,
+            "topic": self.topic,
+            "ranges": [[r.partition, r.from_offset, r.until_offset] for r in self.plan.ranges],
+            "lost": [[r.partition, r.from_offset, r.until_offset] for r in self.plan.lost],
+            "origin": {str(p): offset for p, offset in self.plan.origin.items()},
+            "records_at_most": self.records,
+            "bytes_estimated": self.payload,
+            "offsets_sampled": self.sampled,
+            "commits_at_least": self.commits,
+        }
+
+    def render(self) -> str:
+        """Return the plan as text for people."""
+        lines = [f"{self.topic} -> {self.table}: at most {self.records} records in {self.commits} commits or more"]
+        if self.payload is not None:
+            lines.append(f"  about {self.payload} bytes of keys and values, by a sample of {self.sampled} offsets")
+        lines += [f"  {r}: {len(r)} offsets" for r in self.plan.ranges]
+        lines += [f"  lost to retention: {r}" for r in self.plan.lost]
+        lines += [f"  begins here: {self.topic}[{p}] {offset}" for p, offset in sorted(self.plan.origin.items())]
+        if not self.plan.changes_the_ledger:
+            lines.append("  nothing to do: the table holds all of it")
+        return "\n".join(lines)
+
+
+def plan(
+    table: Table,
+    group: Group,
+    topic: Annotated[str, typer.Option("--topic", help="topic to land")],
+    start_offset: Annotated[
+        str, typer.Option("--start-offset", help="as the operator's, for a first run")
+    ] = "earliest",
+    start_timestamp: Annotated[str | None, typer.Option("--start-timestamp", help="as the operator's")] = None,
+    max_records: Annotated[str | None, typer.Option("--max-records", help="as the operator's")] = None,
+    max_batch_bytes: Annotated[str, typer.Option("--max-batch-bytes", help="as the operator's")] = "256MiB",
+    on_data_loss: Annotated[str, typer.Option("--on-data-loss", help="as the operator's")] = "fail",
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> None:
+    """Say what the next run of mode="resume" would land; nothing is written, in Kafka or in the table."""
+    with aside():
+        from airflow_lakestream.extract import ExtractConfig, build_job
+
+        config = ExtractConfig(
+            topic=topic,
+            table=table,
+            consumer_group=group,
+            start_offset=start_offset,
+            start_timestamp=start_timestamp,
+            max_records=max_records,
+            max_batch_bytes=max_batch_bytes,
+            on_data_loss=on_data_loss,
+        )
+        kafka = open_kafka(kafka_conn)
+        catalog = open_catalog(iceberg_conn)
+        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
+        found = dry_run(job, catalog)
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render())
+
+
+def dry_run(job: Job, catalog: Any) -> DryRun:
+    """Plan as a resuming run does, and read a sample. Raises what the run would raise before its first record."""
+    from airflow_lakestream.core.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
+
+    ledger, others = _ledgers(catalog, job.table, job.consumer_group)
+    state = job.source.look()
+    check_identity(ledger, state.identity, job.table)
+    entry = ledger.entry(state.identity)
+    check_log(entry, state, job.table)
+    first_origin = {} if entry.origin else job.source.starts(state)
+    plan = resume_plan(entry, state, first_origin, job.on_data_loss, job.table)
+    for other, theirs in others.items():
+        if taken := plan.ranges & theirs.entry(state.identity).landed:
+            raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
+    records = min(plan.ranges.width, job.limits.max_records or plan.ranges.width)
+    size, sampled = _sample(job, plan)
+    payload = round(records * size / sampled) if sampled else (0 if not records else None)
+    by_bytes = math.ceil((payload or 0) / job.limits.max_batch_bytes)
+    commits = max(by_bytes, 1 if plan.changes_the_ledger else 0)
+    return DryRun(job.table, state.identity.topic, plan, records, payload, sampled, commits)
+
+
+def _ledgers(catalog: Any, table: str, group: str) -> tuple[Any, dict[str, Any]]:
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from airflow_lakestream.core.ledger import Ledger
+    from airflow_lakestream.iceberg import ledger_store
+
+    try:
+        loaded = catalog.load_table(table)
+    except NoSuchTableError:
+        return Ledger(group), {}
+    others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
+    return ledger_store.read_ledger(loaded, group), others
+
+
+def _sample(job: Job, plan: Plan) -> tuple[int, int]:
+    """Read the first records of each partition's ranges; return their bytes, and over how many offsets."""
+    from dataclasses import replace
+
+    from airflow_lakestream.core.ranges import RangeSet
+
+    heads = RangeSet()
+    for topic, partition in plan.ranges.partitions:
+        start, end = plan.ranges.intervals(topic, partition)[0]
+        heads |= RangeSet.of(topic, partition, start, min(end, start + SAMPLE))
+    size = 0
+    for chunk in job.reader.read(replace(plan, ranges=heads), threading.Event()):
+        size += chunk.size
+    return size, heads.width

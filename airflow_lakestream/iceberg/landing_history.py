@@ -1,0 +1,51 @@
+"""Which landings made a table what it is, and which files each of them wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.iceberg import ledger_store
+
+
+@dataclass(frozen=True, slots=True)
+class PastLanding:
+    """One landing of main's history; time and files are None once its snapshot has expired."""
+
+    snapshot_id: int
+    landing: Landing
+    at: datetime | None
+    files: tuple[str, ...] | None
+
+
+def landings(table: Table, consumer_group: str) -> Iterator[PastLanding]:
+    """Yield a group's landings, newest first: those of the live snapshots, then what the journal still has.
+
+    Raises UndecidedLedger and UnreadableLedger.
+    """
+    seen = set()
+    for snapshot in ledger_store.live_ancestors(table.metadata):
+        summary = ledger_store.summary_of(snapshot)
+        if (landing := codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")) is not None:
+            seen.add(landing.landing_id)
+            at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+            yield PastLanding(snapshot.snapshot_id, landing, at, tuple(_files(table, snapshot)))
+    for entry in reversed(ledger_store.read(table, consumer_group).path):
+        if entry.landing is not None and entry.landing.landing_id not in seen:
+            yield PastLanding(entry.snapshot_id, entry.landing, None, None)
+
+
+def _files(table: Table, snapshot: Snapshot) -> Iterator[str]:
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id != snapshot.snapshot_id:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            if entry.status == ManifestEntryStatus.ADDED and entry.data_file.content == DataFileContent.DATA:
+                yield entry.data_file.file_path
