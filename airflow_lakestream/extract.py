@@ -5,6 +5,7 @@ No Airflow in here: the operator, the command line and the tests all come throug
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,18 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.landing import Job
+from airflow_lakestream.core.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_table_name, check_topic
-from airflow_lakestream.core.policies import OnDataLoss, StartOffset, UnknownFields, choose, seconds, size_in_bytes
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnDataLoss,
+    StartOffset,
+    UnknownFields,
+    choose,
+    is_given,
+    seconds,
+    size_in_bytes,
+)
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import resolve_decoder
@@ -33,9 +44,15 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
-# One each so far; the others are refused rather than taken and ignored.
-MODES = ("resume",)
+# One so far; the others are refused rather than taken and ignored.
 ON_ERROR = ("fail",)
+
+
+_BELONGS_TO = {
+    "interval_start": ModeName.INTERVAL,
+    "interval_end": ModeName.INTERVAL,
+    "ranges": ModeName.RANGES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +67,10 @@ class ExtractConfig:
     table: str
     consumer_group: str
     format: str = "json"
-    mode: str = "resume"
+    mode: str = ModeName.RESUME
+    interval_start: str | int | datetime | None = None
+    interval_end: str | int | datetime | None = None
+    ranges: str | Sequence[Sequence[int]] | None = None
     start_offset: str = StartOffset.EARLIEST
     start_timestamp: str | int | datetime | None = None
     max_records: int | str | None = None
@@ -73,20 +93,44 @@ class ExtractConfig:
         check_table_name(self.table)
         _check_group(self.consumer_group)
         resolve_decoder(self.format)
-        _check_one_of("mode", self.mode, MODES)
         _check_one_of("on_error", self.on_error, ON_ERROR)
-        _ = self.limits, self.start, self.design, self.poll_seconds
+        _ = self.coverage, self.limits, self.start, self.design, self.poll_seconds
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
 
     @property
+    def coverage(self) -> Mode:
+        """Which offsets the run covers."""
+        mode = choose(ModeName, "mode", self.mode)
+        for argument, owner in _BELONGS_TO.items():
+            if mode is not owner and is_given(getattr(self, argument)):
+                raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
+        if mode is ModeName.RANGES:
+            return parse_ranges(_range_list(self.ranges))
+        if mode is ModeName.INTERVAL:
+            return self._by_interval()
+        return Resume(start_moves=self.start.offset is StartOffset.LATEST)
+
+    def _by_interval(self) -> ByInterval:
+        for argument in ("interval_start", "interval_end"):
+            if not is_given(getattr(self, argument)):
+                raise InvalidArgument(argument, 'is missing; mode="interval" needs it.')
+        start, end = (_milliseconds(name, getattr(self, name)) for name in ("interval_start", "interval_end"))
+        if end <= start:
+            raise InvalidArgument("interval_end", f"{self.interval_end} is not after {self.interval_start}.")
+        return ByInterval(start, end)
+
+    @property
     def limits(self) -> Limits:
         """When the run commits, and when it ends."""
+        idle_timeout = seconds("idle_timeout", self.idle_timeout)
+        if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
+            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
         return Limits(
             max_records=_count("max_records", self.max_records),
             max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
             checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
-            idle_timeout=seconds("idle_timeout", self.idle_timeout),
+            idle_timeout=idle_timeout,
         )
 
     @property
@@ -101,16 +145,16 @@ class ExtractConfig:
     def start(self) -> StartAt:
         """Where the group's first resume begins."""
         offset = choose(StartOffset, "start_offset", self.start_offset)
-        if (offset is StartOffset.TIMESTAMP) != _is_given(self.start_timestamp):
+        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
             raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
         if offset is not StartOffset.TIMESTAMP:
             return StartAt(offset)
-        return StartAt(offset, _milliseconds(self.start_timestamp))
+        return StartAt(offset, _milliseconds("start_timestamp", self.start_timestamp))
 
     @property
     def design(self) -> TableDesign:
         """How the table is created when missing, and what an existing one is held to."""
-        payload = to_schema(self.schema) if _is_given(self.schema) else None
+        payload = to_schema(self.schema) if is_given(self.schema) else None
         return TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=payload,
@@ -161,7 +205,7 @@ def build_job(
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
-        start_moves=config.start.offset is StartOffset.LATEST,
+        mode=config.coverage,
         stop=stop or threading.Event(),
     )
 
@@ -215,13 +259,8 @@ def _check_one_of(argument: str, value: str, known: Sequence[str]) -> None:
         raise UnknownValue(argument, value, known)
 
 
-def _is_given(value: object) -> bool:
-    """Tell whether there is a value; a template renders a param that was left empty as the text "None"."""
-    return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
-
-
 def _count(argument: str, value: object) -> int | None:
-    if not _is_given(value):
+    if not is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a number of records above 0.", "Leave it out for no limit.")
@@ -229,7 +268,7 @@ def _count(argument: str, value: object) -> int | None:
 
 
 def _items(argument: str, value: object) -> tuple[str, ...] | None:
-    if not _is_given(value):
+    if not is_given(value):
         return None
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
@@ -243,10 +282,23 @@ def _properties(value: object) -> Mapping[str, str]:
     return {str(key): str(item) for key, item in value.items()}
 
 
-def _milliseconds(value: object) -> int:
+def _range_list(value: object) -> Sequence[Sequence[int]]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as e:
+            raise InvalidArgument("ranges", f"{value!r} is not JSON ({e}).", "Write [[0, 100, 250]].") from e
+    if not isinstance(value, Sequence) or not all(isinstance(item, Sequence) for item in value):
+        raise InvalidArgument(
+            "ranges", f"{value!r} is not a list of [partition, from, until].", "Write [[0, 100, 250]]."
+        )
+    return value
+
+
+def _milliseconds(argument: str, value: object) -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InvalidArgument("start_timestamp", f"{value} has no time zone.")
+            raise InvalidArgument(argument, f"{value} has no time zone.")
         return int(value.timestamp() * 1000)
     if isinstance(value, int) or re.fullmatch(r"\d+", str(value)):
         return int(str(value))
@@ -254,5 +306,5 @@ def _milliseconds(value: object) -> int:
         return int(pendulum.parse(str(value)).timestamp() * 1000)  # type: ignore[union-attr]  # a date or duration fails
     except Exception as e:
         raise InvalidArgument(
-            "start_timestamp", f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
+            argument, f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
         ) from e

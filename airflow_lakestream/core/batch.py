@@ -53,8 +53,8 @@ class Batch:
         """Whether there is anything to commit, rows or not."""
         return bool(self._covered) or (self._first and bool(self.plan.lost or self.plan.origin))
 
-    def landing(self, run_id: str) -> Landing:
-        """Return the change that committing this batch makes to the ledger."""
+    def landing(self, run_id: str, *, is_last: bool = False) -> Landing:
+        """Return the change that committing this batch makes to the ledger; the plan's last one adds covered time."""
         # Origin and loss receipts go with the first commit: what they say holds from there on.
         entry = TopicEntry(
             landed=RangeSet(self._covered),
@@ -62,6 +62,7 @@ class Batch:
             counts=Counts(read=self.records, written=self.records),
             origin=self.plan.origin if self._first else {},
             epochs=self.plan.epochs,
+            covered=(self.plan.covered,) if is_last and self.plan.covered else (),
         )
         return Landing(uuid.uuid4().hex, run_id, {self.plan.state.identity: entry})
 

@@ -9,11 +9,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
+from airflow_lakestream.core.ledger import TopicEntry
+from airflow_lakestream.core.modes import Look, Mode, Resume
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
@@ -36,7 +39,7 @@ from airflow_lakestream.core.ports import (
     Source,
     TableState,
 )
-from airflow_lakestream.core.readahead import ReadAhead, map_ahead
+from airflow_lakestream.core.readahead import ReadAhead
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
@@ -44,7 +47,8 @@ log = logging.getLogger(__name__)
 
 # Every conflict means that another run got on; so many in a row mean that something else is wrong.
 MAX_CONFLICTS = 20
-CHUNKS_AHEAD = 3
+# Chunks read and not yet taken, decoded or not.
+CHUNKS_AHEAD = 5
 # Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
 DECODERS = min(2, os.cpu_count() or 1)
 FOLLOW_INTERVAL = 0.5
@@ -69,10 +73,7 @@ class Contention(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Job:
-    """What to land, from where, into what. `run_id` is the same in every try of one task run.
-
-    `start_moves` says that a later look at the topic would give the group another origin: start_offset="latest".
-    """
+    """What to land, from where, into what. `run_id` is the same in every try of one task run."""
 
     run_id: str
     table: str
@@ -81,21 +82,22 @@ class Job:
     reader: Reader
     decoders: DecoderFactory
     sink: Sink
+    mode: Mode = Resume()
     limits: Limits = Limits()
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     allow_group_overlap: bool = False
-    start_moves: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 def land(job: Job) -> LandingReport:
-    """Land all that the group lacks, up to the ends of the partitions at the start of the run.
+    """Land all that the run covers and the table lacks, up to the ends of the partitions at the start of the run.
 
     1. Look at the table: its ledger, and what earlier tries of this run landed.
-    2. Look at the topic, and plan the offset ranges to read. The ends stay those of the first look.
-    3. Read, decode and write them; commit whenever a limit is reached, each time rows and ledger together.
-    4. On a conflict with another run: discard what is not committed, and go to 1.
-    5. With an idle timeout: wait for new records, and go to 1.
+    2. Look at the topic, and let the mode plan the offset ranges to read. A growing topic does not keep a run from
+       ending: from one look on, plans keep to its ends.
+    3. With nothing left to plan, end; with an idle timeout, wait for new records first.
+    4. Read, decode and write them; commit whenever a limit is reached, each time rows and ledger together.
+    5. Go to 1; also on a conflict with another run, after discarding what is not committed.
     6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
 
     Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
@@ -105,14 +107,19 @@ def land(job: Job) -> LandingReport:
     conflicts = 0
     while True:
         table = job.sink.load(job.run_id)
-        state = job.source.look()
-        ends = ends or state
-        report = report or LandingReport(state.identity.topic, job.table, job.consumer_group)
+        now = job.source.look()
+        entry = _entry(job, table, now)
+        if job.mode.ends_are_fixed(entry):
+            ends = ends or now
+        report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
         report.recover(table.landed_by_run)
-        plan = _plan(job, table, state, ends)
+        plan = _plan(job, table, entry, now, ends)
         landed_before = len(report.snapshot_ids)
         try:
-            _drain(job, table, plan, report)
+            if not _drain(job, table, plan, report):
+                if _exhausted(job, report) or not _new_records_came(job, plan.state):
+                    break
+                ends = None
         except Conflict as conflict:
             job.sink.discard()
             got_on = len(report.snapshot_ids) > landed_before
@@ -125,27 +132,30 @@ def land(job: Job) -> LandingReport:
             job.sink.discard()
             raise
         conflicts = 0
-        if _exhausted(job, report) or not _new_records_came(job, ends):
-            break
-        ends = None
-    return _finish(job, report)
+    return _finish(job, report, entry, now, plan)
 
 
-def _plan(job: Job, table: TableState, now: TopicState, ends: TopicState) -> Plan:
-    identity = now.identity
-    check_identity(table.ledger, identity, job.table)
-    entry = table.ledger.entry(identity)
+def _entry(job: Job, table: TableState, now: TopicState) -> TopicEntry:
+    """Return the group's books of the topic, checked against the topic as it is now."""
+    check_identity(table.ledger, now.identity, job.table)
+    entry = table.ledger.entry(now.identity)
     check_log(entry, now, job.table)
-    state = _with_ends(now, ends)
-    first_origin = {} if entry.origin else job.source.starts(state)
-    plan = resume_plan(entry, state, first_origin, job.on_data_loss, job.table)
+    return entry
+
+
+def _plan(job: Job, table: TableState, entry: TopicEntry, now: TopicState, ends: TopicState | None) -> Plan:
+    state = now if ends is None else _with_ends(now, ends)
+    plan = job.mode.plan(Look(job.table, entry, state, job.source, job.on_data_loss))
     if not job.allow_group_overlap:
         for other, ledger in table.others.items():
-            if taken := plan.ranges & ledger.entry(identity).landed:
+            if taken := plan.ranges & ledger.entry(now.identity).landed:
                 raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
     if plan.lost:
         log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
-    log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
+    if plan.changes_the_ledger:
+        log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
+    else:
+        log.info("%s: %s lacks nothing that is in Kafka now.", now.identity.topic, job.table)
     return plan
 
 
@@ -155,18 +165,20 @@ def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
     return replace(state, marks=marks)
 
 
-def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> None:
-    """Read the plan to its end, or to `max_records`, committing as the limits ask."""
+def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> bool:
+    """Read the plan to its end, or to `max_records`, committing as the limits ask.
+
+    Returns whether anything was committed. Without a table, a schema and a record there is nowhere to commit to.
+    """
     if not plan.changes_the_ledger or _exhausted(job, report):
-        return
+        return False
     batch = Batch(plan)
     decoder = job.decoders(table.schema, None)
-    with ReadAhead(lambda cancelled: job.reader.read(plan, cancelled), CHUNKS_AHEAD, job.stop) as chunks:
-        work = _with_decoders(job, decoder, _up_to(_left(job, report), chunks))
-        with closing(map_ahead(_decode, work, DECODERS)) as decoded:
-            for decoder, chunk, rows in decoded:
-                if job.stop.is_set():
-                    break
+    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+        begin = _Decoding(job, plan, decoder, _left(job, report), pool)
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
+            for future in decoding:
+                decoder, chunk, rows = future.result()
                 if rows is not None:
                     job.sink.write(rows, plan.state.identity)
                 batch.add(chunk)
@@ -176,34 +188,40 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> No
     if job.stop.is_set():
         raise Stopped
     if decoder is None:
-        _refuse_to_forget_the_start(job, plan)
-    elif batch.changes_the_ledger:
-        _commit(job, batch, report)
+        _refuse_to_forget(job, plan)
+        return False
+    is_last = _left(job, report) is None or batch.records < (_left(job, report) or 0)
+    if batch.changes_the_ledger or (is_last and plan.covered):
+        _commit(job, batch, report, is_last=is_last)
+    return True
 
 
-def _up_to(count: int | None, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks until they hold `count` records; the last one may be cut."""
-    for chunk in chunks:
-        head = at_most(chunk, count)
-        yield head
-        if count is not None:
-            count -= len(head.batch)
-            if count == 0:
-                return
+@dataclass(frozen=True)
+class _Decoding:
+    """Reads chunks and begins to decode them, as the items of a `ReadAhead`: futures, in the order of the chunks."""
+
+    job: Job
+    plan: Plan
+    decoder: Decoder | None
+    most_records: int | None
+    pool: Executor
+
+    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Rows | None]]]:
+        decoder, left = self.decoder, self.most_records
+        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:  # type: ignore[type-var]
+            for read in chunks:
+                chunk = at_most(read, left)
+                if decoder is None and len(chunk.batch):
+                    # The table gives no schema: the first records do.
+                    decoder = self.job.decoders(None, chunk.batch)
+                yield self.pool.submit(_decode, decoder, chunk)
+                if left is not None:
+                    left -= len(chunk.batch)
+                    if left == 0:
+                        return
 
 
-def _with_decoders(
-    job: Job, decoder: Decoder | None, chunks: Iterable[Chunk]
-) -> Iterator[tuple[Decoder | None, Chunk]]:
-    """Yield each chunk with its decoder; where the table gives no schema, the first records do."""
-    for chunk in chunks:
-        if decoder is None and len(chunk.batch):
-            decoder = job.decoders(None, chunk.batch)
-        yield decoder, chunk
-
-
-def _decode(work: tuple[Decoder | None, Chunk]) -> tuple[Decoder | None, Chunk, Rows | None]:
-    decoder, chunk = work
+def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Rows | None]:
     if decoder is None or not len(chunk.batch):
         return decoder, chunk, None
     rows = decoder.decode(chunk.batch)
@@ -213,12 +231,12 @@ def _decode(work: tuple[Decoder | None, Chunk]) -> tuple[Decoder | None, Chunk, 
     return decoder, chunk, rows
 
 
-def _commit(job: Job, batch: Batch, report: LandingReport) -> Batch:
+def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
     found = job.source.identity()
     if found != identity:
         raise TopicReplaced(identity, found, job.consumer_group, job.table)
-    landing = batch.landing(job.run_id)
+    landing = batch.landing(job.run_id, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)
@@ -246,14 +264,16 @@ def _exhausted(job: Job, report: LandingReport) -> bool:
     return _left(job, report) == 0
 
 
-def _refuse_to_forget_the_start(job: Job, plan: Plan) -> None:
-    """Without a table or a schema there is no place to write the origin; the next run has to find the same one."""
+def _refuse_to_forget(job: Job, plan: Plan) -> None:
+    """Refuse where a later run needs what has to be written down now, and there is no place to write it."""
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
-    if job.start_moves or not at_low:
+    start_is_fixed = isinstance(job.mode, Resume) and not job.mode.start_moves and at_low
+    if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
+        what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
         raise InvalidArgument(
             "schema",
-            f"{job.table} does not exist, no record is there to infer a schema from, and the offsets where the group "
-            "begins have to be written into the table so that none is lost until the next run.",
+            f"{job.table} does not exist, no record is there to infer a schema from, and {what} to be written into "
+            "the table so that no record is lost until the next run.",
             'Give a schema, such as schema="id bigint, name string".',
         )
     log.info("%s does not exist and there is no record to infer its schema from: nothing was created.", job.table)
@@ -273,12 +293,12 @@ def _new_records_came(job: Job, ends: TopicState) -> bool:
     return False
 
 
-def _finish(job: Job, report: LandingReport) -> LandingReport:
-    table = job.sink.load(job.run_id)
-    state = job.source.look()
-    entry = table.ledger.entry(state.identity)
-    if entry.origin:
-        now = resume_plan(entry, state, {}, OnDataLoss.RECORD, job.table)
-        report.remaining_lag = now.ranges.width
-        job.source.mirror({p: first_hole(entry, state.identity, p) for p in state.marks})
+def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState, plan: Plan) -> LandingReport:
+    report.completes = plan.completes
+    if not entry.origin:
+        # A group that never resumed promises nothing of what lies between its ranges.
+        report.remaining_lag = plan.ranges.width
+        return report
+    report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
+    job.source.mirror({p: first_hole(entry, now.identity, p) for p in now.marks})
     return report

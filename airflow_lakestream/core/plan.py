@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
@@ -33,7 +33,8 @@ class Plan:
     """What one run reads and writes down. `origin` is empty unless the run fixes it for the first time.
 
     `epochs` are the leader epochs to write down, `known_epochs` those that the ledger has: handed to the reader, they
-    let Kafka tell that offsets were used again after an unclean leader election.
+    let Kafka tell that offsets were used again after an unclean leader election. `covered` is the time that is covered
+    once the whole plan has landed; `completes` says that all of the run's interval is there.
     """
 
     state: TopicState
@@ -42,11 +43,13 @@ class Plan:
     origin: Mapping[int, int] = field(default_factory=dict)
     epochs: Mapping[int, int] = field(default_factory=dict)
     known_epochs: Mapping[int, int] = field(default_factory=dict)
+    covered: Interval | None = None
+    completes: bool = False
 
     @property
     def changes_the_ledger(self) -> bool:
         """Whether there is anything to commit, rows or not."""
-        return bool(self.ranges or self.lost or self.origin)
+        return bool(self.ranges or self.lost or self.origin or self.covered)
 
 
 class DataLoss(LakestreamError, Terminal):
@@ -58,6 +61,18 @@ class DataLoss(LakestreamError, Terminal):
             f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. "
             "They were removed by retention or by DeleteRecords. If they are gone for good, run once with "
             'on_data_loss="record": what is left is landed, and the ledger keeps the lost ranges as a receipt.'
+        )
+
+
+class BeginningLost(DataLoss):
+    """The interval begins where the log does, and what lay below is not in the ledger: part of it may be lost."""
+
+    def __init__(self, ranges: RangeSet, table: str) -> None:
+        super().__init__(ranges, table)
+        self.args = (
+            f"the interval begins where the log does: records of it may have been among {ranges}, which {table} does "
+            "not hold and Kafka no longer has. Nothing was landed. If they are gone for good, run once with "
+            'on_data_loss="record": what is left is landed, and the ledger keeps the lost ranges as a receipt.',
         )
 
 
@@ -141,9 +156,14 @@ def resume_plan(
         ranges=need - lost,
         lost=lost,
         origin=origin if is_first else {},
-        epochs={p: m.leader_epoch for p, m in state.marks.items() if m.leader_epoch is not None},
+        epochs=leader_epochs(state),
         known_epochs=entry.epochs,
     )
+
+
+def leader_epochs(state: TopicState) -> dict[int, int]:
+    """Return the leader epochs to write down, by partition, as far as the broker tells."""
+    return {p: marks.leader_epoch for p, marks in state.marks.items() if marks.leader_epoch is not None}
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:

@@ -9,6 +9,14 @@ from typing import TypeVar
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 
+class ModeName(StrEnum):
+    """Which offsets a run covers; see `core.modes`."""
+
+    RESUME = "resume"
+    INTERVAL = "interval"
+    RANGES = "ranges"
+
+
 class StartOffset(StrEnum):
     """Where a group's first resume begins."""
 
@@ -37,6 +45,11 @@ class OnEmpty(StrEnum):
 
     SUCCESS = "success"
     SKIP = "skip"
+
+
+def is_given(value: object) -> bool:
+    """Tell whether there is a value; a template renders a param that was left empty as the text "None"."""
+    return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

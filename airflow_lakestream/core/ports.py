@@ -70,6 +70,17 @@ class OffsetsGone(Conflict):
         super().__init__(f"{topic}[{partition}] offset {position} left the log while it was being read.")
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where a time stands in a partition: its first offset with a timestamp at or after it.
+
+    Without such a record the boundary is open, and stands at the partition's end.
+    """
+
+    offset: int
+    is_open: bool = False
+
+
 class Source(Protocol):
     """One topic of one cluster, looked at from outside the log."""
 
@@ -81,6 +92,9 @@ class Source(Protocol):
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
         """Return, by partition, the offset at which a group without an origin begins."""
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        """Return, by partition, where a time stands; nothing at or past the ends in `state`."""
 
     def mirror(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets in Kafka, for lag tools; a failure is logged, never raised."""

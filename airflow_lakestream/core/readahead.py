@@ -1,16 +1,14 @@
-"""Doing work ahead of its consumer, in threads, a bounded number of items far."""
+"""Running an iterator ahead of its consumer, in a thread, a bounded number of items far."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 STOP_INTERVAL = 0.5
 
 
@@ -78,29 +76,3 @@ class ReadAhead(Generic[Item]):
             yield item
         if self._error is not None:
             raise self._error
-
-
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Generator[Result, None, None]:
-    """Yield `function(item)` for each item in order, working in `threads` threads on the results that come next.
-
-    An error, of the function or of the items, is raised in its place among the results. Closing the generator waits
-    for what is being worked on.
-    """
-    source, error = iter(items), None
-    begun: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="lakestream-map-ahead")
-    try:
-        while error is None:
-            try:
-                begun.append(pool.submit(function, next(source)))
-            except Exception as e:  # noqa: BLE001  # raised below, in its place
-                error = e
-            # One more than there are threads, so that none waits while the consumer has a result in hand.
-            if len(begun) > threads:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    if not isinstance(error, StopIteration):
-        raise error

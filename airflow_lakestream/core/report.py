@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import Interval, RangeSet
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
 class LandingReport:
     """What all tries of one task run landed together, and what is left.
 
-    `remaining_lag` counts offsets up to the ends that were fixed at the start; holes in the log count as records.
+    `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
+    resumed, those that the run left. `interval` is in milliseconds since the epoch; `completes` says that all records
+    of it are there, and that no more can come.
     """
 
     topic: str
     table: str
     consumer_group: str
+    interval: Interval | None = None
     snapshot_ids: list[int] = field(default_factory=list)
     entry: TopicEntry = TopicEntry()
     remaining_lag: int = 0
+    completes: bool = False
     recovered: int = 0
     _counted: set[str] = field(default_factory=set, repr=False)
 
@@ -39,11 +46,15 @@ class LandingReport:
         self.snapshot_ids.append(snapshot_id)
         for identity, change in landing.topics.items():
             if identity.topic == self.topic:
-                self.entry = self.entry + change
+                # What was taken out and put in again counts as what this run landed.
+                landed = change.landed | change.replaced
+                self.entry = self.entry + replace(change, landed=landed, replaced=RangeSet(), removed=Counts())
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
-        """Count what earlier tries of this run landed."""
+        """Count what earlier tries of this run landed; what they replaced, this one replaces again."""
         for snapshot_id, landing in landings:
+            if any(change.replaced for change in landing.topics.values()):
+                continue
             if landing.landing_id not in self._counted:
                 self.recovered += 1
                 self.add(snapshot_id, landing)
@@ -67,7 +78,13 @@ class LandingReport:
             "ranges": _triples(self.entry.landed),
             "lost": _triples(self.entry.lost),
             "remaining_lag": self.remaining_lag,
+            "interval": self.interval and [_iso(at) for at in self.interval],
+            "complete": self.completes,
         }
+
+
+def _iso(at_ms: int) -> str:
+    return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat()
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

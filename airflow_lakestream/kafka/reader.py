@@ -227,7 +227,7 @@ class _Partition:
         values = pa.array(list(map(Message.value, messages)), pa.binary())
         self._values.append(values)
         self._count += len(values)
-        self._size += values.nbytes
+        self._size += values.total_values_length
         self._offsets.append(_offsets(messages))
         self._timestamps.extend(array("q", [at for _, at in map(Message.timestamp, messages)]))
         if with_keys:

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stubs miss it
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import TopicState, Watermarks
+from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.policies import StartOffset
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, isolation_level, open_client
 from airflow_lakestream.kafka.errors import (
@@ -29,11 +37,14 @@ from airflow_lakestream.kafka.errors import (
     KafkaUnavailable,
     TopicMissing,
 )
+from airflow_lakestream.kafka.reader import KafkaReader
 
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT = 20.0
 MIRROR_TIMEOUT = 5.0
+# Clocks of producers go ahead of ours by so much, and no more.
+CLOCK_SKEW_MS = 10 * 60 * 1000
 _RETRY_PAUSE = 0.2
 _POLL_INTERVAL = 0.05
 
@@ -73,7 +84,7 @@ class KafkaSource:
         identity, partitions = self._describe()
         ends = self._list_offsets(partitions, OffsetSpec.latest)
         lows = self._list_offsets(partitions, OffsetSpec.earliest)
-        marks = {p: Watermarks(lows[p][0], ends[p][0], ends[p][1]) for p in partitions}
+        marks = {p: Watermarks(lows[p].offset, ends[p].offset, _epoch(ends[p].leader_epoch)) for p in partitions}
         return TopicState(identity, marks)
 
     def identity(self) -> TopicIdentity:
@@ -90,6 +101,44 @@ class KafkaSource:
         if self._start.offset is StartOffset.TIMESTAMP:
             return self._starts_at_timestamp(marks)
         return self._starts_at_committed(marks)
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        """Return, by partition, its first offset with a timestamp at or after `at_ms`; see `core.ports.Source`.
+
+        A record dated beyond now is no boundary: it would be that of every later time, and all that comes after it
+        would wait until then. The log is then read on to the first one that is.
+        """
+        marks = state.marks
+        latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
+        if at_ms > latest_ms:
+            return {p: Boundary(m.end, is_open=True) for p, m in marks.items()}
+        found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
+        boundaries = {}
+        for p, m in marks.items():
+            offset: int | None = found[p].offset
+            if offset is not None and 0 <= offset < m.end and found[p].timestamp > latest_ms:
+                offset = self._scan_on(state, p, offset, at_ms, latest_ms)
+            # "No such record" is -1, and means the end: never the earliest.
+            is_open = offset is None or offset < 0 or offset >= m.end
+            boundaries[p] = Boundary(m.end if is_open or offset is None else offset, is_open)
+        return boundaries
+
+    def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> int | None:
+        log.warning(
+            "%s[%s] offset %s is dated beyond now: it is not taken as the boundary of %s ms, the log is read on.",
+            self._topic,
+            partition,
+            start,
+            at_ms,
+        )
+        reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
+        plan = Plan(state, RangeSet.of(self._topic, partition, start, state.marks[partition].end))
+        with closing(reader.read(plan, threading.Event())) as chunks:  # type: ignore[type-var]  # a generator
+            for chunk in chunks:
+                for offset, timestamp in zip(chunk.batch.offsets, chunk.batch.timestamps, strict=True):
+                    if at_ms <= timestamp <= latest_ms:
+                        return offset
+        return None
 
     def mirror(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets. They are only a mirror: a failure is logged, the table is right."""
@@ -117,7 +166,7 @@ class KafkaSource:
             raise InvalidArgument("start_timestamp", 'is missing; start_offset="timestamp" needs it.')
         found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at))
         # "No such record" is -1, and means the end: never the earliest.
-        return {p: found[p][0] if found[p][0] >= 0 else m.end for p, m in marks.items()}
+        return {p: found[p].offset if found[p].offset >= 0 else m.end for p, m in marks.items()}
 
     def _starts_at_committed(self, marks: Mapping[int, Watermarks]) -> Mapping[int, int]:
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in marks])
@@ -159,8 +208,8 @@ class KafkaSource:
 
     def _list_offsets(
         self, partitions: Iterable[int], spec: Callable[[], OffsetSpec]
-    ) -> dict[int, tuple[int, int | None]]:
-        """Return offset and leader epoch by partition, in one request for all of them."""
+    ) -> dict[int, ListOffsetsResultInfo]:
+        """Return what the broker says by partition, in one request for all of them."""
         wanted = list(partitions)
 
         def ask() -> Future[Any]:
@@ -171,8 +220,7 @@ class KafkaSource:
             return _gather(futures)
 
         answers = self._ask(f"reading the offsets of topic {self._topic!r}", ask)
-        found = {tp.partition: info for tp, info in answers.items()}
-        return {p: (found[p].offset, _epoch(found[p].leader_epoch)) for p in wanted}
+        return {tp.partition: info for tp, info in answers.items()}
 
     def _client(self) -> AdminClient:
         if self._admin is None:

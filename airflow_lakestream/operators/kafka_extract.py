@@ -14,9 +14,10 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, Ass
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.names import DEFAULT_METADATA
-from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
+from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
+from airflow_lakestream.operators.interval import resolve_interval
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +47,12 @@ class KafkaExtractOperator(BaseOperator):
     :param format: `"json"` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run (templated)
+    :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run; `"interval"`: the
+        records of a time, by their timestamps; `"ranges"`: the offsets given in `ranges` (templated)
+    :param interval_start: with `"interval"`: begin of the time, inclusive; default: from the run's conf or params, or
+        the run's data interval (templated)
+    :param interval_end: its end, exclusive (templated)
+    :param ranges: with `"ranges"`: `[[partition, from, until], ...]`, also as JSON text (templated)
     :param start_offset: where the group's first run begins: `"earliest"`, `"latest"`, `"timestamp"`, or
         `"committed"`, the group's committed offsets in Kafka; afterwards the ledger decides (templated)
     :param start_timestamp: with `"timestamp"`: ISO 8601, a datetime, or milliseconds since 1970 (templated)
@@ -76,6 +82,9 @@ class KafkaExtractOperator(BaseOperator):
         "kafka_conn_id",
         "iceberg_conn_id",
         "mode",
+        "interval_start",
+        "interval_end",
+        "ranges",
         "start_offset",
         "start_timestamp",
         "max_records",
@@ -105,7 +114,10 @@ class KafkaExtractOperator(BaseOperator):
         format: str = "json",  # noqa: A002  # the word that users know
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
-        mode: str = "resume",
+        mode: str = ModeName.RESUME.value,
+        interval_start: str | int | datetime | None = None,
+        interval_end: str | int | datetime | None = None,
+        ranges: str | Sequence[Sequence[int]] | None = None,
         start_offset: str = StartOffset.EARLIEST.value,
         start_timestamp: str | int | datetime | None = None,
         max_records: int | str | None = None,
@@ -133,6 +145,9 @@ class KafkaExtractOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.mode = mode
+        self.interval_start = interval_start
+        self.interval_end = interval_end
+        self.ranges = ranges
         self.start_offset = start_offset
         self.start_timestamp = start_timestamp
         self.max_records = max_records
@@ -164,7 +179,10 @@ class KafkaExtractOperator(BaseOperator):
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
             # One list of keywords: what the configuration knows, it takes from the operator by name.
-            config = ExtractConfig(**{f.name: getattr(self, f.name) for f in fields(ExtractConfig)})
+            arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
+            if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
+                arguments |= resolve_interval(context, arguments)
+            config = ExtractConfig(**arguments)
             kafka = KafkaHook(self.kafka_conn_id)
             job = build_job(
                 config,
@@ -186,7 +204,7 @@ class KafkaExtractOperator(BaseOperator):
         result = report.to_dict()
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        if not report.snapshot_ids:
+        if not report.counts.read and not report.entry.lost:
             log.info("Nothing to land: %s holds all of %s up to now.", report.table, report.topic)
             if on_empty is OnEmpty.SKIP:
                 raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")

@@ -225,7 +225,7 @@ class SmallChunks:
                 batch, offsets=batch.offsets[part], timestamps=batch.timestamps[part], values=batch.values[part]
             )
             until = covers.until_offset if is_last else batch.offsets[start + self._records]
-            size = piece.values.nbytes
+            size = piece.values.total_values_length
             yield Chunk(replace(covers, from_offset=at, until_offset=until), piece, size)
             at = until
 

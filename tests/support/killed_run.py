@@ -11,15 +11,16 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
 from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.plan import Plan
-from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.core.ports import Chunk, Reader, Sink
 from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedCatalog, WrappedSource
 from tests.support.lake import Lake
 
@@ -69,8 +70,32 @@ def _after_plan(job: Job, number: int) -> Job:
     return replace(job, reader=KilledBeforeReading(job.reader))
 
 
+class SinkThatTellsOfCommits:
+    """Hands everything on to the real sink, and lets others wait for its commits."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.commits = Semaphore(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def commit(self, landing: Landing) -> int:
+        snapshot_id = self._sink.commit(landing)
+        self.commits.release()
+        return snapshot_id
+
+
 def _while_reading(job: Job, number: int) -> Job:
-    return replace(job, reader=InterposedReader(job.reader, kill, chunks=4 * number - 1))
+    # Reading runs ahead of the commits by some chunks: those before are waited for.
+    sink = SinkThatTellsOfCommits(job.sink)
+
+    def kill_after_the_commits_before() -> None:
+        for _ in range(number - 1):
+            sink.commits.acquire()
+        kill()
+
+    return replace(job, sink=sink, reader=InterposedReader(job.reader, kill_after_the_commits_before, 4 * number - 1))
 
 
 def _after_data_files(job: Job, number: int) -> Job:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.core.batch import Limits
+from airflow_lakestream.core.modes import ByInterval, ByRanges, Resume
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.extract import ExtractConfig
@@ -44,7 +45,8 @@ def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
         ("consumer_group", "a b"),
         ("consumer_group", ""),
         ("format", "xml"),
-        ("mode", "interval"),
+        ("interval_start", "2026-11-20T05:00:00Z"),  # without mode="interval"
+        ("ranges", [[0, 1, 2]]),  # without mode="ranges"
         ("mode", "resumed"),
         ("on_error", "reject"),
         ("on_error", "ignore"),
@@ -109,3 +111,33 @@ def test_a_layout_that_a_form_left_empty_asks_for_nothing(nothing: object) -> No
 
 def test_one_column_may_be_written_without_a_list() -> None:
     assert config(partition_by="day(at)", sort_order="at").design.partition_by == ("day(at)",)
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("interval_start", {"mode": "interval", "interval_end": "2026-11-20T06:00:00Z"}),
+        ("interval_end", {"mode": "interval", "interval_start": "2026-11-20T06:00:00Z"}),
+        ("interval_end", {"mode": "interval", "interval_start": 2000, "interval_end": 2000}),
+        ("interval_start", {"mode": "interval", "interval_start": "noon", "interval_end": 2000}),
+        ("idle_timeout", {"mode": "interval", "interval_start": 1, "interval_end": 2, "idle_timeout": 5}),
+        ("ranges", {"mode": "ranges"}),
+        ("ranges", {"mode": "ranges", "ranges": "[[0, 5"}),
+        ("ranges", {"mode": "ranges", "ranges": "7"}),
+        ("ranges", {"mode": "ranges", "ranges": []}),
+        ("ranges", {"mode": "ranges", "ranges": [[0, 5]]}),
+        ("ranges", {"mode": "ranges", "ranges": [[0, 5, 5]]}),
+        ("ranges", {"mode": "ranges", "ranges": [[0, -1, 5]]}),
+        ("ranges", {"mode": "ranges", "ranges": [[0, "a", 5]]}),
+    ],
+)
+def test_a_mode_needs_what_says_its_offsets(argument: str, given: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{argument}: "):
+        config(**given)
+
+
+def test_the_modes() -> None:
+    assert config(start_offset="latest").coverage == Resume(start_moves=True)
+    times = {"interval_start": "2026-11-20T05:00:00+01:00", "interval_end": 1_763_614_800_000 + 365 * 86_400_000}
+    assert config(mode="interval", **times).coverage == ByInterval(1_795_147_200_000, 1_795_150_800_000)
+    assert config(mode="ranges", ranges="[[0, 5, 9], [1, 0, 2]]").coverage == ByRanges(((0, 5, 9), (1, 0, 2)))

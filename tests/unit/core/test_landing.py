@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.landing import MAX_CONFLICTS, Contention, Job, Stopped, land
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.modes import Resume
 from airflow_lakestream.core.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
 from airflow_lakestream.core.ports import Chunk, LedgerConflict, OffsetsGone, TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -348,7 +349,7 @@ def test_a_moving_start_without_a_place_for_it_is_refused() -> None:
     topic, table = FakeTopic({0: (0, 0)}), FakeTable(exists=False)
     assert land(job(topic, table)).snapshot_ids == []
     with pytest.raises(InvalidArgument, match="schema"):
-        land(job(topic, table, start_moves=True))
+        land(job(topic, table, mode=Resume(start_moves=True)))
 
 
 def test_a_start_above_the_logs_start_without_a_place_for_it_is_refused() -> None:

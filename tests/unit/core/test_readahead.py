@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_lakestream.core.readahead import ReadAhead, map_ahead
+from airflow_lakestream.core.readahead import ReadAhead
 
 SOON = 10
 
@@ -115,60 +115,3 @@ def test_stop_ends_a_wait_for_the_next_item() -> None:
         assert next(items) == 0
         threading.Timer(0.05, stop.set).start()
         assert list(items) == []
-
-
-def test_mapped_results_come_in_the_order_of_the_items() -> None:
-    second_done = threading.Event()
-
-    def slow_first(number: int) -> int:
-        if number == 0:
-            assert second_done.wait(SOON)
-        if number == 1:
-            second_done.set()
-        return number * 10
-
-    assert list(map_ahead(slow_first, range(5), 2)) == [0, 10, 20, 30, 40]
-
-
-def test_mapping_reaches_no_further_ahead_than_one_more_than_its_threads() -> None:
-    numbers = Numbers(100)
-    results = map_ahead(str, numbers(threading.Event()), 2)
-    for taken in range(1, 20):
-        next(results)
-        assert numbers.made == taken + 2
-    results.close()
-
-
-def test_an_error_of_the_mapped_function_comes_in_its_place() -> None:
-    def fails_at_three(number: int) -> int:
-        if number == 3:
-            raise Broken
-        return number
-
-    results = map_ahead(fails_at_three, range(100), 2)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(Broken):
-        next(results)
-
-
-def test_an_error_of_the_mapped_items_comes_after_the_results_before_it() -> None:
-    results = map_ahead(str, Numbers(4, Broken())(threading.Event()), 2)
-    assert [next(results) for _ in range(4)] == ["0", "1", "2", "3"]
-    with pytest.raises(Broken):
-        next(results)
-
-
-def test_closing_waits_for_what_is_being_worked_on_and_begins_nothing_more() -> None:
-    begun: list[int] = []
-    ended: list[int] = []
-
-    def work(number: int) -> int:
-        begun.append(number)
-        ended.append(number)
-        return number
-
-    results = map_ahead(work, range(100), 1)
-    next(results)
-    results.close()
-    assert begun == ended
-    assert max(begun) <= 2

@@ -1,0 +1,44 @@
+"""Which time an Airflow run is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+
+NAMES = ("interval_start", "interval_end")
+
+
+def resolve_interval(context: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return start and end of the run's interval, by the first of these that says both.
+
+    1. The operator's arguments. 2. The run's conf, and its params. 3. The run's data interval, if it has a width.
+
+    Raises InvalidArgument where none does, or one says only half of it.
+    """
+    dag_run = context.get("dag_run")
+    conf = getattr(dag_run, "conf", None) or {}
+    for source, values in (("arguments", given), ("conf", conf), ("params", context.get("params") or {})):
+        found = {name: values.get(name) for name in NAMES if is_given(values.get(name))}
+        if len(found) == 1:
+            (missing,) = set(NAMES) - set(found)
+            raise InvalidArgument(missing, f"is missing, while the {source} give {next(iter(found))}.")
+        if found:
+            return found
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if start is None or end is None:
+        raise InvalidArgument(
+            "interval_start",
+            "the run has no data interval (it was triggered without a logical date).",
+            "Trigger it with a logical date, or give interval_start and interval_end in its conf.",
+        )
+    if start == end:
+        raise InvalidArgument(
+            "interval_start",
+            f"the run's data interval is empty, it starts and ends at {start}: that is what a plain cron schedule "
+            "gives in Airflow 3.",
+            "Schedule the DAG by CronDataIntervalTimetable, or give interval_start and interval_end.",
+        )
+    return {"interval_start": start, "interval_end": end}
