@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import (
-    AlwaysTrue,
-    And,
-    BooleanExpression,
-    EqualTo,
-    GreaterThanOrEqual,
-    LessThan,
-    Or,
-)
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
@@ -47,20 +38,45 @@ class FileHits:
         return sum(len(found) for found in self.offsets.values())
 
 
-def candidates(table: Table, ranges: RangeSet) -> list[FileScanTask]:
-    """Return the live data files that may hold a row of the ranges, as far as partitions and bounds tell."""
-    # Without a plugin of Pydantic, mypy sees other constructors than there are.
-    equal, from_, below = cast(Any, EqualTo), cast(Any, GreaterThanOrEqual), cast(Any, LessThan)
-    alternatives: list[BooleanExpression] = [
-        And(
-            equal(TOPIC, r.topic),
-            equal(PARTITION, r.partition),
-            from_(OFFSET, r.from_offset),
-            below(OFFSET, r.until_offset),
-        )
-        for r in ranges
-    ]
-    return _plan(table, alternatives[0] if len(alternatives) == 1 else Or(*alternatives))
+def live_files(table: Table) -> list[FileScanTask]:
+    """Return the data files of the table's head, each with the position deletes that apply to it."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return []
+    planner = ManifestGroupPlanner(table.metadata, table.io)
+    return list(planner.plan_files(snapshot.manifests(table.io)))
+
+
+def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
+    """Tell by the bounds of a data file whether it may hold a row of the ranges; without bounds it may."""
+    # Not by an expression of PyIceberg: for a thousand ranges that takes seconds.
+    lowest, highest = file.lower_bounds or {}, file.upper_bounds or {}
+    topic_id, partition_id, offset_id = _column_ids(metadata)
+    low_topic, high_topic = lowest.get(topic_id), highest.get(topic_id)
+    low_partition, high_partition = _integer(lowest.get(partition_id)), _integer(highest.get(partition_id))
+    low, high = _integer(lowest.get(offset_id)), _integer(highest.get(offset_id))
+    for topic, partition in ranges.partitions:
+        # Bounds of strings may be cut short, and are bounds all the same.
+        name = topic.encode()
+        if (low_topic is not None and name < low_topic) or (high_topic is not None and name > high_topic):
+            continue
+        if (low_partition is not None and partition < low_partition) or (
+            high_partition is not None and partition > high_partition
+        ):
+            continue
+        for start, end in ranges.intervals(topic, partition):
+            if (high is None or start <= high) and (low is None or low < end):
+                return True
+    return False
+
+
+def _column_ids(metadata: TableMetadata) -> tuple[int, ...]:
+    schema = metadata.schema()
+    return tuple(schema.find_field(name).field_id for name in COORDINATES)
+
+
+def _integer(bound: bytes | None) -> int | None:
+    return None if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
 def look_into(metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet) -> FileHits:
@@ -135,13 +151,13 @@ def equality_deletes(table: Table) -> list[str]:
     ]
 
 
-def rows_with_coordinates(table: Table) -> tuple[int, list[str]]:
+def rows_with_coordinates(table: Table, files: Iterable[FileScanTask]) -> tuple[int, list[str]]:
     """Count the rows whose coordinates all have values, and name the files in which some have not.
 
     By statistics; files without are read. Deleted rows that are still in their file count.
     """
     total, lacking = 0, []
-    for task in _plan(table, AlwaysTrue()):
+    for task in files:
         known = _known_by_statistics(table.metadata, task.file)
         if known is None:
             known = _known_by_reading(table, task.file)
@@ -153,7 +169,7 @@ def rows_with_coordinates(table: Table) -> tuple[int, list[str]]:
 
 def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
     values, nulls = file.value_counts or {}, file.null_value_counts or {}
-    ids = [metadata.schema().find_field(name).field_id for name in COORDINATES]
+    ids = _column_ids(metadata)
     if any(i not in values or i not in nulls for i in ids):
         return None
     return min(values[i] - nulls[i] for i in ids)
@@ -164,11 +180,3 @@ def _known_by_reading(table: Table, file: DataFile) -> int:
     for rows in read_rows(table.metadata, table.io, FileScanTask(file), coordinates_only=True):
         known += rows.drop_null().num_rows
     return known
-
-
-def _plan(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
-    snapshot = table.current_snapshot()
-    if snapshot is None:
-        return []
-    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter)
-    return list(planner.plan_files(snapshot.manifests(table.io)))

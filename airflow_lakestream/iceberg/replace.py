@@ -81,11 +81,10 @@ class ReplaceGuard(CommitGuard):
         if replaced:
             raise Refused(ReplacedMeanwhile(name, replaced))
         if not complete:
-            raise Refused(
-                CannotReplace(
-                    f"{name}: its history has expired since this run began, so it can't be told whether another run "
-                    f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
-                )
+            # Not as Refused: expiry moves no head, so an earlier try whose outcome is open may still be applied.
+            raise CannotReplace(
+                f"{name}: its history has expired since this run began, so it can't be told whether another run "
+                f"replaced {self._ranges} meanwhile. Nothing was changed. Run it again, or keep snapshots longer."
             )
         super().check_fit(current)
 

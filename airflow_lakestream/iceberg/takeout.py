@@ -24,11 +24,12 @@ from airflow_lakestream.iceberg.hits import (
     COORDINATES,
     FileHits,
     Offsets,
-    candidates,
     equality_deletes,
     is_hit,
     joined,
+    live_files,
     look_into,
+    may_hold,
     not_among,
     read_rows,
     rows_with_coordinates,
@@ -36,6 +37,8 @@ from airflow_lakestream.iceberg.hits import (
 
 # So many bytes of kept rows come together, then they are written.
 REMAINDER_BYTES = 64 * 2**20
+# An error's text names so many; its attribute holds all.
+RANGES_NAMED = 100
 
 WriteFiles = Callable[[pa.Table], list[DataFile]]
 # A data file with the delete files that apply to it.
@@ -48,8 +51,8 @@ class NotReadAgain(CannotReplace):
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(
-            f"{table} holds {ranges}, and the topic no longer gives these records (retention or compaction took them): "
-            "to replace them would be to lose them. Nothing was changed. Replace ranges that leave them out."
+            f"{table} holds {_shortly(ranges)}, and the topic no longer gives these records (retention or compaction "
+            "took them): to replace them would be to lose them. Nothing was changed. Leave them out of the ranges."
         )
 
 
@@ -83,9 +86,13 @@ class Finder:
         Raises CannotReplace; nothing is written then.
         """
         check_columns(table.schema().column_names, ledger_store.name_of(table))
-        self._check_rows_can_be_told(table, landed)
+        _refuse_equality_deletes(table)
+        files = live_files(table)
+        self._check_rows_can_be_told(table, files, landed)
         hits = {}
-        for task in candidates(table, self.ranges):
+        for task in files:
+            if not may_hold(table.metadata, task.file, self.ranges):
+                continue
             key = _key(task)
             if key not in self._seen:
                 self._seen[key] = look_into(table.metadata, table.io, task, self.ranges)
@@ -105,14 +112,9 @@ class Finder:
         self._written = []
         return delete_files(io, paths)
 
-    def _check_rows_can_be_told(self, table: Table, landed: int) -> None:
+    def _check_rows_can_be_told(self, table: Table, files: Sequence[FileScanTask], landed: int) -> None:
         name = ledger_store.name_of(table)
-        if paths := equality_deletes(table):
-            raise CannotReplace(
-                f"{name} has equality deletes, such as {paths[0]}, which PyIceberg does not read: deleted rows "
-                "would come back. Nothing was changed. Rewrite the table's data files with another engine first."
-            )
-        known, lacking = rows_with_coordinates(table)
+        known, lacking = rows_with_coordinates(table, files)
         # NULL is no hit; but only a row that no landing wrote may have it, or its record would be there twice.
         if lacking and known < landed:
             raise CannotReplace(
@@ -162,6 +164,21 @@ def check_columns(columns: Collection[str], table: str) -> None:
         raise CannotReplace(
             f"{table} keeps no {', '.join(missing)}: which rows come from which records can't be told, so none can be "
             "replaced. Nothing was changed. Only tables landed with metadata_columns topic, partition and offset can."
+        )
+
+
+def _shortly(ranges: RangeSet) -> str:
+    # Compaction leaves a hole at every other offset.
+    parts = [str(r) for r in ranges]
+    more = f" and {len(parts) - RANGES_NAMED} more ranges" if len(parts) > RANGES_NAMED else ""
+    return ", ".join(parts[:RANGES_NAMED]) + more
+
+
+def _refuse_equality_deletes(table: Table) -> None:
+    if paths := equality_deletes(table):
+        raise CannotReplace(
+            f"{ledger_store.name_of(table)} has equality deletes, such as {paths[0]}, which PyIceberg does not read: "
+            "deleted rows would come back. Nothing was changed. Rewrite its data files with another engine first."
         )
 
 
