@@ -71,6 +71,7 @@ class ExtractConfig:
     interval_start: str | int | datetime | None = None
     interval_end: str | int | datetime | None = None
     ranges: str | Sequence[Sequence[int]] | None = None
+    replace: bool | str = False
     start_offset: str = StartOffset.EARLIEST
     start_timestamp: str | int | datetime | None = None
     max_records: int | str | None = None
@@ -94,7 +95,7 @@ class ExtractConfig:
         _check_group(self.consumer_group)
         resolve_decoder(self.format)
         _check_one_of("on_error", self.on_error, ON_ERROR)
-        _ = self.coverage, self.limits, self.start, self.design, self.poll_seconds
+        _ = self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
 
@@ -110,6 +111,16 @@ class ExtractConfig:
         if mode is ModeName.INTERVAL:
             return self._by_interval()
         return Resume(start_moves=self.start.offset is StartOffset.LATEST)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether what is landed already is read again."""
+        replaces = _flag("replace", self.replace)
+        if replaces and choose(ModeName, "mode", self.mode) is ModeName.RESUME:
+            raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which say what to replace.')
+        if replaces and is_given(self.max_records):
+            raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
+        return replaces
 
     def _by_interval(self) -> ByInterval:
         for argument in ("interval_start", "interval_end"):
@@ -206,6 +217,7 @@ def build_job(
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
         mode=config.coverage,
+        replaces=config.replaces,
         stop=stop or threading.Event(),
     )
 
@@ -265,6 +277,13 @@ def _count(argument: str, value: object) -> int | None:
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a number of records above 0.", "Leave it out for no limit.")
     return int(str(value))
+
+
+def _flag(argument: str, value: object) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("true", "false", "none", ""):
+        raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
+    return text == "true"
 
 
 def _items(argument: str, value: object) -> tuple[str, ...] | None:

@@ -9,17 +9,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
-from airflow_lakestream.core.ledger import TopicEntry
-from airflow_lakestream.core.modes import Look, Mode, Resume
+from airflow_lakestream.core.ledger import Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.modes import Look, Mode, Resume, reading_plan
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
+    RangesGone,
     TopicReplaced,
     TopicState,
     check_identity,
@@ -73,7 +74,10 @@ class Contention(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Job:
-    """What to land, from where, into what. `run_id` is the same in every try of one task run."""
+    """What to land, from where, into what. `run_id` is the same in every try of one task run.
+
+    `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
+    """
 
     run_id: str
     table: str
@@ -83,6 +87,7 @@ class Job:
     decoders: DecoderFactory
     sink: Sink
     mode: Mode = Resume()
+    replaces: bool = False
     limits: Limits = Limits()
     on_data_loss: OnDataLoss = OnDataLoss.FAIL
     allow_group_overlap: bool = False
@@ -100,9 +105,12 @@ def land(job: Job) -> LandingReport:
     5. Go to 1; also on a conflict with another run, after discarding what is not committed.
     6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
 
+    A job that replaces first reads again what is landed of the run's own offsets: see `_replace`.
+
     Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
     """
     report: LandingReport | None = None
+    replaced = _replace(job) if job.replaces else None
     ends: TopicState | None = None
     conflicts = 0
     while True:
@@ -112,6 +120,8 @@ def land(job: Job) -> LandingReport:
         if job.mode.ends_are_fixed(entry):
             ends = ends or now
         report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
+        if replaced is not None:
+            report.add(*replaced)
         report.recover(table.landed_by_run)
         plan = _plan(job, table, entry, now, ends)
         landed_before = len(report.snapshot_ids)
@@ -133,6 +143,51 @@ def land(job: Job) -> LandingReport:
             raise
         conflicts = 0
     return _finish(job, report, entry, now, plan)
+
+
+def _replace(job: Job) -> tuple[int, Landing] | None:
+    """Read again what the ledger holds of the run's own offsets, and put it in the place of its rows: one snapshot.
+
+    Returns the snapshot and its landing; None when nothing of it is landed. Always done when asked for: to clear a
+    task and to retry it look the same, and to do it again changes no row.
+    """
+    for _ in range(MAX_CONFLICTS):
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = _entry(job, table, now)
+        look = Look(job.table, entry, now, job.source, job.on_data_loss)
+        ranges = entry.landed & job.mode.own(look)
+        if not ranges:
+            return None
+        if gone := ranges & look.below_low():
+            raise RangesGone(gone, job.table)
+        log.info("Replacing %s offsets: %s", ranges.width, ranges)
+        try:
+            return _replace_by_plan(job, table, reading_plan(look, ranges))
+        except Conflict as conflict:
+            job.sink.discard()
+            last = conflict
+            log.info("%s Planning anew.", conflict)
+        except BaseException:
+            job.sink.discard()
+            raise
+    raise Contention(job.table, last) from last
+
+
+def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
+    identity, batch = plan.state.identity, Batch(plan)
+    with closing(_read(job, plan, job.decoders(table.schema, None), None)) as results:
+        for _, chunk, rows in results:
+            if rows is not None:
+                job.sink.write(rows, identity)
+            batch.add(chunk)
+    _check_still_there(job, identity)
+    landing = batch.landing(job.run_id)
+    read = landing.topics[identity]
+    if read.landed != plan.ranges:
+        raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
+    change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
+    return job.sink.replace(replace(landing, topics={identity: change}))
 
 
 def _entry(job: Job, table: TableState, now: TopicState) -> TopicEntry:
@@ -174,19 +229,14 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> bo
         return False
     batch = Batch(plan)
     decoder = job.decoders(table.schema, None)
-    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
-        begin = _Decoding(job, plan, decoder, _left(job, report), pool)
-        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
-            for future in decoding:
-                decoder, chunk, rows = future.result()
-                if rows is not None:
-                    job.sink.write(rows, plan.state.identity)
-                batch.add(chunk)
-                # Without a record and without a schema there is no table to create yet: the commit waits for either.
-                if decoder is not None and batch.is_due(job.limits):
-                    batch = _commit(job, batch, report)
-    if job.stop.is_set():
-        raise Stopped
+    with closing(_read(job, plan, decoder, _left(job, report))) as results:
+        for decoder, chunk, rows in results:
+            if rows is not None:
+                job.sink.write(rows, plan.state.identity)
+            batch.add(chunk)
+            # Without a record and without a schema there is no table to create yet: the commit waits for either.
+            if decoder is not None and batch.is_due(job.limits):
+                batch = _commit(job, batch, report)
     if decoder is None:
         _refuse_to_forget(job, plan)
         return False
@@ -194,6 +244,19 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> bo
     if batch.changes_the_ledger or (is_last and plan.covered):
         _commit(job, batch, report, is_last=is_last)
     return True
+
+
+def _read(
+    job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
+) -> Generator[tuple[Decoder | None, Chunk, Rows | None], None, None]:
+    """Yield the plan's chunks with their rows, in order, reading and decoding ahead. Raises Stopped."""
+    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+        begin = _Decoding(job, plan, decoder, most_records, pool)
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
+            for future in decoding:
+                yield future.result()
+    if job.stop.is_set():
+        raise Stopped
 
 
 @dataclass(frozen=True)
@@ -233,9 +296,7 @@ def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chun
 
 def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
-    found = job.source.identity()
-    if found != identity:
-        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+    _check_still_there(job, identity)
     landing = batch.landing(job.run_id, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
@@ -251,6 +312,13 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
         landing.topics[identity].landed,
     )
     return batch.next()
+
+
+def _check_still_there(job: Job, identity: TopicIdentity) -> None:
+    """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
+    found = job.source.identity()
+    if found != identity:
+        raise TopicReplaced(identity, found, job.consumer_group, job.table)
 
 
 def _left(job: Job, report: LandingReport) -> int | None:

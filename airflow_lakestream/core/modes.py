@@ -91,7 +91,7 @@ class ByRanges:
         lost = need & look.below_low()
         if lost and look.on_data_loss is OnDataLoss.FAIL:
             raise DataLoss(lost, look.table)
-        return _plan(look, need - lost, lost)
+        return reading_plan(look, need - lost, lost)
 
     def own(self, look: Look) -> RangeSet:
         """Return the ranges. Raises InvalidArgument for what the log does not have yet."""
@@ -145,7 +145,7 @@ class ByInterval:
         is_open = any(boundary.is_open for boundary in own_highs.values())
         is_covered = self._is_covered(entry)
         nothing_left = not need and not lost and (is_covered or not is_open)
-        return _plan(
+        return reading_plan(
             look,
             need,
             lost,
@@ -190,13 +190,18 @@ def _beginning_lost(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
     return gone - look.entry.held
 
 
-def _plan(
-    look: Look, ranges: RangeSet, lost: RangeSet, covered: Interval | None = None, completes: bool = False
+def reading_plan(
+    look: Look,
+    ranges: RangeSet,
+    lost: RangeSet | None = None,
+    covered: Interval | None = None,
+    completes: bool = False,
 ) -> Plan:
+    """Return the plan to read these ranges."""
     return Plan(
         state=look.state,
         ranges=ranges,
-        lost=lost,
+        lost=lost or RangeSet(),
         epochs=leader_epochs(look.state),
         known_epochs=look.entry.epochs,
         covered=covered,

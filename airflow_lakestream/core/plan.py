@@ -76,6 +76,17 @@ class BeginningLost(DataLoss):
         )
 
 
+class RangesGone(LakestreamError, Terminal):
+    """What is to be replaced can't be read again: Kafka no longer has all of it."""
+
+    def __init__(self, ranges: RangeSet, table: str) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {ranges}, to be replaced, but Kafka no longer has it. Nothing was removed. Replace "
+            "a later interval, or ranges that are still there."
+        )
+
+
 class TopicReplaced(LakestreamError, Terminal):
     """The topic's name now stands for another topic, or another cluster."""
 

@@ -53,6 +53,8 @@ class KafkaExtractOperator(BaseOperator):
         the run's data interval (templated)
     :param interval_end: its end, exclusive (templated)
     :param ranges: with `"ranges"`: `[[partition, from, until], ...]`, also as JSON text (templated)
+    :param replace: with `"interval"` or `"ranges"`: read what is landed of them again, and put it in the place of its
+        rows, in one snapshot (templated)
     :param start_offset: where the group's first run begins: `"earliest"`, `"latest"`, `"timestamp"`, or
         `"committed"`, the group's committed offsets in Kafka; afterwards the ledger decides (templated)
     :param start_timestamp: with `"timestamp"`: ISO 8601, a datetime, or milliseconds since 1970 (templated)
@@ -85,6 +87,7 @@ class KafkaExtractOperator(BaseOperator):
         "interval_start",
         "interval_end",
         "ranges",
+        "replace",
         "start_offset",
         "start_timestamp",
         "max_records",
@@ -118,6 +121,7 @@ class KafkaExtractOperator(BaseOperator):
         interval_start: str | int | datetime | None = None,
         interval_end: str | int | datetime | None = None,
         ranges: str | Sequence[Sequence[int]] | None = None,
+        replace: bool | str = False,
         start_offset: str = StartOffset.EARLIEST.value,
         start_timestamp: str | int | datetime | None = None,
         max_records: int | str | None = None,
@@ -148,6 +152,7 @@ class KafkaExtractOperator(BaseOperator):
         self.interval_start = interval_start
         self.interval_end = interval_end
         self.ranges = ranges
+        self.replace = replace
         self.start_offset = start_offset
         self.start_timestamp = start_timestamp
         self.max_records = max_records

@@ -95,6 +95,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "interval_start": "",
         "interval_end": "",
         "ranges": "",
+        "replace": "False",
         "start_offset": "timestamp",
         "start_timestamp": "2020-01-01T00:00:00Z",
         "max_records": "7",
