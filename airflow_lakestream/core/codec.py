@@ -193,7 +193,8 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
         "epochs": _by_partition_to_text(entry.epochs),
         "covered": _encode_intervals(entry.covered),
         "replaced": encode_ranges(entry.replaced, identity.topic),
-        "removed": list(astuple(entry.removed)) if entry.replaced else None,
+        "removed": list(astuple(entry.removed)) if entry.removed != Counts() else None,
+        "forgotten": encode_ranges(entry.forgotten, identity.topic),
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -211,6 +212,7 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             covered=_decode_intervals(item.get("covered", "")),
             replaced=decode_ranges(item.get("replaced", ""), identity.topic),
             removed=Counts(*item.get("removed", ())),
+            forgotten=decode_ranges(item.get("forgotten", ""), identity.topic),
         )
     return topics
 

@@ -82,8 +82,12 @@ class TopicEntry:
     leader epoch seen by partition. `covered` is the time, in milliseconds since the epoch, whose intervals were asked
     for: half open, coalesced; see `core.interval`.
 
-    Only in a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed, and
+    In a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed, and
     `removed` counts what was taken out.
+
+    `forgotten` are offsets whose rows were deleted on purpose, after they had landed: the receipt of it. They stay
+    landed, and need no row; where a replace puts rows back, only the counts tell of it. A receipt, too, says in
+    `removed` what it takes out of the counts.
     """
 
     landed: RangeSet = RangeSet()
@@ -94,6 +98,7 @@ class TopicEntry:
     covered: tuple[Interval, ...] = ()
     replaced: RangeSet = RangeSet()
     removed: Counts = Counts()
+    forgotten: RangeSet = RangeSet()
 
     @property
     def held(self) -> RangeSet:
@@ -112,6 +117,7 @@ class TopicEntry:
             # What the later landing took out is settled with this sum; what this one did is still to be.
             replaced=self.replaced,
             removed=self.removed,
+            forgotten=self.forgotten | later.forgotten,
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.codec import (
     JournalEntry,
     LedgerProperty,
@@ -158,6 +159,8 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Rea
         snapshot = facts.snapshots.get(at)
         if snapshot is None or _SOURCE in snapshot.summary:
             return None
+        if (anchor := _anew(snapshot, consumer_group)) is not None:
+            return anchor.reading(above)
         landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {at}")
         if landing is not None:
             above.append(JournalEntry(at, landing))
@@ -189,6 +192,11 @@ def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int,
     return anchors
 
 
+def _anew(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
+    ledger = decode_anew(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+    return None if ledger is None else _Anchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
+
+
 class _Chain:
     """What the loaded metadata files say together about parents, landings and anchors."""
 
@@ -200,6 +208,7 @@ class _Chain:
         self._landings: dict[int, Landing | None] = {}
         self._sources: dict[int, int] = {}
         self._anchors: dict[int, _Anchor] = {}
+        self._anew: set[int] = set()
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[str] = set()
 
@@ -220,6 +229,10 @@ class _Chain:
             self._parents[this] = snapshot.parent_id
         elif snapshot.sequence_number == 1:
             self._roots.add(this)
+        if (anchor := _anew(snapshot, self.consumer_group)) is not None:
+            self.group_seen = True
+            self._anchors.setdefault(this, anchor)
+            self._anew.add(this)
         if this in self._landings:
             return
         landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
@@ -250,6 +263,8 @@ class _Chain:
             if at not in self._landings:
                 return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
             source = self._sources.get(at)
+            if source is not None and source in self._anew:
+                return None, f"snapshot {at} was cherry-picked from {source}, at which the ledger starts anew"
             if source is not None and source not in self._landings:
                 return None, f"snapshot {at} was cherry-picked from snapshot {source}, which has expired"
             landing = self._landings[at] or (self._landings[source] if source is not None else None)

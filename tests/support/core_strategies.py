@@ -51,6 +51,7 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         origin=by_partition(),
         epochs=by_partition(),
         covered=covered(),
+        forgotten=range_sets(topic),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.anew import encode_anew
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.core.ranges import RangeSet
@@ -29,6 +30,8 @@ class Truth:
     parent: int | None
     landings: dict[str, Landing] = field(default_factory=dict)
     rows: int = 0
+    # The groups whose ledger starts anew here, with nothing in it.
+    anew: tuple[str, ...] = ()
 
 
 class TableModel:
@@ -69,7 +72,14 @@ class TableModel:
         return chain
 
     def true_landings(self, group: str) -> list[Landing]:
-        return [t.landings[group] for s in reversed(self.ancestry()) if group in (t := self.truth[s]).landings]
+        found: list[Landing] = []
+        for snapshot in self.ancestry():
+            truth = self.truth[snapshot]
+            if group in truth.anew:
+                break
+            if group in truth.landings:
+                found.insert(0, truth.landings[group])
+        return found
 
     def true_held(self, group: str) -> RangeSet:
         held = Ledger(group)
@@ -87,6 +97,8 @@ class TableModel:
         actions = [self.land] * 6 + [self.race] * 2 + [self.foreign] * 4 + [self.rollback] * 2
         actions += [self.set_current, self.expire_java, self.expire_java, self.expire_pyiceberg]
         actions += [self.expire_pyiceberg, self.cherry_pick]
+        if self.rng.random() < 0.06:
+            actions = [self.start_anew]
         if self.rng.random() < 0.03:
             actions = [self.replace_table]
         self.rng.choice(actions)()
@@ -132,10 +144,23 @@ class TableModel:
         if self.facts.head_id is not None:
             self._publish(replace(self.facts, head_id=None))
 
+    def start_anew(self) -> None:
+        """Empty a group's ledger in one snapshot, as `lakestream ledger reset` does."""
+        group = self.rng.choice(GROUPS)
+        if self.facts.head_id is None or self.read(group) is None:
+            return
+        new = self._next_id()
+        properties = {codec.property_key(group): codec.encode_property(codec.LedgerProperty(new, Ledger(group), ()))}
+        properties |= self._anchored_anew(group, new)
+        self._commit(rows=0, summary=encode_anew({group: Ledger(group)}), properties=properties, snapshot_id=new)
+        self.truth[new].anew = (group,)
+
     def cherry_pick(self) -> None:
         chain = set(self.ancestry())
         picked = {self._source_of(s) for s in chain}
         others = [s for s in self.facts.snapshots if s not in chain and s not in picked and self._source_of(s) is None]
+        # Refused by the reader, and rightly: whose ledger it would start anew nobody can say.
+        others = [s for s in others if not self.truth[s].anew]
         if not others or self.facts.head_id is None:
             return
         source = self.rng.choice(others)
@@ -167,14 +192,18 @@ class TableModel:
             return
         new = self._next_id()
         properties = {codec.property_key(group): codec.encode_property(base.property_after(new, landing))}
-        for other in GROUPS:
-            key = codec.property_key(other)
-            if other != group and key in self.facts.properties:
-                reading = self.read(other)
-                if reading is not None:
-                    properties[key] = codec.encode_property(reading.property_after(new, None))
+        properties |= self._anchored_anew(group, new)
         summary = codec.encode_summary(group, landing)
         self._commit(rows=1, landings={group: landing}, summary=summary, properties=properties, snapshot_id=new)
+
+    def _anchored_anew(self, but: str, new: int) -> dict[str, str]:
+        """Return the properties of all groups but one, anchored at a new snapshot that changes nothing of theirs."""
+        properties = {}
+        for other in GROUPS:
+            key = codec.property_key(other)
+            if other != but and key in self.facts.properties and (reading := self.read(other)) is not None:
+                properties[key] = codec.encode_property(reading.property_after(new, None))
+        return properties
 
     def _next_id(self) -> int:
         return self.rng.getrandbits(62)
