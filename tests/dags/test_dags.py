@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pendulum
 import pytest
 from pyiceberg.table import Table
 
@@ -32,8 +33,14 @@ def some_flights(config: dict[str, str], topic: str, count: int) -> int:
 # What each DAG reads; a DAG that is added without a row here fails its tests.
 SOURCES: dict[str, Callable[[dict[str, str], str, int], int]] = {
     "clickstream_to_lake": clickstream,
+    "clickstream_backfill": clickstream,
     "flights_to_lake": some_flights,
 }
+
+# What a run of each DAG is told besides the topic: all that its source produces is about now.
+NOW = {"interval_start": "2026-01-01T00:00:00Z", "interval_end": "2100-01-01T00:00:00Z"}
+CONF: dict[str, dict[str, str]] = {"clickstream_backfill": NOW}
+GROUPS = {"clickstream_backfill": "clickstream_to_lake"}
 
 
 def landed(table: Table) -> Counter[tuple[int, int]]:
@@ -69,13 +76,14 @@ def test_lands_its_topic_and_reports_it(
 ) -> None:
     name, dag = topic(), airflow.dag(file)
     count = SOURCES[file.stem](kafka.client_config(), name, 3000)
-    first = airflow.run(dag, {"topic": name})
+    conf = {"topic": name, **CONF.get(file.stem, {})}
+    first = airflow.run(dag, conf)
     assert (first.state, first.errors) == ("success", [])
     table = connections.catalog.load_table(dag.params["table"])
-    assert first.task().xcom["consumer_group"] == dag.dag_id
+    assert first.task().xcom["consumer_group"] == GROUPS.get(dag.dag_id, dag.dag_id)
     assert_landed_once(first, table, count)
 
-    second = airflow.run(dag, {"topic": name})
+    second = airflow.run(dag, conf)
     assert second.state == "success"
     assert (second.task().xcom["rows"], second.task().xcom["snapshot_ids"]) == (0, [])
     assert second.asset_events == []
@@ -88,7 +96,7 @@ def test_lands_where_the_form_says(
 ) -> None:
     name, dag = topic(1), airflow.dag(file)
     SOURCES[file.stem](kafka.client_config(), name, 10)
-    run = airflow.run(dag, {"topic": name, "table": "other.place"})
+    run = airflow.run(dag, {"topic": name, "table": "other.place", **CONF.get(file.stem, {})})
     assert run.state == "success"
     assert run.asset_events == [("iceberg://other/place", run.task().xcom)]
     assert sum(landed(connections.catalog.load_table("other.place")).values()) == 10
@@ -165,3 +173,22 @@ print("parsed", "pyspark" in sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "parsed False"
+
+
+def test_the_backfill_lands_the_hour_of_its_run_and_replaces_it(
+    airflow: AirflowHome, connections: Connections, topic, produce
+) -> None:
+    name, dag = topic(1), airflow.dag(DAGS / "clickstream_backfill.py")
+    hour = pendulum.now("UTC").start_of("hour").subtract(hours=3)
+    stamps = [int(hour.add(minutes=minute).timestamp() * 1000) for minute in (-10, 0, 59, 60, 130)]
+    produce(name, 0, [b'{"timestamp":"2026-01-01T00:00:00Z","n":%d}' % n for n in range(5)], timestamps=stamps)
+
+    first = airflow.run(dag, {"topic": name}, logical_date=hour.add(hours=1))
+    assert first.errors == []
+    report = first.task().xcom
+    assert (report["ranges"], report["complete"]) == ([[0, 1, 3]], True)
+    assert report["interval"] == [hour.isoformat(), hour.add(hours=1).isoformat()]
+
+    again = airflow.run(dag, {"topic": name, "replace": True}, logical_date=hour.add(hours=1))
+    assert (again.task().xcom["rows"], again.task().xcom["ranges"]) == (2, [[0, 1, 3]])
+    assert landed(connections.catalog.load_table("lake.clickstream")) == offsets([[0, 1, 3]])

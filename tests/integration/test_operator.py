@@ -43,10 +43,17 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b'{"n":%d}' % n for n in range(start, start + count)]
 
 
-def extract_dag(dag_id: str, *, params: dict[str, Any] | None = None, native: bool = False, **options: Any) -> DAG:
+def extract_dag(
+    dag_id: str,
+    *,
+    params: dict[str, Any] | None = None,
+    native: bool = False,
+    schedule: str | None = None,
+    **options: Any,
+) -> DAG:
     """Return a DAG of one landing, whose topic and table come from its params."""
     with DAG(
-        dag_id, schedule=None, params={"topic": "", **(params or {})}, render_template_as_native_obj=native
+        dag_id, schedule=schedule, params={"topic": "", **(params or {})}, render_template_as_native_obj=native
     ) as dag:
         arguments = {"topic": "{{ params.topic }}", "table": TABLE, "retry_delay": NOW, **options}
         KafkaExtractOperator(task_id="land", **arguments)
@@ -74,6 +81,20 @@ class FailsOnce:
         self.calls += 1
         if self.calls == 1:
             raise RuntimeError("lost after the landing")
+
+
+# Intervals
+
+
+def test_a_plain_cron_schedule_has_no_interval_and_says_what_to_do(airflow: AirflowHome, topic) -> None:
+    name = topic(1)
+    dag = extract_dag("plain_cron", params={"topic": name}, schedule="0 * * * *", mode="interval")
+    run = airflow.run(dag)
+    assert run.state == "failed"
+    (error,) = run.errors
+    assert isinstance(error, AirflowFailException)
+    assert "plain cron" in str(error)
+    assert "CronDataIntervalTimetable" in str(error)
 
 
 # Templates
