@@ -23,6 +23,7 @@ SUMMARY_LANDING_ID = "lakestream.landing-id"
 SUMMARY_RUN_ID = "lakestream.run-id"
 SUMMARY_TOPICS = "lakestream.topics"
 PROPERTY_PREFIX = "lakestream.ledger."
+ANCHORS_PREFIX = "lakestream.anchors."
 
 
 class UnreadableLedger(LakestreamError, Terminal):
@@ -56,6 +57,11 @@ class LedgerProperty:
 def property_key(consumer_group: str) -> str:
     """Return the name of the table property that holds a group's ledger."""
     return PROPERTY_PREFIX + consumer_group
+
+
+def anchors_key(consumer_group: str) -> str:
+    """Return the name of the table property that holds a group's ledger at snapshots that lost their parents."""
+    return ANCHORS_PREFIX + consumer_group
 
 
 def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
@@ -119,6 +125,25 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
             base=Ledger(consumer_group, _topics_from_json(data["ledger"])),
             journal=tuple(_journal_entry(item) for item in data["journal"]),
         )
+    except (KeyError, ValueError, TypeError) as e:
+        raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
+
+
+def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
+    """Return the text of the property that holds the ledger at each of some snapshots."""
+    items = [{"snapshot": snapshot, "ledger": _topics_to_json(ledger.topics)} for snapshot, ledger in anchors.items()]
+    return _dump({"version": VERSION, "anchors": items})
+
+
+@functools.lru_cache(maxsize=16)
+def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
+    """Read the ledgers at snapshots that lost their parents. Raises UnreadableLedger."""
+    where = f"table property {anchors_key(consumer_group)}"
+    try:
+        data = json.loads(text)
+        _check_version(data["version"], where)
+        items = data["anchors"]
+        return {item["snapshot"]: Ledger(consumer_group, _topics_from_json(item["ledger"])) for item in items}
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
 

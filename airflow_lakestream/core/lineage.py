@@ -2,10 +2,11 @@
 
 The ledger is the sum of the landings among the true ancestors of main's head. It is found by walking from the head
 along the parents until a snapshot at which the ledger is known (an anchor: the table property's base and its
-journal), or a snapshot proven to be the first of all; the landings met on the way are added. Snapshot expiry breaks
-the chain (Java leaves the id of a missing parent, PyIceberg erases it), so where the walk can't go on, one older
-metadata file after the other is loaded: a snapshot's parent is true in the file in which it first appears, and each
-file brings the anchors of its time. Nothing is ever assumed: what stays undecided is an error.
+journal, and what `anchors` noted when snapshots expired), or a snapshot proven to be the first of all; the landings
+met on the way are added. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases
+it), so where the walk can't go on, one older metadata file after the other is loaded: a snapshot's parent is true in
+the file in which it first appears, and each file brings the anchors of its time. Nothing is ever assumed: what stays
+undecided is an error.
 
 Pure: the adapters turn a table's metadata into `TableFacts`.
 """
@@ -19,6 +20,8 @@ from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.codec import (
     JournalEntry,
     LedgerProperty,
+    anchors_key,
+    decode_anchors,
     decode_property,
     decode_summary,
     encode_property,
@@ -116,8 +119,8 @@ class Reading:
         return value
 
 
-def read(history: Iterable[TableFacts], consumer_group: str) -> Reading:
-    """Return the ledger of `consumer_group` at the head of the newest file of `history`.
+def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> Reading:
+    """Return the ledger of `consumer_group` at the head of the newest file of `history`, or at the snapshot `at` of it.
 
     `history` is the table's metadata, newest first and without holes, loaded as it is asked for. Raises
     UndecidedLedger, and UnreadableLedger for a text of a newer version.
@@ -128,9 +131,10 @@ def read(history: Iterable[TableFacts], consumer_group: str) -> Reading:
     why = "no metadata was given"
     for number, facts in enumerate(history):
         if number == 0:
-            if facts.head_id is None:
+            head_id = facts.head_id if at is None else at
+            if head_id is None:
                 return empty
-            head = facts.snapshots[facts.head_id]
+            head = facts.snapshots[head_id]
             if (at_hand := _at_hand(facts, head, consumer_group)) is not None:
                 return at_hand
         chain.learn(facts)
@@ -182,13 +186,15 @@ class _Anchor:
 
 
 def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int, _Anchor]:
-    text = properties.get(property_key(consumer_group))
-    if text is None:
-        return {}
-    value = decode_property(text, consumer_group)
-    anchors = {entry.snapshot_id: _Anchor(value, count) for count, entry in enumerate(value.journal, start=1)}
-    if value.base_id is not None:
-        anchors.setdefault(value.base_id, _Anchor(value, 0))
+    anchors: dict[int, _Anchor] = {}
+    if (text := properties.get(property_key(consumer_group))) is not None:
+        value = decode_property(text, consumer_group)
+        anchors |= {entry.snapshot_id: _Anchor(value, count) for count, entry in enumerate(value.journal, start=1)}
+        if value.base_id is not None:
+            anchors.setdefault(value.base_id, _Anchor(value, 0))
+    if (text := properties.get(anchors_key(consumer_group))) is not None:
+        for snapshot_id, ledger in decode_anchors(text, consumer_group).items():
+            anchors.setdefault(snapshot_id, _Anchor(LedgerProperty(snapshot_id, ledger, ()), 0))
     return anchors
 
 
@@ -210,7 +216,7 @@ class _Chain:
         self._anchors: dict[int, _Anchor] = {}
         self._anew: set[int] = set()
         self._newer: Mapping[int, SnapshotFacts] = {}
-        self._texts: set[str] = set()
+        self._texts: set[tuple[str | None, ...]] = set()
 
     def learn(self, facts: TableFacts) -> None:
         """Take in the next older metadata file."""
@@ -243,10 +249,10 @@ class _Chain:
             self._sources[this] = int(source)
 
     def _learn_properties(self, properties: Mapping[str, str]) -> None:
-        text = properties.get(property_key(self.consumer_group))
-        if text is None or text in self._texts:
+        texts = (properties.get(property_key(self.consumer_group)), properties.get(anchors_key(self.consumer_group)))
+        if not any(texts) or texts in self._texts:
             return
-        self._texts.add(text)
+        self._texts.add(texts)
         self.group_seen = True
         for snapshot_id, anchor in _anchors_of(properties, self.consumer_group).items():
             self._anchors.setdefault(snapshot_id, anchor)

@@ -6,17 +6,21 @@ most one of them is ever applied, and the guard knows the landing by its id whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, read_manifest_list
 from pyiceberg.table import Table, Transaction
 from pyiceberg.utils.properties import property_as_bool
 
+from airflow_lakestream.iceberg.files import delete_files
 from airflow_lakestream.iceberg.guard import CommitGuard
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.transaction import LandingTransaction
+
+log = logging.getLogger(__name__)
 
 # A snapshot producer of PyIceberg; its class is private.
 Producer = Any
@@ -127,3 +131,18 @@ def _clean(producers: Sequence[Producer], keep: int | None) -> None:
             producer._clean_all_uncommitted()
         else:
             producer._cleanup_uncommitted()
+            _delete_merged(producer)
+
+
+def _delete_merged(producer: Producer) -> None:
+    """Delete the manifests that were written and merged into others within one commit, which PyIceberg forgets."""
+    written = producer._written_manifests
+    if len(written) < 2:
+        return
+    try:
+        committed = read_manifest_list(producer._io.new_input(producer._written_manifest_lists[-1]))
+        unused = set(written) - {manifest.manifest_path for manifest in committed}
+    except Exception as e:  # noqa: BLE001  # the landing is done; a file left over harms nobody
+        log.info("Merged manifests of snapshot %s were left in place: %r", producer.snapshot_id, e)
+        return
+    delete_files(producer._io, unused)

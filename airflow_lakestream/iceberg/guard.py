@@ -36,7 +36,7 @@ from airflow_lakestream.core.ledger import Landing, union
 from airflow_lakestream.core.ports import Conflict, LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg import ledger_store, retention
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,8 @@ class CommitGuard:
             raise self._not_applied("main moved since the commit was prepared")
         self.check_ledger(current)
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
-        properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing)
+        expiring = retention.expiring(current.metadata)
+        properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
         requirements += (
             AssertCurrentSchemaId.model_validate(
                 {"type": "assert-current-schema-id", "current-schema-id": self._written_for.current_schema_id}
@@ -115,7 +116,10 @@ class CommitGuard:
                 {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
             ),
         )
-        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+        updates = (*updates, SetPropertiesUpdate(updates=properties), *retention.removals(expiring))
+        response = self._commit(table, requirements, updates)
+        retention.delete_unneeded_manifests(current, response.metadata, expiring)
+        return response
 
     def landed_in(self, table: Table) -> int | None:
         """Return the snapshot in which this landing stands in the table's history, if it does."""

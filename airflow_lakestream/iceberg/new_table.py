@@ -10,15 +10,18 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, Table
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import layout
+from airflow_lakestream.iceberg import layout, retention
 from airflow_lakestream.iceberg.design import TableDesign
 
 log = logging.getLogger(__name__)
 
-# The ledger may need older metadata files after an expiry; without deletion there would be one more for each landing.
+# A table that is landed into every minute stays as quick as a new one: its snapshots, its metadata files (of which the
+# ledger may need older ones after an expiry) and its manifests are bounded.
 DEFAULT_PROPERTIES = {
+    retention.KEEP: "1000",
     "write.metadata.previous-versions-max": "100",
     "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest-merge.enabled": "true",
 }
 
 
@@ -36,6 +39,7 @@ class NewTable:
     @classmethod
     def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
         """Stage a table of the design. Raises InvalidArgument before anything is made."""
+        retention.limit(design.properties)
         spec = layout.partition_spec(schema, design.partition_by)
         order = layout.sort_order(schema, design.sort_order)
         made = _make_namespace(catalog, name)

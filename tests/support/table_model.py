@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.anchors import anchors_after
 from airflow_lakestream.core.anew import encode_anew
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
@@ -35,8 +36,17 @@ class Truth:
 
 
 class TableModel:
-    def __init__(self, rng: random.Random, *, reader: Reader = lineage.read, keep: int = 100, guarded: bool = True):
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        reader: Reader = lineage.read,
+        keep: int = 100,
+        guarded: bool = True,
+        keep_snapshots: int | None = None,
+    ):
         self.rng, self.reader, self.keep, self.guarded = rng, reader, keep, guarded
+        self.keep_snapshots = keep_snapshots
         self.truth: dict[int, Truth] = {}
         self.facts = TableFacts(None, {}, {})
         self.log: list[TableFacts] = []
@@ -194,7 +204,25 @@ class TableModel:
         properties = {codec.property_key(group): codec.encode_property(base.property_after(new, landing))}
         properties |= self._anchored_anew(group, new)
         summary = codec.encode_summary(group, landing)
-        self._commit(rows=1, landings={group: landing}, summary=summary, properties=properties, snapshot_id=new)
+        expiring = self._expiring()
+        for each in GROUPS if expiring else ():
+            properties[codec.anchors_key(each)] = codec.encode_anchors(anchors_after(self.history, each, expiring))
+        self._commit(
+            rows=1,
+            landings={group: landing},
+            summary=summary,
+            properties=properties,
+            snapshot_id=new,
+            expiring=expiring,
+        )
+
+    def _expiring(self) -> list[int]:
+        """Return what a landing lets expire: all but the newest, never main's head."""
+        if self.keep_snapshots is None:
+            return []
+        others = sorted(self.facts.snapshots.values(), key=lambda s: s.sequence_number)
+        oldest = [s.snapshot_id for s in others if s.snapshot_id != self.facts.head_id]
+        return oldest[: max(0, len(oldest) - self.keep_snapshots)]
 
     def _anchored_anew(self, but: str, new: int) -> dict[str, str]:
         """Return the properties of all groups but one, anchored at a new snapshot that changes nothing of theirs."""
@@ -208,16 +236,17 @@ class TableModel:
     def _next_id(self) -> int:
         return self.rng.getrandbits(62)
 
-    def _commit(self, *, rows, landings=None, summary=None, properties=None, snapshot_id=None) -> None:
+    def _commit(self, *, rows, landings=None, summary=None, properties=None, snapshot_id=None, expiring=()) -> None:
         new = snapshot_id or self._next_id()
         head = self.facts.head_id
         self.sequence += 1
         total = rows + (self.truth[head].rows if head is not None else 0)
         self.truth[new] = Truth(head, dict(landings or {}), total)
         facts = SnapshotFacts(new, head, self.sequence, {"total-records": str(total), **(summary or {})})
-        self._publish(
-            TableFacts(new, {**self.facts.snapshots, new: facts}, {**self.facts.properties, **(properties or {})})
-        )
+        kept = {s: f for s, f in self.facts.snapshots.items() if s not in expiring}
+        if expiring and self.rng.random() < 0.5:
+            kept = {s: replace(f, parent_id=None) if f.parent_id in expiring else f for s, f in kept.items()}
+        self._publish(TableFacts(new, {**kept, new: facts}, {**self.facts.properties, **(properties or {})}))
 
     def _expire(self, *, erase_parents: bool) -> None:
         snapshots = dict(self.facts.snapshots)

@@ -23,12 +23,19 @@ STEPS = 50
 
 
 def wrong_histories(
-    *, reader: Reader = lineage.read, keep: int = 100, guarded: bool = True, histories: int = HISTORIES
+    *,
+    reader: Reader = lineage.read,
+    keep: int = 100,
+    guarded: bool = True,
+    histories: int = HISTORIES,
+    keep_snapshots: int | None = None,
 ) -> tuple[list[int], float]:
     """Run seeded histories; return the seeds with a wrong reading or a doubled offset, and the share refused."""
     wrong, refused, readings = [], 0, 0
     for seed in range(histories):
-        table = TableModel(random.Random(seed), reader=reader, keep=keep, guarded=guarded)
+        table = TableModel(
+            random.Random(seed), reader=reader, keep=keep, guarded=guarded, keep_snapshots=keep_snapshots
+        )
         for _ in range(STEPS):
             table.step()
             if any(is_wrong(table, group) for group in GROUPS):
@@ -88,6 +95,15 @@ def test_with_8_metadata_versions_some_are_refused_and_none_is_wrong() -> None:
     wrong, refused = wrong_histories(keep=8)
     assert wrong == []
     assert 0 < refused < 0.25
+
+
+@pytest.mark.parametrize("keep_snapshots", [1, 4])
+def test_landings_that_let_snapshots_expire_make_no_reading_wrong(keep_snapshots: int) -> None:
+    wrong, refused = wrong_histories(keep_snapshots=keep_snapshots)
+    assert wrong == []
+    assert refused == 0
+    wrong, _ = wrong_histories(keep_snapshots=keep_snapshots, keep=8)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("mutant", [newest_wins, head_looks_like_root, property_only_when_head_is_unknown])

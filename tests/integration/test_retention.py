@@ -1,0 +1,153 @@
+"""Tables whose snapshots a landing lets expire: few snapshots, no file too many or too few, the ledger as before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.table import Table
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import retention
+from tests.support.broker import Producing, Topics
+from tests.support.lake import QUICK_RETRIES, Lake, assert_files_are_whole, assert_landed_once, compact, events
+
+pytestmark = pytest.mark.integration
+
+KEEP = 3
+# Beside few snapshots, few manifests: so that merging and expiry both happen within a test.
+BOUNDED = {**QUICK_RETRIES, retention.KEEP: str(KEEP), "commit.manifest.min-count-to-merge": "3"}
+EACH = 3
+
+LandSome = Callable[..., int]
+
+
+@pytest.fixture
+def name(topic: Topics) -> str:
+    """Give a topic of one partition."""
+    return topic(1)
+
+
+@pytest.fixture
+def land_some(lake: Lake, name: str, produce: Producing) -> LandSome:
+    """Give a function that lands so many snapshots more, a few records each; it returns the records landed so far."""
+    landed = 0
+
+    def land_some(landings: int, **config: Any) -> int:
+        nonlocal landed
+        for _ in range(landings):
+            produce(name, 0, events(0, landed, EACH))
+            landed += EACH
+            lake.land(name, **({"table_properties": BOUNDED} | config))
+        return landed
+
+    return land_some
+
+
+def ids(table: Table) -> set[int]:
+    return {snapshot.snapshot_id for snapshot in table.snapshots()}
+
+
+def test_many_landings_leave_few_snapshots_and_every_record_once(lake: Lake, name: str, land_some: LandSome) -> None:
+    landed = land_some(3 * KEEP)
+    table = lake.table()
+    assert len(table.snapshots()) <= KEEP + 1
+    assert len(table.current_snapshot().manifests(table.io)) <= 3
+    assert_landed_once(lake, name, {0: landed})
+    assert_files_are_whole(table)
+    assert lake.land(name).counts.read == 0
+
+
+def test_a_new_table_is_bounded_unless_its_properties_say_otherwise(lake: Lake, name: str, land_some: LandSome) -> None:
+    land_some(1, table_properties=QUICK_RETRIES)
+    properties = lake.table().properties
+    assert retention.limit(properties) == 1000
+    assert properties["commit.manifest-merge.enabled"] == "true"
+    land_some(1, table="lake.all", table_properties={retention.KEEP: "all"})
+    assert retention.limit(lake.table("lake.all").properties) is None
+
+
+def test_a_table_without_the_property_keeps_all_until_its_owner_sets_it(
+    lake: Lake, name: str, land_some: LandSome
+) -> None:
+    land_some(1)
+    with lake.table().transaction() as transaction:
+        transaction.remove_properties(retention.KEEP)
+    land_some(2 * KEEP)
+    assert len(lake.snapshots()) == 1 + 2 * KEEP
+    with lake.table().transaction() as transaction:
+        transaction.set_properties({retention.KEEP: str(KEEP)})
+    landed = land_some(1)
+    assert len(lake.snapshots()) == KEEP
+    assert_landed_once(lake, name, {0: landed})
+
+
+@pytest.mark.parametrize("back", [1, KEEP - 1])
+def test_rolled_back_to_a_snapshot_that_is_kept_the_ledger_is_rewound(
+    lake: Lake, name: str, land_some: LandSome, back: int
+) -> None:
+    landed = land_some(2 * KEEP + 1)
+    table = lake.table()
+    target = lake.snapshots()[-1 - back]
+    # The ledger has to be found without any older metadata file.
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.metadata.previous-versions-max": "1"})
+    lake.table().manage_snapshots().rollback_to_snapshot(target).commit()
+    assert lake.landed(name) == {0: [(0, landed - back * EACH)]}
+    lake.land(name)
+    assert_landed_once(lake, name, {0: landed})
+
+
+def test_tags_and_branches_outlive_expiry_with_all_their_files(lake: Lake, name: str, land_some: LandSome) -> None:
+    tagged = land_some(2)
+    table = lake.table()
+    table.manage_snapshots().create_tag(lake.snapshots()[-1], "audited").commit()
+    branched = land_some(2)
+    lake.table().manage_snapshots().create_branch(lake.snapshots()[-1], "work").commit()
+    lake.table().append(lake.table().scan(limit=1).to_arrow(), branch="work")
+    own = lake.table().refs()["work"].snapshot_id
+    landed = land_some(2 * KEEP + 1)
+    table = lake.table()
+    assert {table.refs()["audited"].snapshot_id, own} <= ids(table)
+    assert table.scan(snapshot_id=table.refs()["audited"].snapshot_id).to_arrow().num_rows == tagged
+    assert table.scan(snapshot_id=own).to_arrow().num_rows == branched + 1
+    assert len(ids(table)) <= KEEP + 1 + 2
+    assert_landed_once(lake, name, {0: landed})
+    table.manage_snapshots().set_current_snapshot(ref_name="audited").commit()
+    assert lake.landed(name) == {0: [(0, tagged)]}
+    lake.land(name)
+    assert_landed_once(lake, name, {0: landed})
+
+
+def test_an_expired_compaction_takes_no_file_that_is_in_use(lake: Lake, name: str, land_some: LandSome) -> None:
+    land_some(3)
+    compact(lake.table())
+    landed = land_some(3 * KEEP)
+    table = lake.table()
+    assert table.inspect.snapshots()["operation"].to_pylist() == ["append"] * len(table.snapshots())
+    assert_landed_once(lake, name, {0: landed})
+
+
+def test_another_try_finds_what_its_run_landed_though_the_snapshot_expired(
+    lake: Lake, name: str, produce: Producing, land_some: LandSome
+) -> None:
+    produce(name, 0, events(0, 0, EACH))
+    earlier = lake.land(name, "earlier", table_properties=BOUNDED)
+    land_some(2 * KEEP)
+    assert not set(earlier.snapshot_ids) & ids(lake.table())
+    again = lake.land(name, "earlier")
+    assert (again.snapshot_ids, again.counts) == (earlier.snapshot_ids, earlier.counts)
+
+
+def test_two_groups_keep_their_ledgers(lake: Lake, name: str, land_some: LandSome) -> None:
+    landed = land_some(2)
+    lake.land(name, consumer_group="other", allow_group_overlap=True)
+    landed_by_one = land_some(2 * KEEP + 1, allow_group_overlap=True)
+    assert lake.landed(name) == {0: [(0, landed_by_one)]}
+    assert lake.landed(name, "other") == {0: [(0, landed)]}
+
+
+def test_a_limit_that_is_no_number_is_refused_with_nothing_made(lake: Lake, name: str, produce: Producing) -> None:
+    produce(name, 0, events(0, 0, EACH))
+    with pytest.raises(InvalidArgument, match=r"lakestream\.snapshots\.keep is 'ten'"):
+        lake.land(name, table_properties={retention.KEEP: "ten"})
+    assert lake.has_nothing()
