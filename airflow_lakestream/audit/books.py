@@ -96,7 +96,12 @@ class Books:
         """Add to what was found in one partition what the audited group's ledger says of it."""
         entry = self.own_entry(facts.topic)
         key = facts.topic, facts.partition
-        return replace(facts, landed=entry.landed.of_partition(*key), lost=entry.lost.of_partition(*key))
+        return replace(
+            facts,
+            landed=entry.landed.of_partition(*key),
+            lost=entry.lost.of_partition(*key),
+            forgotten=entry.forgotten.of_partition(*key),
+        )
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name that any group landed, of any incarnation."""

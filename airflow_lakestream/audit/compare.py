@@ -58,6 +58,7 @@ class PartitionAudit:
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
     not_verifiable: RangeSet = RangeSet()
+    present: RangeSet = RangeSet()
     rows: int = 0
     readable: int = 0
     rows_missing: int = 0
@@ -105,6 +106,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=facts.landed - facts.shown,
+        present=ranges(facts.rows.intervals()),
         rows=len(facts.rows),
         readable=segments.width(due),
         rows_missing=segments.total(missing, pc.subtract(n["required"], n["rows"])),

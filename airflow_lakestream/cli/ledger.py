@@ -7,6 +7,7 @@ import json
 import typer
 
 from airflow_lakestream.cli.connections import Group, IcebergConn, Json, Table, aside, open_catalog
+from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.cli.ledger_text import history_json, history_text, ledger_json, ledger_text
 
 app = typer.Typer(help="Show and change the ledger of a table: which Kafka offsets it holds.", no_args_is_help=True)
@@ -32,3 +33,7 @@ def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_def
 
         found = list(landings(load(open_catalog(iceberg_conn), table), group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
+
+
+for command in (rebuild, rename, reset, forget):
+    app.command()(command)

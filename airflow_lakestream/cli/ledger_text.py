@@ -83,6 +83,7 @@ def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
 
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
     named = [("landed", entry.landed), ("lost", entry.lost), ("replaced", entry.replaced)]
+    named.append(("forgotten", entry.forgotten))
     return [(name, ranges) for name, ranges in named if ranges]
 
 

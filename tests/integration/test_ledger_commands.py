@@ -6,19 +6,27 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.cli.app import run
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.plan import LandedByAnotherGroup
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.iceberg.ledger_edit import start_anew
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
+from tests.support.faults import Fault, FaultyCatalog, applied, unapplied
+from tests.support.lake import assert_files_are_whole, compact
 from tests.support.lake_reading import numbers
 
 pytestmark = pytest.mark.integration
@@ -157,3 +165,179 @@ def test_history_says_which_landing_wrote_which_file(connections: Connections, l
     assert "its snapshot has expired" in text
     assert files[5] in text
     assert files[20] not in text
+
+
+# Changes
+
+
+def test_a_renamed_ledger_goes_on_under_its_new_name(
+    connections: Connections, landed: str, produce: Producing, land_it: Land, told: Told
+) -> None:
+    before = ledger(connections)
+
+    code, text = told("ledger", "rename", "--table", TABLE, "--group", GROUP, "--to", "new")
+
+    assert (code, "from snapshot" in text) == (0, True)
+    assert ledger(connections, "new").topics == before.topics
+    assert not ledger(connections).topics
+    assert told("audit", "--table", TABLE, "--group", "new", "--full")[0] == 0
+    produce(landed, 0, numbers(2, 20))
+    assert land_it(landed, "r3", "new").to_dict()["ranges"] == [[0, 20, 22]]
+    assert len(offsets(connections)) == 27
+    # The old name has nothing, and is no way to land twice.
+    with pytest.raises(LandedByAnotherGroup):
+        land_it(landed, "r4")
+    # Rolled back to before it, the table has the old ledger again.
+    table = connections.catalog.load_table(TABLE)
+    table.manage_snapshots().rollback_to_snapshot(sorted(table.snapshots(), key=sequence)[1].snapshot_id).commit()
+    assert ledger(connections).topics == before.topics
+    assert not ledger(connections, "new").topics
+
+
+def test_a_name_that_is_taken_or_unknown_renames_nothing(
+    connections: Connections, landed: str, land_it: Land, told: Told
+) -> None:
+    land_it(landed, "r3", "other", allow_group_overlap=True)
+    head = connections.catalog.load_table(TABLE).metadata_location
+    assert "has a ledger of its own" in told("ledger", "rename", *ON, "--to", "other")[1]
+    assert "is not a name" in told("ledger", "rename", *ON, "--to", "no name")[1]
+    assert told("ledger", "rename", "--table", TABLE, "--group", "nobody", "--to", "new")[0] == 2
+    assert connections.catalog.load_table(TABLE).metadata_location == head
+
+
+def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
+    connections: Connections, landed: str, land_it: Land, told: Told
+) -> None:
+    code, text = told("ledger", "reset", *ON)
+    assert (code, "lands again whatever it finds" in text) == (2, True)
+    assert ledger(connections).topics
+
+    assert told("ledger", "reset", *ON, "--yes")[0] == 0
+
+    assert not ledger(connections).topics
+    assert len(offsets(connections)) == 25
+    assert land_it(landed, "r3").to_dict()["rows"] == 25
+    assert len(offsets(connections)) == 50
+    assert told("audit", *ON, "--full")[0] == 1
+
+
+def test_a_change_that_meets_another_writer_is_decided_anew(
+    connections: Connections, landed: str, produce: Producing, land_it: Land
+) -> None:
+    seen: list[int] = []
+
+    def decide(table: Table) -> dict[str, Ledger]:
+        held = read_ledger(table, GROUP)
+        seen.append(held.entry(next(iter(held.topics))).landed.width)
+        if len(seen) == 1:
+            produce(landed, 0, numbers(1, 20))
+            land_it(landed, "r3")
+        return {GROUP: Ledger(GROUP), "new": Ledger("new", held.topics)}
+
+    start_anew(connections.catalog, TABLE, decide)
+
+    assert seen == [25, 26]
+    assert [entry.landed.width for entry in ledger(connections, "new").topics.values()] == [26]
+
+
+@pytest.mark.parametrize("fault", [applied(TimeoutError("lost")), unapplied(TimeoutError("lost"))])
+def test_a_change_whose_outcome_was_not_told_is_made_once(connections: Connections, landed: str, fault: Fault) -> None:
+    faulty = FaultyCatalog(connections.catalog, fault)
+    before = len(connections.catalog.load_table(TABLE).snapshots())
+
+    snapshot_id = start_anew(faulty, TABLE, lambda _: {GROUP: Ledger(GROUP)})
+
+    table = connections.catalog.load_table(TABLE)
+    assert len(table.snapshots()) == before + 1
+    assert table.current_snapshot().snapshot_id == snapshot_id
+    assert_files_are_whole(table)
+
+
+def test_an_intended_deletion_is_no_damage_once_it_has_its_receipt(
+    connections: Connections, landed: str, land_it: Land, told: Told
+) -> None:
+    text = told("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[1]
+    assert f"{landed}[0] [3,6) still has rows" in text
+
+    connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset in (3, 4, 5, 9)")
+    assert told("ledger", "forget", *ON, "--rows", f"{landed}[0]:3-6")[0] == 0
+
+    assert told("audit", *ON)[0] == 1
+    code, text = told("audit", *ON, "--full", "--json")
+    [of_first, _] = json.loads(text)["partitions"]
+    assert (code, of_first["missing"], of_first["forgotten"]) == (1, [[9, 10]], [[3, 6]])
+
+    assert told("ledger", "forget", *ON, "--missing")[0] == 0
+    assert [told("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
+    assert "forgotten [3,6), [9,10)" in told("ledger", "show", *ON)[1]
+    assert not land_it(landed, "r3").snapshot_ids
+    for wrong in (["--missing"], ["--rows", "x"], ["--rows", f"{landed}[0]:90-99"], [], ["--rows", "x", "--missing"]):
+        assert told("ledger", "forget", *ON, *wrong)[0] == 2
+
+
+def test_what_was_deleted_below_the_logs_start_can_be_forgotten_too(
+    connections: Connections, landed: str, admin: AdminClient, told: Told
+) -> None:
+    admin.delete_records([TopicPartition(landed, 0, 10)])[TopicPartition(landed, 0, 10)].result(30)
+    connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset < 4")
+    assert told("audit", *ON, "--full")[0] == 1
+
+    assert told("ledger", "forget", *ON, "--rows", f"{landed}[0]:0-4")[0] == 0
+
+    assert [told("audit", *ON, *options)[0] for options in ([], ["--full"])] == [0, 0]
+
+
+def test_an_undecided_ledger_is_rebuilt_from_the_rows(
+    connections: Connections, landed: str, produce: Producing, land_it: Land, admin: AdminClient, told: Told
+) -> None:
+    assert "nothing is to be rebuilt" in told("ledger", "rebuild", *ON)[1]
+    before = ledger(connections)
+    # Below the log's start, and above it: the one is lost for good, the other will be landed.
+    connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset in (2, 15)")
+    admin.delete_records([TopicPartition(landed, 0, 8)])[TopicPartition(landed, 0, 8)].result(30)
+    forget_history(connections)
+    assert told("audit", *ON)[0] == 2
+
+    code, text = told("ledger", "rebuild", *ON)
+
+    assert code == 0, text
+    assert f"the next run lands: {landed}[0] [15,16)" in text
+    assert f"taken as lost: {landed}[0] [2,3)" in text
+    [(identity, entry)] = ledger(connections).topics.items()
+    assert [identity] == list(before.topics)
+    assert entry.landed == before.topics[identity].landed - ranges(landed, 2, 3) - ranges(landed, 15, 16)
+    assert entry.lost == ranges(landed, 2, 3)
+    assert told("audit", *ON, "--full")[0] == 0
+    produce(landed, 1, numbers(1, 5))
+    assert land_it(landed, "r3").to_dict()["ranges"] == [[0, 15, 16], [1, 5, 6]]
+    assert len(offsets(connections)) == len(set(offsets(connections))) == 25
+
+
+def test_rows_that_say_no_position_are_no_ground_for_a_ledger(
+    connections: Connections, landed: str, told: Told
+) -> None:
+    table = connections.catalog.load_table(TABLE)
+    table.append(pa.Table.from_pylist([{"n": 1}], schema=table.schema().as_arrow()))
+    forget_history(connections)
+    code, text = told("ledger", "rebuild", *ON)
+    assert (code, "1 rows of lake.t have no topic, partition or offset" in text) == (2, True)
+
+
+def forget_history(connections: Connections) -> None:
+    """Leave no trace of how the rows came: the snapshots expired, the older metadata files are gone."""
+    table = connections.catalog.load_table(TABLE)
+    compact(table)
+    table = connections.catalog.load_table(TABLE)
+    old = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != table.current_snapshot().snapshot_id]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    table = connections.catalog.load_table(TABLE)
+    for entry in table.metadata.metadata_log:
+        table.io.delete(entry.metadata_file)
+
+
+def sequence(snapshot: Snapshot) -> int:
+    return snapshot.sequence_number or 0
+
+
+def ranges(topic: str, start: int, end: int) -> RangeSet:
+    return RangeSet.of(topic, 0, start, end)

@@ -1,0 +1,70 @@
+"""A ledger from the rows alone, for a table whose metadata no longer says what it holds."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from airflow_lakestream.audit.log import read_log
+from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class CannotRebuild(LakestreamError, Terminal):
+    """The rows don't say enough to tell what was landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The books of one topic by its rows.
+
+    `left` are offsets without a row at which Kafka has a record: they are not in the ledger, so the next run lands
+    them. Offsets without a row at which Kafka has none (markers, aborted or compacted records) count as landed; those
+    that Kafka no longer shows are lost, by receipt.
+    """
+
+    identity: TopicIdentity
+    entry: TopicEntry
+    left: RangeSet
+
+
+def rebuild_topic(
+    topic: str, rows: RowsFound, others: RangeSet, source: Source, reader: Reader, stop: threading.Event
+) -> Rebuilt:
+    """Tell what was landed of a topic from the rows, without those that `others`, the other groups, have landed.
+
+    Never doubles a record, since what has a row is landed; never loses one, since what Kafka shows without a row is
+    not. Raises CannotRebuild and the errors of source and reader.
+    """
+    found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
+    there = RangeSet(OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals())
+    own = there - others
+    holes = own.gaps() - others
+    log = read_log(lambda _: holes, source, reader, stop)
+    state = source.look()
+    for partition, intervals in ((p, own.intervals(topic, p)) for _, p in own.partitions):
+        marks = state.marks.get(partition)
+        if marks is None or marks.end < intervals[-1][1]:
+            raise CannotRebuild(
+                f"{topic}[{partition}]: rows go up to offset {intervals[-1][1]}, but the log ends at "
+                f"{marks.end if marks else 'nothing: there is no such partition'}. The rows are of another topic of "
+                "that name, so what they say does not hold for this one."
+            )
+    records = RangeSet(
+        OffsetRange(*key, start, end) for key, tally in log.readable.items() for start, end in tally.intervals()
+    )
+    left = holes & records
+    low = union(RangeSet.of(topic, p, 0, marks.low) for p, marks in state.marks.items())
+    lost = holes & low
+    origin = {p: marks.low for p, marks in state.marks.items()}
+    origin |= {partition: own.intervals(topic, partition)[0][0] for _, partition in own.partitions}
+    entry = TopicEntry(
+        landed=own | (holes - left - lost),
+        lost=lost,
+        counts=Counts(read=own.width, written=own.width),
+        origin=origin,
+    )
+    return Rebuilt(log.identity, entry, left)

@@ -1,0 +1,247 @@
+"""The changing half of `lakestream ledger`: rebuild, rename, reset, forget."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    KafkaConn,
+    KafkaConnection,
+    Table,
+    aside,
+    open_catalog,
+    open_kafka,
+)
+from airflow_lakestream.core.ledger import Counts, Ledger, TopicIdentity, union
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyiceberg.table
+    from pyiceberg.catalog import Catalog
+
+    from airflow_lakestream.audit.rebuild import Rebuilt
+    from airflow_lakestream.audit.result import AuditResult
+
+_RANGE = re.compile(r"([A-Za-z0-9._-]+)\[(\d+)\]:(\d+)-(\d+)")
+
+
+def rename(
+    table: Table,
+    group: Annotated[str, typer.Option("--group", help="the group as it is called now")],
+    to: Annotated[str, typer.Option("--to", help="the group's new name")],
+    iceberg_conn: IcebergConn = "iceberg_default",
+) -> None:
+    """Give a group's ledger to another name; its next run, under that name, goes on where the old one ended."""
+    with aside():
+        from airflow_lakestream.audit.books import NoLedger, groups_seen
+        from airflow_lakestream.audit.run import load
+        from airflow_lakestream.extract import ExtractConfig
+        from airflow_lakestream.iceberg import ledger_store
+        from airflow_lakestream.iceberg.ledger_edit import start_anew
+
+        # A run has to be able to take the name: checked as a run's is.
+        ExtractConfig(topic="any", table=table, consumer_group=to)
+
+        def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
+            ledger = ledger_store.read_ledger(now, group)
+            if not ledger.topics:
+                raise NoLedger(table, group, groups_seen(now))
+            if ledger_store.read_ledger(now, to).topics:
+                raise InvalidArgument("--to", f"group {to!r} has a ledger of its own on {table}.", "Choose another.")
+            return {group: Ledger(group), to: Ledger(to, ledger.topics)}
+
+        catalog = open_catalog(iceberg_conn)
+        load(catalog, table)
+        snapshot_id = start_anew(catalog, table, decide)
+    typer.echo(f"{table}: the ledger of {group} is that of {to} from snapshot {snapshot_id} on.")
+
+
+def reset(
+    table: Table,
+    group: Group,
+    yes: Annotated[bool, typer.Option("--yes", help="do it; without, only say what it would do")] = False,
+    iceberg_conn: IcebergConn = "iceberg_default",
+) -> None:
+    """Remove a group's ledger; the rows stay. Its next run begins by its start_offset, as if it were the first."""
+    with aside():
+        from airflow_lakestream.audit.books import NoLedger, groups_seen
+        from airflow_lakestream.audit.run import load
+        from airflow_lakestream.iceberg.ledger_edit import start_anew
+
+        catalog = open_catalog(iceberg_conn)
+        known = groups_seen(load(catalog, table))
+        if group not in known:
+            raise NoLedger(table, group, known)
+        if not yes:
+            raise InvalidArgument(
+                "--yes",
+                f"is needed: without a ledger, the next run of {group!r} begins by its start_offset as if it were the "
+                f"first, and lands again whatever it finds, beside the rows that {table} keeps.",
+                "Delete or rename the table first, or begin with start_offset=latest, to have no row twice.",
+            )
+        snapshot_id = start_anew(catalog, table, lambda _: {group: Ledger(group)})
+    typer.echo(
+        f"{table}: {group} has no ledger from snapshot {snapshot_id} on. Its next run begins by its start_offset as if "
+        "it were the first; the rows are still there."
+    )
+
+
+def rebuild(
+    table: Table,
+    group: Group,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="topics of the group; default: all of the rows'")
+    ] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+) -> None:
+    """Make a ledger from the rows, where the table's metadata no longer says what the group has landed.
+
+    What has a row is landed. What has none is left to be landed where Kafka still shows a record there, counts as
+    landed where Kafka shows none, and as lost where the log begins above it. The group begins at its first row.
+    """
+    with aside():
+        from airflow_lakestream.iceberg import ledger_store
+        from airflow_lakestream.iceberg.ledger_edit import HeadMoved, start_anew
+
+        catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
+        head, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
+        ledger = Ledger(group, {one.identity: one.entry for one in rebuilt})
+
+        def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
+            if ledger_store.head_of(now.metadata) != head:
+                raise HeadMoved(table)
+            return {group: ledger}
+
+        snapshot_id = start_anew(catalog, table, decide)
+    typer.echo(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
+    for one in rebuilt:
+        counts = one.entry.counts
+        typer.echo(f"  {one.identity.topic}: {counts.written} rows, landed {one.entry.landed}")
+        for name, ranges in (("the next run lands", one.left), ("taken as lost", one.entry.lost)):
+            if ranges:
+                typer.echo(f"    without a row, {name}: {ranges}")
+    typer.echo("  Which time was covered (mode=interval) rows can't tell: intervals run again look again.")
+
+
+def forget(
+    table: Table,
+    group: Group,
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; several may be")
+    ] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="all that a full audit finds missing now")] = False,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+) -> None:
+    """Write the receipt of an intended deletion: these offsets need no row any more. Delete the rows first."""
+    with aside():
+        from airflow_lakestream.audit.run import Audit, load
+        from airflow_lakestream.iceberg import ledger_edit, ledger_store
+
+        if bool(rows) == missing:
+            raise InvalidArgument("--rows", "or --missing is needed, one of the two.")
+        given = _parse(rows or ())
+        catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
+        look = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
+        result = look.run(catalog)
+        ledger = ledger_store.read_ledger(load(catalog, table), group)
+        wanted = union(one.missing for one in result.partitions) if missing else given
+        if not wanted:
+            raise InvalidArgument("--missing", f"no row is missing in {table}.")
+        done = []
+        for identity, ranges in _by_identity(ledger, wanted, table):
+            removed = _rows_gone(result, identity.topic, ranges)
+            counts = Counts(read=removed, written=removed)
+            done.append((ledger_edit.forget(catalog, table, group, identity, ranges, counts), ranges, removed))
+    for snapshot_id, ranges, removed in done:
+        typer.echo(f"{table}: {removed} rows are known to be deleted on purpose, in snapshot {snapshot_id}: {ranges}")
+
+
+def _from_rows(
+    catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
+) -> tuple[int | None, list[Rebuilt]]:
+    from airflow_lakestream.audit.books import groups_seen
+    from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
+    from airflow_lakestream.audit.rows import count_rows
+    from airflow_lakestream.audit.run import load
+    from airflow_lakestream.core.lineage import UndecidedLedger
+    from airflow_lakestream.iceberg import ledger_store
+    from airflow_lakestream.kafka.reader import KafkaReader
+    from airflow_lakestream.kafka.source import KafkaSource, StartAt
+
+    loaded = load(catalog, table)
+    try:
+        decided = bool(ledger_store.read_ledger(loaded, group).topics)
+    except UndecidedLedger:
+        decided = False
+    if decided:
+        raise CannotRebuild(
+            f"the ledger of {group!r} on {table} is there and can be read: nothing is to be rebuilt. To begin from "
+            "the rows all the same, reset it first."
+        )
+    others = [ledger_store.read_ledger(loaded, other) for other in groups_seen(loaded) if other != group]
+    head = ledger_store.head_of(loaded.metadata)
+    rows = count_rows(loaded, head)
+    if rows.without_position:
+        raise CannotRebuild(
+            f"{rows.without_position} rows of {table} have no topic, partition or offset: whether they were landed, "
+            "and from where, can't be told. Delete them, or move them to another table, first."
+        )
+    rebuilt = []
+    for topic in topics or sorted({topic for topic, _ in rows.tallies}):
+        source = KafkaSource(kafka.configuration, topic, group, StartAt(), kafka.where)
+        reader = KafkaReader(kafka.configuration, group, poll_timeout=30, where=kafka.where)
+        theirs = union(entry.landed for one in others for of, entry in one.topics.items() if of.topic == topic)
+        one = rebuild_topic(topic, rows, theirs, source, reader, threading.Event())
+        if one.entry.landed:
+            rebuilt.append(one)
+    if not rebuilt:
+        raise CannotRebuild(f"{table} has no row that no other group's ledger accounts for.")
+    return head, rebuilt
+
+
+def _parse(texts: Sequence[str]) -> RangeSet:
+    ranges = []
+    for text in texts:
+        match = _RANGE.fullmatch(text.strip())
+        if match is None or int(match[4]) <= int(match[3]):
+            raise InvalidArgument("--rows", f"{text!r} is not a range.", 'Write "orders[0]:100-250", 250 not included.')
+        ranges.append(OffsetRange(match[1], int(match[2]), int(match[3]), int(match[4])))
+    return RangeSet(ranges)
+
+
+def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:
+    """Split ranges by the incarnation that landed them. Raises InvalidArgument for what nobody landed."""
+    found = []
+    for identity, entry in ledger.topics.items():
+        if mine := (wanted & entry.landed) - entry.forgotten:
+            found.append((identity, mine))
+    landed = union(entry.landed for entry in ledger.topics.values())
+    if strange := wanted - landed:
+        raise InvalidArgument("--rows", f"{strange} was never landed in {table} by this group.")
+    if not found:
+        raise InvalidArgument("--rows", f"{wanted} has a receipt already.")
+    return found
+
+
+def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
+    """Count the rows that are gone within the ranges. Raises InvalidArgument where rows are still there."""
+    of_topic = [one for one in result.partitions if one.topic == topic]
+    for one in of_topic:
+        mine = ranges.of_partition(topic, one.partition)
+        if still := mine & one.present:
+            raise InvalidArgument("--rows", f"{still} still has rows.", "Delete them first, then write the receipt.")
+    gone = sum((ranges & one.missing).width for one in of_topic)
+    unseen = sum((ranges & one.not_verifiable).width for one in of_topic)
+    # Where Kafka shows no record any more, only the count tells how many of the offsets had a row.
+    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.what.startswith(topic))
+    return gone + min(unseen, beyond)
