@@ -14,19 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    ManifestWriterV2,
-)
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
@@ -176,78 +165,3 @@ def append_foreign_rows(table: Table, count: int = 2) -> None:
     """Append rows that come from no topic, as another writer would."""
     foreign = [{"version": f"foreign-{n}"} for n in range(count)]
     table.append(pa.Table.from_pylist(foreign, schema=table.schema().as_arrow()))
-
-
-def delete_positions(table: Table, file: DataFile, positions: Iterable[int]) -> None:
-    """Delete rows of one data file as merge-on-read engines do: by a file of positions."""
-    at = list(positions)
-    deleted = pa.table(
-        [pa.array([file.file_path] * len(at), pa.string()), pa.array(at, pa.int64())],
-        schema=pa.schema(
-            [
-                pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
-                pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
-            ]
-        ),
-    )
-    _add_deletes(table, file, deleted, DataFileContent.POSITION_DELETES, None)
-
-
-def delete_equal(table: Table, file: DataFile, offset: int) -> None:
-    """Delete rows by their offset as Flink does: by a file of values, which PyIceberg does not read."""
-    column = table.schema().find_field("_kafka_offset").field_id
-    deleted = pa.table(
-        [pa.array([offset], pa.int64())],
-        schema=pa.schema([pa.field("_kafka_offset", pa.int64(), False, {"PARQUET:field_id": str(column)})]),
-    )
-    _add_deletes(table, file, deleted, DataFileContent.EQUALITY_DELETES, [column])
-
-
-class _DeleteManifestWriter(ManifestWriterV2):
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
-
-
-def _add_deletes(
-    table: Table, file: DataFile, deleted: pa.Table, content: DataFileContent, equality_ids: list[int] | None
-) -> None:
-    """Commit a delete file; PyIceberg has no writer for them, so this is its append with another manifest."""
-    path = f"{table.location()}/data/deletes-{uuid.uuid4().hex}.parquet"
-    output = table.io.new_output(path)
-    with output.create() as stream:
-        pq.write_table(deleted, stream)
-    delete_file = DataFile.from_args(
-        content=content,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=file.partition,
-        record_count=deleted.num_rows,
-        file_size_in_bytes=len(output),
-        equality_ids=equality_ids,
-    )
-    delete_file.spec_id = file.spec_id
-    with table.transaction() as transaction:
-        producer = transaction.update_snapshot().fast_append()
-        existing = producer._existing_manifests
-
-        def manifests() -> list[ManifestFile]:
-            writer = _DeleteManifestWriter(
-                table.specs()[file.spec_id],
-                table.schema(),
-                producer.new_manifest_output(),
-                producer.snapshot_id,
-                "gzip",
-            )
-            entry = ManifestEntry.from_args(
-                status=ManifestEntryStatus.ADDED, snapshot_id=producer.snapshot_id, data_file=delete_file
-            )
-            with writer:
-                writer.add(entry)
-            return [writer.to_manifest_file(), *existing()]
-
-        producer._manifests = manifests
-        producer.commit()

@@ -20,14 +20,13 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import takeout
 from airflow_lakestream.iceberg.ddl import parse_schema
 from airflow_lakestream.iceberg.takeout import NotReadAgain
+from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.replacing import (
     ORDERS,
     HandMade,
     Row,
     append_foreign_rows,
-    delete_equal,
-    delete_positions,
     offsets_of,
     ranges,
 )
@@ -75,6 +74,14 @@ def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_sta
     assert made.ledger().landed == ranges((0, 0, 40), (1, 0, 40))
     assert made.ledger().counts == Counts(read=80, written=80)
     assert_files_are_whole(table)
+
+
+@pytest.mark.parametrize("part", [(0, 10, 11), (0, 19, 20), (0, 9, 11), (0, 19, 21), (0, 15, 16)])
+def test_the_ends_of_a_file_are_in_it(made: HandMade, part: tuple[int, int, int]) -> None:
+    for start in (0, 10, 20):
+        made.land(ranges((0, start, start + 10)))
+    made.replace(ranges(part))
+    assert made.rows() == expected(ranges((0, 0, 30)), ranges(part))
 
 
 def test_fewer_rows_read_again_are_fewer_rows_in_the_ledger(made: HandMade) -> None:
@@ -189,8 +196,8 @@ def test_deleted_rows_do_not_come_back(made: HandMade) -> None:
     starts = {
         pq.read_table(t.file.file_path.removeprefix("file://"))["_kafka_offset"][0].as_py(): t for t in (first, second)
     }
-    delete_positions(made.table(), starts[0].file, [0, 1, 6])
-    delete_positions(made.table(), starts[10].file, [0])
+    delete_positions(made.table(), starts[0].file.file_path, [0, 1, 6])
+    delete_positions(made.table(), starts[10].file.file_path, [0])
     gone = {(0, 0), (0, 1), (0, 6), (0, 10)}
     assert len(made.rows()) == 16
 
@@ -288,10 +295,9 @@ def test_rows_that_another_group_landed(made: HandMade, unchanged: Unchanged) ->
     unchanged()
 
 
-def test_a_table_with_equality_deletes(made: HandMade, unchanged: Unchanged) -> None:
+def test_a_table_with_equality_deletes(made: HandMade) -> None:
     made.land(ranges((0, 0, 10)))
-    (task,) = made.table().scan().plan_files()
-    delete_equal(made.table(), task.file, 3)
+    delete_equal(made.table(), "_kafka_offset", [3])
     location = made.table().metadata_location
     with pytest.raises(CannotReplace, match="equality deletes, such as file:"):
         made.replace(ranges((0, 0, 5)))

@@ -75,7 +75,8 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+# Each example is a table with up to nine commits.
+@settings(max_examples=settings.default.max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(ACTIONS, st.sampled_from([None, ("_kafka_partition",), ("truncate(8, _kafka_offset)",)]))
 def test_any_files_and_any_ranges_give_the_rows_of_the_model(
     actions: list[tuple[str, RangeSet]], partition_by: tuple[str, ...] | None

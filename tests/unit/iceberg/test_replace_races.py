@@ -18,6 +18,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
+from tests.support.delete_files import delete_positions
 from tests.support.faults import (
     BeforeCommit,
     DyingCatalog,
@@ -37,7 +38,6 @@ from tests.support.replacing import (
     Row,
     Run,
     append_foreign_rows,
-    delete_positions,
     offsets_of,
     ranges,
 )
@@ -105,7 +105,7 @@ def compaction(made: HandMade) -> list[Row]:
 
 def positional_deletes(made: HandMade) -> list[Row]:
     for task in made.table().scan("_kafka_offset = 4 or _kafka_offset = 5").plan_files():
-        delete_positions(made.table(), task.file, [4, 5])
+        delete_positions(made.table(), task.file.file_path, [4, 5])
     return [row for row in versions((WHOLE, "old"), (PART, "new")) if row[:2] != (0, 4)]
 
 
