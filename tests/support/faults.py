@@ -186,22 +186,32 @@ class WrappedSink:
     def commit(self, landing: Landing) -> int:
         return self._sink.commit(landing)
 
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        return self._sink.replace(landing)
+
     def discard(self) -> None:
         self._sink.discard()
 
 
 class InterposedSink(WrappedSink):
-    """Does something between the reading and the first commit."""
+    """Does something between the reading and the first commit, be it an append or a replace."""
 
     def __init__(self, sink: Sink, action: Callable[[], object]) -> None:
         super().__init__(sink)
         self._action: Callable[[], object] | None = action
 
     def commit(self, landing: Landing) -> int:
+        self._act()
+        return self._sink.commit(landing)
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        self._act()
+        return self._sink.replace(landing)
+
+    def _act(self) -> None:
         action, self._action = self._action, None
         if action is not None:
             action()
-        return self._sink.commit(landing)
 
 
 class SmallChunks:
