@@ -1,0 +1,47 @@
+"""Every command of docs/cli.md does what the page says, in its order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream.cli.app import app, run
+from airflow_lakestream.core.landing import land
+from airflow_lakestream.extract import ExtractConfig, build_job
+from dev.services.kafka import Kafka
+from tests.support.airflow_home import Connections
+from tests.support.broker import Producing, Topics
+from tests.support.lake_reading import numbers
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMAND = re.compile(r"^    \$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
+COMMANDS = {"audit", "plan", "show", "history", "rename", "forget", "rebuild", "reset"}
+
+
+def test_every_documented_command_exits_as_documented(
+    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(300))
+    config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")
+    land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
+    commands = [(shlex.split(line), int(code or 0)) for line, code in COMMAND.findall(PAGE.read_text())]
+    assert {word for line, _ in commands for word in line[:2]} & COMMANDS == COMMANDS
+
+    for line, code in commands:
+        if "--rows" in line:
+            connections.catalog.load_table("lake.orders").delete("_kafka_offset >= 100 and _kafka_offset < 250")
+        # The topic's own name is of this test: other tests have a topic `orders`, too.
+        arguments = [re.sub(r"^orders(?=$|\[)", name, word) for word in line]
+        assert run(arguments) == code, (arguments, capsys.readouterr())
+
+
+def test_the_page_names_every_command() -> None:
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    names = {command.callback.__name__ for group in groups for command in group.registered_commands}
+    assert names == COMMANDS
