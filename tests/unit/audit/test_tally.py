@@ -18,7 +18,9 @@ OFFSETS = st.lists(st.integers(0, 40), max_size=60)
 def counts_of(tally: Tally) -> Counter[int]:
     segments = Segments({"n": tally})
     counted: Counter[int] = Counter()
-    for start, end, n in zip(*(a.to_pylist() for a in (segments.starts, segments.ends, segments.counts["n"])), strict=True):
+    for start, end, n in zip(
+        *(a.to_pylist() for a in (segments.starts, segments.ends, segments.counts["n"])), strict=True
+    ):
         counted.update(dict.fromkeys(range(start, end), n))
     return +counted
 
