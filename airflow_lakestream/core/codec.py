@@ -1,14 +1,17 @@
 """The text form of ledgers and landings, as it stands in snapshot summaries and table properties.
 
 Compact, since every snapshot and every metadata file carries it: ranges are written as gap and width
-(`0:1500+480,20+5` is [1500,1980) and [2000,2005) of partition 0). Versioned: an older reader refuses a newer text.
+(`0:1500+480,20+5;7+1` is [1500,1980) and [2000,2005) of partition 0, and [7,8) of partition 1). Versioned: an older
+reader refuses a newer text.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -24,6 +27,9 @@ SUMMARY_RUN_ID = "lakestream.run-id"
 SUMMARY_TOPICS = "lakestream.topics"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
+# Summaries of a few partitions stay readable to the eye.
+PLAIN_CHARACTERS = 1000
+PACKED = "zlib85:"
 
 
 class UnreadableLedger(LakestreamError, Terminal):
@@ -71,7 +77,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         SUMMARY_GROUP: consumer_group,
         SUMMARY_LANDING_ID: landing.landing_id,
         SUMMARY_RUN_ID: landing.run_id,
-        SUMMARY_TOPICS: _dump(_topics_to_json(landing.topics)),
+        SUMMARY_TOPICS: _pack(_dump(_topics_to_json(landing.topics))),
     }
 
 
@@ -87,7 +93,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
         return Landing(
             landing_id=summary[SUMMARY_LANDING_ID],
             run_id=summary[SUMMARY_RUN_ID],
-            topics=_topics_from_json(json.loads(summary[SUMMARY_TOPICS])),
+            topics=_topics_from_json(json.loads(_unpack(summary[SUMMARY_TOPICS]))),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
@@ -149,23 +155,22 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
 
 
 def encode_ranges(ranges: RangeSet, topic: str) -> str:
-    """Return the text of one topic's ranges: `partition:gap+width,gap+width;partition:...`."""
-    parts = []
+    """Return the text of one topic's ranges: `partition:gap+width,gap+width;...`."""
+    texts = {}
     for name, partition in ranges.partitions:
         if name != topic:
             raise ValueError(f"ranges of {name!r} in the books of {topic!r}")
-        parts.append(f"{partition}:{_encode_intervals(ranges.intervals(name, partition))}")
-    return ";".join(parts)
+        texts[partition] = _encode_intervals(ranges.intervals(name, partition))
+    return _by_partition_to_text(texts)
 
 
 def decode_ranges(text: str, topic: str) -> RangeSet:
     """Read the text of one topic's ranges."""
     ranges = []
-    for part in filter(None, text.split(";")):
-        partition, _, steps = part.partition(":")
+    for partition, steps in _texts_by_partition(text):
         if not steps:
-            raise ValueError(f"no ranges in {part!r}")
-        ranges += [OffsetRange(topic, int(partition), start, end) for start, end in _decode_intervals(steps)]
+            raise ValueError(f"no ranges of partition {partition}")
+        ranges += [OffsetRange(topic, partition, start, end) for start, end in _decode_intervals(steps)]
     return RangeSet(ranges)
 
 
@@ -242,13 +247,43 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
     return topics
 
 
-def _by_partition_to_text(values: Mapping[int, int]) -> str:
-    return ";".join(f"{partition}:{values[partition]}" for partition in sorted(values))
+def _by_partition_to_text(values: Mapping[int, object]) -> str:
+    """Return `3:text;text;7:text`: a part without a number is that of the next partition."""
+    parts, expected = [], None
+    for partition in sorted(values):
+        parts.append(f"{values[partition]}" if partition == expected else f"{partition}:{values[partition]}")
+        expected = partition + 1
+    return ";".join(parts)
+
+
+def _texts_by_partition(text: str) -> Iterator[tuple[int, str]]:
+    partition: int | None = None
+    for part in filter(None, text.split(";")):
+        number, colon, value = part.rpartition(":")
+        if not colon and partition is None:
+            raise ValueError(f"no partition in {part!r}")
+        partition = int(number) if colon else (partition or 0) + 1
+        yield partition, value
 
 
 def _by_partition_from_text(text: str) -> dict[int, int]:
-    pairs = (part.split(":") for part in text.split(";") if part)
-    return {int(partition): int(value) for partition, value in pairs}
+    return {partition: int(value) for partition, value in _texts_by_partition(text)}
+
+
+def _pack(text: str) -> str:
+    """Compress a long text: every metadata file repeats the summaries of all snapshots that are kept."""
+    if len(text) <= PLAIN_CHARACTERS:
+        return text
+    return PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _unpack(text: str) -> str:
+    if not text.startswith(PACKED):
+        return text
+    try:
+        return zlib.decompress(base64.b85decode(text.removeprefix(PACKED))).decode()
+    except zlib.error as e:
+        raise ValueError(f"damaged: {e}") from e
 
 
 def _dump(value: object) -> str:

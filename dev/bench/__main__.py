@@ -1,4 +1,4 @@
-"""`python -m dev.bench`: land the same two million records as kcat reads, and say which bounds hold.
+"""`python -m dev.bench`: land what kcat reads too, commit to tables with a long past, and say which bounds hold.
 
 Writes `.bench/latest.json`: a list of {"case", "metric", "value", "unit", "bound", "holds"}.
 """
@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from dev.bench import commits
+from dev.bench.figures import Figure
 from dev.bench.process_tree import run_measured
 from dev.progress import Clock, Say
 from dev.service import CHECKOUT
@@ -32,22 +34,6 @@ MIB = 2**20
 EXTRACT = "extract JSON 200 B"
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure, the bound it is held to, and whether it holds; without a bound it only informs."""
-
-    case: str
-    metric: str
-    value: float
-    unit: str
-    bound: str | None = None
-    holds: bool | None = None
-
-    def __str__(self) -> str:
-        verdict = {None: "", True: f"   holds ({self.bound})", False: f"   DOES NOT HOLD ({self.bound})"}[self.holds]
-        return f"{self.case:22} {self.metric:28} {self.value:>14,.2f} {self.unit}{verdict}"
-
-
 def main() -> int:
     """Measure, print, write; 1 when a bound does not hold."""
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__.splitlines()[0])
@@ -60,6 +46,7 @@ def main() -> int:
         say(f"producing {args.records:,} clickstream records")
         produce_clickstream(kafka.client_config(), TOPIC, rate=0, count=args.records, partitions=PARTITIONS)
         figures = list(measure(kafka, stack.folder / "bench", args.records, args.runs, say))
+        figures += commits.measure(stack.folder / "bench" / "commits", say)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
     print("\n".join(map(str, figures)))

@@ -1,13 +1,19 @@
 """What the ledger costs: landings through the sink, and bare PyIceberg appends on a twin of the table, in turn.
 
-The landings are real, Kafka is left out: rows come from memory. The twin is a copy of the table's metadata without
-any trace of the ledger, so that what a ledger adds to the metadata is on our side of the scales. Both sides open the
-table, write one file of the same rows and commit it. Also run by itself: `python -m dev.bench.commits`.
+The landings are real, Kafka is left out: rows come from memory. The tables' long past is made up, see `seeding`. The
+twin is a copy of the table's metadata without any trace of the ledger, so that what a ledger adds to the metadata is
+on our side of the scales. Both sides open the table, write one file of the same rows and commit it.
+
+Also run by itself: `python -m dev.bench.commits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +23,12 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.iceberg import retention
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
+from dev.bench.figures import Figure
+from dev.bench.seeding import seed_files, seed_snapshots
 
 GROUP = "bench"
 IDENTITY = TopicIdentity("clicks", "AAAAAAAAQACAAAAAAAAAAQ", "cluster-0123456789")
@@ -33,6 +42,14 @@ METADATA = pa.schema(
 )
 PAYLOAD = pa.schema([("id", pa.int64()), ("name", pa.string())])
 ROWS = 100
+COUNTS = (10, 100, 1000)
+PAIRS = 9
+# A landing each minute: what is there after the first day, and after a year.
+DAY, YEAR = 1440, 525_600
+# More landings than lie between two expiries or two merges of manifests, so that each side has its share of both.
+STEADY = 120
+# About what fits into the 8 MB at which Iceberg stops merging manifests.
+FILES_PER_MANIFEST = 40_000
 
 
 class Bookkeeper:
@@ -60,6 +77,20 @@ class Bookkeeper:
     def table(self) -> Table:
         """Load the table anew."""
         return self.catalog.load_table(self.name)
+
+    def seed(self, snapshots: int, files: int = 0) -> None:
+        """Land once, then make up a past: as if there had been `files` landings, of which `snapshots` are kept."""
+        self.land()
+        if files:
+            seed_files(self.table(), files, FILES_PER_MANIFEST)
+        age = max(0, files - snapshots)
+        self._landed += age
+        landings = [self._next() for _ in range(snapshots - 1)]
+        seed_snapshots(self.table(), self.catalog, GROUP, landings, age)
+
+    def metadata_bytes(self) -> int:
+        """Return the size of the table's metadata file."""
+        return Path(self.table().metadata_location.removeprefix("file://")).stat().st_size
 
     def _next(self) -> Landing:
         # Partitions grow at different speeds and from different offsets, as real ones do.
@@ -114,3 +145,77 @@ def rows() -> pa.Table:
         "name": numbers.cast(pa.string()),
     }
     return pa.table(columns, schema=pa.schema([*METADATA, *PAYLOAD]))
+
+
+def measure(folder: Path, say: Callable[[str], None]) -> Iterator[Figure]:
+    """Measure all of it; yield the figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for count in COUNTS:
+        yield from measure_commit(folder, count)
+        say(f"commits at {count} snapshots measured")
+    wide = Bookkeeper(folder, partitions=200, table="bench.wide", properties=ALL)
+    wide.seed(COUNTS[-1] - 1)
+    wide.land()
+    size = wide.metadata_bytes() / 1e6
+    yield Figure("200 partitions", "metadata after 1,000 landings", size, "MB", "< 3", size < 3)
+    yield from measure_year(folder)
+    say("commits after a year measured")
+
+
+ALL = {retention.KEEP: "all"}
+
+
+def measure_commit(folder: Path, count: int) -> Iterator[Figure]:
+    """Land and append in turn on two tables of `count` snapshots."""
+    keeper = Bookkeeper(folder, table=f"bench.landed{count}", properties=ALL)
+    keeper.seed(count - PAIRS // 2)
+    twin = Twin(keeper.table(), keeper.catalog, f"twin{count}")
+    landings, appends = in_turn(keeper.land, lambda: twin.append(keeper.rows), PAIRS)
+    landing, append = statistics.median(landings), statistics.median(appends)
+    case, ratio = f"commit at {count} snapshots", landing / append
+    yield Figure(case, "landing", landing * 1000, "ms")
+    yield Figure(case, "bare append", append * 1000, "ms")
+    yield Figure(case, "landing / bare append", ratio, "ratio", "<= 1.3", ratio <= 1.3)
+
+
+def measure_year(folder: Path) -> Iterator[Figure]:
+    """Land in turn on a table at the end of its first day and on one at the end of its first year."""
+    keep = 1000
+    day = Bookkeeper(folder, table="bench.day")
+    day.seed(keep, DAY)
+    year = Bookkeeper(folder, table="bench.year")
+    year.seed(keep, YEAR)
+    first, last = in_turn(day.land, year.land, STEADY)
+    ratio, typical = sum(last) / sum(first), statistics.median(last) / statistics.median(first)
+    growth = year.metadata_bytes() / day.metadata_bytes()
+    case = "a landing each minute"
+    yield Figure(case, "snapshots after a year", len(year.table().snapshots()), "snapshots")
+    yield Figure(case, "median commit, year / day", typical, "ratio", "<= 1.1", typical <= 1.1)
+    yield Figure(case, "mean commit, year / day", ratio, "ratio", "<= 1.3", ratio <= 1.3)
+    yield Figure(case, "slowest commit after a year", max(last) * 1000, "ms")
+    yield Figure(case, "metadata, year / day", growth, "ratio", "<= 1.1", growth <= 1.1)
+
+
+def in_turn(one: Callable[[], None], other: Callable[[], None], times: int) -> tuple[list[float], list[float]]:
+    """Time two things one after the other, so that both see the same machine."""
+    took: tuple[list[float], list[float]] = ([], [])
+    for _ in range(times):
+        for side, act in zip(took, (one, other), strict=True):
+            began = time.perf_counter()
+            act()
+            side.append(time.perf_counter() - began)
+    return took
+
+
+def main() -> int:
+    """Measure and print; 1 when a bound does not hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = []
+        for figure in measure(Path(folder), lambda text: None):
+            print(figure, flush=True)
+            figures.append(figure)
+    return 1 if any(f.holds is False for f in figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

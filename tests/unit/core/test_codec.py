@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from airflow_lakestream.core.codec import (
     encode_summary,
 )
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers
 
 snapshot_ids = st.integers(1, 2**63 - 1)
@@ -100,3 +101,20 @@ def test_ranges_are_written_as_gap_and_width() -> None:
     assert encode_ranges(ranges, "t") == "0:1500+480,20+5;3:0+1"
     with pytest.raises(ValueError, match="in the books of 'u'"):
         encode_ranges(ranges, "u")
+
+
+def test_the_books_of_200_partitions_take_less_than_2_500_characters_for_each_landing() -> None:
+    rng = random.Random(1)
+    ranges = [OffsetRange("t", p, at := rng.randrange(10**8, 10**9), at + rng.randrange(500, 5000)) for p in range(200)]
+    landed = RangeSet(ranges)
+    entry = TopicEntry(landed=landed, epochs={p: rng.randrange(5, 9) for p in range(200)})
+    big = Landing("a" * 32, "run", {TopicIdentity("t", "id", "cluster"): entry})
+    summary = encode_summary("g", big)
+    # With the 600 to 700 of any snapshot: about 3 MB of metadata for a thousand of them.
+    assert sum(map(len, (*summary, *summary.values()))) < 2_500
+    assert decode_summary(summary, "g", "snapshot 1") == big
+
+
+def test_a_packed_summary_that_is_damaged_is_an_error_of_ours() -> None:
+    with pytest.raises(UnreadableLedger):
+        decode_summary({**encode_summary("g", LANDING), SUMMARY_TOPICS: "zlib85:c-rlj"}, "g", "snapshot 5")
