@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
 from airflow_lakestream.audit.tally import Segments, Tally
-from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
+from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+# So many entries of the longest tally are compared at once.
+_WINDOW = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,57 +63,89 @@ class PartitionAudit:
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
     not_verifiable: RangeSet = RangeSet()
-    present: RangeSet = RangeSet()
     rows: int = 0
     readable: int = 0
     rows_missing: int = 0
     rows_too_many: int = 0
+    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
 
     @property
     def is_damaged(self) -> bool:
         """Whether rows are missing, doubled or of unknown origin."""
         return bool(self.missing or self.doubled or self.unexpected)
 
+    def with_rows(self, asked: RangeSet) -> RangeSet:
+        """Return those of the asked offsets that have rows."""
+        key = self.topic, self.partition
+        segments = Segments({"asked": Tally(asked.intervals(*key)), "rows": self.tally})
+        both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["rows"], 0))
+        return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
+
 
 def compare(facts: PartitionFacts) -> PartitionAudit:
-    """Judge one partition."""
+    """Judge one partition, a stretch of offsets after the other: what is compared at once bounds the memory."""
     topic, partition = facts.topic, facts.partition
-
-    def tally(ranges: RangeSet) -> Tally:
-        return Tally(ranges.intervals(topic, partition))
-
-    def ranges(intervals: Iterable[Interval]) -> RangeSet:
-        return RangeSet(OffsetRange(topic, partition, start, end) for start, end in intervals)
-
-    segments = Segments(
-        {
-            "landed": tally(facts.landed),
-            "forgotten": tally(facts.forgotten),
-            "required": facts.required,
-            "allowed": facts.allowed,
-            "readable": facts.readable,
-            "rows": facts.rows,
-        }
-    )
-    n = segments.counts
-    due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
-    kept = pc.and_(due, pc.equal(n["forgotten"], 0))
-    known = pc.greater(n["allowed"], 0)
-    too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
-    missing = pc.and_(kept, pc.less(n["rows"], n["required"]))
-    unexpected = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+    tallies = {
+        "landed": Tally(facts.landed.intervals(topic, partition)),
+        "forgotten": Tally(facts.forgotten.intervals(topic, partition)),
+        "required": facts.required,
+        "allowed": facts.allowed,
+        "readable": facts.readable,
+        "rows": facts.rows,
+    }
+    cuts = max((tally.cuts(_WINDOW) for tally in tallies.values()), key=len)
+    borders = [None, *cuts, None]
+    parts = [
+        _compare(topic, partition, {name: tally.window(start, end) for name, tally in tallies.items()})
+        for start, end in itertools.pairwise(borders)
+    ]
     return PartitionAudit(
         topic=topic,
         partition=partition,
-        missing=ranges(segments.where(missing)),
-        doubled=tuple(Doubled(*d) for d in segments.with_count(too_many, n["rows"])),
-        unexpected=ranges(segments.where(unexpected)),
+        missing=union(part.missing for part in parts),
+        doubled=_joined(d for part in parts for d in part.doubled),
+        unexpected=union(part.unexpected for part in parts),
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=facts.landed - facts.shown,
-        present=ranges(facts.rows.intervals()),
         rows=len(facts.rows),
+        readable=sum(part.readable for part in parts),
+        rows_missing=sum(part.rows_missing for part in parts),
+        rows_too_many=sum(part.rows_too_many for part in parts),
+        tally=facts.rows,
+    )
+
+
+def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> PartitionAudit:
+    segments = Segments(tallies)
+    n = segments.counts
+    due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
+    kept = pc.and_(due, pc.equal(n["forgotten"], 0))
+    missing = pc.and_(kept, pc.less(n["rows"], n["required"]))
+    known = pc.greater(n["allowed"], 0)
+    too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
+    unexpected = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+
+    def ranges(mask: object) -> RangeSet:
+        return RangeSet(OffsetRange(topic, partition, start, end) for start, end in segments.where(mask))
+
+    return PartitionAudit(
+        topic=topic,
+        partition=partition,
+        missing=ranges(missing),
+        doubled=tuple(Doubled(*d) for d in segments.with_count(too_many, n["rows"])),
+        unexpected=ranges(unexpected),
         readable=segments.width(due),
         rows_missing=segments.total(missing, pc.subtract(n["required"], n["rows"])),
         rows_too_many=segments.total(pc.or_(too_many, unexpected), pc.subtract(n["rows"], n["allowed"])),
     )
+
+
+def _joined(doubled: Iterable[Doubled]) -> tuple[Doubled, ...]:
+    """Put together what a border between two stretches has cut."""
+    found: list[Doubled] = []
+    for one in doubled:
+        if found and found[-1].until_offset == one.from_offset and found[-1].times == one.times:
+            one = Doubled(found.pop().from_offset, one.until_offset, one.times)
+        found.append(one)
+    return tuple(found)

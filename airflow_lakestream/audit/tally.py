@@ -55,6 +55,28 @@ class Tally:
             self._loose, self._loose_count = [], 0
         return self._settled
 
+    def cuts(self, most: int) -> list[int]:
+        """Return offsets that cut the tally into stretches of about `most` entries each."""
+        at = self.edges()["at"]
+        if len(at) <= most:
+            return []
+        ordered = at.take(pc.sort_indices(at))
+        return [ordered[n].as_py() for n in range(most, len(ordered), most)]
+
+    def window(self, start: int | None, end: int | None) -> Tally:
+        """Return what is counted from one offset on, up to another; None for no limit."""
+        edges, part = self.edges(), Tally()
+        within = edges if start is None else edges.filter(pc.greater_equal(edges["at"], start))
+        within = within if end is None else within.filter(pc.less(within["at"], end))
+        before = 0 if start is None else pc.sum(edges["step"].filter(pc.less(edges["at"], start))).as_py() or 0
+        after = before + (pc.sum(within["step"]).as_py() or 0)
+        # The counts go on over both borders: they rise at the one as they stand there, and fall at the other.
+        borders = [(at, step) for at, step in ((start, before), (end, -after)) if at is not None and step]
+        at, steps = zip(*borders, strict=True) if borders else ((), ())
+        ends = pa.table({"at": pa.array(at, pa.int64()), "step": pa.array(steps, pa.int64())})
+        part._settled = _settle(pa.concat_tables([within, ends]))
+        return part
+
     def intervals(self) -> tuple[Interval, ...]:
         """Return the offsets counted at least once."""
         segments = Segments({"n": self})

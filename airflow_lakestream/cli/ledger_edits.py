@@ -237,8 +237,7 @@ def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
     """Count the rows that are gone within the ranges. Raises InvalidArgument where rows are still there."""
     of_topic = [one for one in result.partitions if one.topic == topic]
     for one in of_topic:
-        mine = ranges.of_partition(topic, one.partition)
-        if still := mine & one.present:
+        if still := one.with_rows(ranges):
             raise InvalidArgument("--rows", f"{still} still has rows.", "Delete them first, then write the receipt.")
     gone = sum((ranges & one.missing).width for one in of_topic)
     unseen = sum((ranges & one.not_verifiable).width for one in of_topic)

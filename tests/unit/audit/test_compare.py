@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.audit import compare as compare_module
 from airflow_lakestream.audit.compare import Doubled, PartitionFacts, compare
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -45,20 +47,23 @@ def test_the_verdict_is_that_of_sets_and_counters(
     there = Counter(rows)
     landed = own | older
 
-    audit = compare(
-        PartitionFacts(
-            "t",
-            0,
-            landed=ranges(landed),
-            forgotten=ranges(forgotten),
-            required=tally(required.elements()),
-            allowed=tally(allowed.elements()),
-            shown=ranges(shown & landed),
-            readable=tally(readable),
-            rows=tally(rows),
-        )
+    facts = PartitionFacts(
+        "t",
+        0,
+        landed=ranges(landed),
+        forgotten=ranges(forgotten),
+        required=tally(required.elements()),
+        allowed=tally(allowed.elements()),
+        shown=ranges(shown & landed),
+        readable=tally(readable),
+        rows=tally(rows),
     )
+    audit = compare(facts)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_module, "_WINDOW", 3)
+        in_stretches = compare(facts)
+    assert in_stretches == audit
     missing = {o for o in landed & readable - forgotten if there[o] < required[o]}
     doubled = {o: there[o] for o in there if there[o] > allowed[o] > 0}
     unexpected = {o for o in there if allowed[o] == 0}
