@@ -9,7 +9,7 @@ OLD := .venv-airflow-3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-airflow-3.1 demo bench constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill demo bench constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
+
+test-backfill: setup ## Prove Airflow's own backfill of a day of hours, minutes long (needs a JDK 17)
+	$(BIN)/python -m pytest tests/backfill
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)

@@ -119,6 +119,11 @@ def start(
     return airflow
 
 
+def database_of(home: Path) -> str:
+    """Return the URL of an Airflow's database: five processes write to one SQLite file, and wait their turn."""
+    return f"sqlite:///{home / 'airflow.db'}?timeout=60"
+
+
 def _connections(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:
     iceberg = {"type": "sql", "uri": airflow.catalog_uri, "warehouse": airflow.warehouse}
     return {
@@ -131,6 +136,7 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
     url = f"http://{LOOPBACK}:{port}"
     settings = {
         "AIRFLOW_HOME": str(folder / "home"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database_of(folder / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
+from tests.support.broker import Topics
 
 CHECKOUT = DAGS.parent
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "dev" / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -47,13 +48,19 @@ def test_no_snippet_is_left_out() -> None:
     assert len(IS_BASH) >= 4
 
 
+def named(topic: Topics, name: str) -> None:
+    """Make a topic with a name that several pages use."""
+    topic.delete(name, missing_ok=True)
+    topic(1, name=name)
+
+
 @pytest.mark.parametrize("snippet", IS_DAG, ids=str)
 def test_a_documented_dag_lands_its_topic(
     snippet: Snippet, airflow: AirflowHome, connections: Connections, topic, produce
 ) -> None:
     dag = airflow.dag(airflow.write(f"documented_{abs(hash(snippet.text))}", snippet.text))
     name = dag.task_dict["land"].topic
-    topic(1, name=name)
+    named(topic, name)
     produce(name, 0, [RECORDS[name] % n for n in range(20)])
     run = airflow.run(dag)
     assert (run.state, run.errors) == ("success", [])

@@ -205,8 +205,9 @@ def test_the_table_is_rolled_back_between_plan_and_commit(lake: Lake, filled: st
 
     report = lake.land(filled, catalog=BeforeCommit(lake.catalog(), roll_back))
 
-    assert report.to_dict()["ranges"] == [[0, 2 * EACH, 3 * EACH]]
-    assert lake.land(filled).to_dict()["ranges"] == [[0, EACH, 2 * EACH]], "the hole that the rollback made"
+    # What it had read first, then the hole that the rollback made: a run ends when nothing is left up to its ends.
+    assert report.to_dict()["ranges"] == [[0, EACH, 3 * EACH]]
+    assert len(report.snapshot_ids) == 2
     assert_landed_once(lake, filled, ALL | {0: 3 * EACH})
 
 

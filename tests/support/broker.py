@@ -58,8 +58,10 @@ class Topics:
         self._admin.create_partitions([NewPartitions(name, total)])[name].result(timeout=30)
         self._await_leaders(name, total)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, missing_ok: bool = False) -> None:
         """Delete the topic, and return when the broker knows it no more."""
+        if missing_ok and name not in self._admin.list_topics(timeout=10).topics:
+            return
         self._admin.delete_topics([name])[name].result(timeout=30)
         poll_until(lambda: name not in self._admin.list_topics(timeout=10).topics, f"{name} to be deleted")
 
