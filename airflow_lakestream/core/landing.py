@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 # Every conflict means that another run got on; so many in a row mean that something else is wrong.
 MAX_CONFLICTS = 20
 # Chunks read and not yet taken, decoded or not.
-CHUNKS_AHEAD = 5
+CHUNKS_AHEAD = 8
 # Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
 DECODERS = min(2, os.cpu_count() or 1)
 FOLLOW_INTERVAL = 0.5
