@@ -78,6 +78,7 @@ def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) 
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
+        # What PyIceberg says of delete files that it can't apply: not damage, but nothing that could be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(POSITION[0],))
     for task in tasks:

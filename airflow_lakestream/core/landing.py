@@ -271,7 +271,7 @@ class _Decoding:
 
     def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Rows | None]]]:
         decoder, left = self.decoder, self.most_records
-        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:  # type: ignore[type-var]
+        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
                 chunk = at_most(read, left)
                 if decoder is None and len(chunk.batch):

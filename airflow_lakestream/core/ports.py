@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -103,10 +103,12 @@ class Source(Protocol):
 class Reader(Protocol):
     """Reads exactly a plan's ranges."""
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
         """Yield chunks that together cover the plan's ranges; the chunks of a partition come in offset order.
 
-        Returns early once `cancelled` is set. Raises OffsetsGone when the log lost offsets that were still to be read.
+        Returns early once `cancelled` is set; closing it ends the reading.
+
+        Raises OffsetsGone when the log lost offsets that were still to be read.
         """
 
 

@@ -109,6 +109,7 @@ def start_anew(catalog: Catalog, name: str, decide: Decide) -> int:
     last: BaseException | None = None
     for number in range(TRIES):
         if number:
+            # Growing: the writer that got in first needs the time.
             time.sleep(RETRY_PAUSE * number)
         attempt = attempt or _attempt(catalog, name, decide)
         try:
@@ -117,6 +118,7 @@ def start_anew(catalog: Catalog, name: str, decide: Decide) -> int:
             attempt.clean_up(keep=None)
             attempt, last = None, e
         except Exception as e:
+            # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
             if not attempt.reached_catalog:
                 attempt.clean_up(keep=None)
                 raise

@@ -236,6 +236,7 @@ class IcebergSink:
         unknown: BaseException | None = None
         for number in range(COMMIT_TRIES):
             if number:
+                # Growing: the writer that got in first, or the catalog, needs the time.
                 time.sleep(RETRY_PAUSE * number)
             try:
                 snapshot_id = attempt.commit(self._files)
@@ -245,6 +246,7 @@ class IcebergSink:
             except (CommitFailedException, ValidationException) as e:
                 log.info("Commit to %s not applied (%s), trying again.", self._name, e)
             except Exception as e:
+                # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
                 if not attempt.reached_catalog:
                     attempt.clean_up(keep=None)
                     raise

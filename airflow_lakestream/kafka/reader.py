@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ class KafkaReader:
         self._with_keys = with_keys
         self._with_headers = with_headers
 
-    def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
         """Yield the plan's records, by partition in offset order; see `core.ports.Reader`."""
         for layer in _layers(plan):
             yield from self._read_layer(layer, plan, cancelled)

@@ -133,7 +133,7 @@ class KafkaSource:
         )
         reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
         plan = Plan(state, RangeSet.of(self._topic, partition, start, state.marks[partition].end))
-        with closing(reader.read(plan, threading.Event())) as chunks:  # type: ignore[type-var]  # a generator
+        with closing(reader.read(plan, threading.Event())) as chunks:
             for chunk in chunks:
                 for offset, timestamp in zip(chunk.batch.offsets, chunk.batch.timestamps, strict=True):
                     if at_ms <= timestamp <= latest_ms:

@@ -67,6 +67,10 @@ def _add(table: Table, content: DataFileContent, rows: pa.Table, equality_ids: l
             writer.add_entry(
                 ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=file)
             )
+        # PyIceberg appends no delete files: their manifest goes in beside those that stay.
         existing = producer._existing_manifests
-        producer._existing_manifests = lambda: [*existing(), writer.to_manifest_file()]  # type: ignore[method-assign]
+        producer._existing_manifests = lambda: [
+            *existing(),
+            writer.to_manifest_file(),
+        ]
         producer.commit()

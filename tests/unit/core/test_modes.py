@@ -46,7 +46,7 @@ class Log:
 
 
 def look(log: Log, entry: TopicEntry | None = None, on_data_loss: OnDataLoss = OnDataLoss.FAIL) -> Look:
-    return Look(TABLE, entry or TopicEntry(), log.state(), log, on_data_loss)  # type: ignore[arg-type]
+    return Look(TABLE, entry or TopicEntry(), log.state(), log, on_data_loss)  # type: ignore[arg-type]  # only boundaries() of a source
 
 
 def span(start: int, end: int, partition: int = 0) -> RangeSet:
@@ -186,8 +186,7 @@ class Schedule:
             run.ends = run.ends or now
         if run.ends is not None:
             now = replace(now, marks={p: replace(m, end=run.ends.marks[p].end) for p, m in now.marks.items()})
-        source: object = self.log
-        run.plan = run.mode.plan(Look(TABLE, entry, now, source, OnDataLoss.FAIL))  # type: ignore[arg-type]
+        run.plan = run.mode.plan(replace(look(self.log, entry), state=now))
         run.done = not run.plan.changes_the_ledger
 
     def _land(self, run: Run, plan: Plan) -> None:
