@@ -106,6 +106,8 @@ class ExtractConfig:
         for argument, owner in _BELONGS_TO.items():
             if mode is not owner and is_given(getattr(self, argument)):
                 raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
+        if mode is not ModeName.RESUME and self.start.offset is not StartOffset.EARLIEST:
+            raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" says itself where to begin.')
         if mode is ModeName.RANGES:
             return parse_ranges(_range_list(self.ranges))
         if mode is ModeName.INTERVAL:

@@ -20,7 +20,6 @@ from airflow_lakestream.core.modes import Look, Mode, Resume, reading_plan
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
-    RangesGone,
     TopicReplaced,
     TopicState,
     check_identity,
@@ -159,8 +158,6 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
         ranges = entry.landed & job.mode.own(look)
         if not ranges:
             return None
-        if gone := ranges & look.below_low():
-            raise RangesGone(gone, job.table)
         log.info("Replacing %s offsets: %s", ranges.width, ranges)
         try:
             return _replace_by_plan(job, table, reading_plan(look, ranges))

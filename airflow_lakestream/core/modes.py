@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from airflow_lakestream.core.ledger import TopicEntry, union
-from airflow_lakestream.core.plan import BeginningLost, DataLoss, Plan, TopicState, leader_epochs, resume_plan
+from airflow_lakestream.core.plan import (
+    BeginningGone,
+    BeginningLost,
+    DataLoss,
+    Plan,
+    RangesGone,
+    TopicState,
+    leader_epochs,
+    resume_plan,
+)
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Boundary, Source
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, coalesce
@@ -47,7 +56,10 @@ class Mode(Protocol):
         """Return what is left to do; a plan that changes nothing ends the run."""
 
     def own(self, look: Look) -> RangeSet:
-        """Return the offsets that are the run's own, landed or not: what `replace` is about."""
+        """Return the offsets that are the run's own, landed or not: what `replace` is about.
+
+        Raises RangesGone when some that are landed can't be read again, or may be among those that can't.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +99,13 @@ class ByRanges:
 
     def plan(self, look: Look) -> Plan:
         """Return what the ledger lacks of the ranges."""
-        need = self.own(look) - look.entry.held
+        need = self._given(look) - look.entry.held
         lost = need & look.below_low()
         if lost and look.on_data_loss is OnDataLoss.FAIL:
             raise DataLoss(lost, look.table)
         return reading_plan(look, need - lost, lost)
 
-    def own(self, look: Look) -> RangeSet:
+    def _given(self, look: Look) -> RangeSet:
         """Return the ranges. Raises InvalidArgument for what the log does not have yet."""
         topic = look.state.identity.topic
         for partition, _, until in self.ranges:
@@ -106,6 +118,13 @@ class ByRanges:
                     "ranges", f"{topic}[{partition}] ends at {marks.end}, before {until}: those records are not there."
                 )
         return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
+
+    def own(self, look: Look) -> RangeSet:
+        """Return the ranges."""
+        given = self._given(look)
+        if gone := look.entry.landed & given & look.below_low():
+            raise RangesGone(gone, look.table)
+        return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +175,9 @@ class ByInterval:
     def own(self, look: Look) -> RangeSet:
         """Return the interval's own tile."""
         lows = look.source.boundaries(look.state, self.start_ms)
+        gone = look.entry.landed & _below_log_start(look, lows)
+        if gone and look.on_data_loss is OnDataLoss.FAIL:
+            raise BeginningGone(gone, look.table)
         return _between(look.state, lows, look.source.boundaries(look.state, self.end_ms))
 
     def _is_covered(self, entry: TopicEntry) -> bool:
@@ -185,9 +207,15 @@ def _between(state: TopicState, lows: Mapping[int, Boundary], highs: Mapping[int
 def _beginning_lost(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
     """Return what may have belonged to the beginning: below a boundary at the log's start, and not in the ledger."""
     topic = look.state.identity.topic
+    origin = union(RangeSet.of(topic, p, 0, offset) for p, offset in look.entry.origin.items())
+    return _below_log_start(look, lows) - origin - look.entry.held
+
+
+def _below_log_start(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
+    """Return the offsets that are gone, in each partition where a boundary stands at the start of what is left."""
+    topic = look.state.identity.topic
     at_start = {p: m.low for p, m in look.state.marks.items() if p in lows and lows[p].offset == m.low}
-    gone = union(RangeSet.of(topic, p, look.entry.origin.get(p, 0), low) for p, low in at_start.items())
-    return gone - look.entry.held
+    return union(RangeSet.of(topic, p, 0, low) for p, low in at_start.items())
 
 
 def reading_plan(

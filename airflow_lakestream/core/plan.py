@@ -87,6 +87,18 @@ class RangesGone(LakestreamError, Terminal):
         )
 
 
+class BeginningGone(RangesGone):
+    """The interval to replace begins where the log does, and what is landed below may belong to it."""
+
+    def __init__(self, ranges: RangeSet, table: str) -> None:
+        super().__init__(ranges, table)
+        self.args = (
+            f"the interval begins where the log does: records of it may be among {ranges}, which {table} holds and "
+            "Kafka no longer has. Nothing was removed. Replace a later interval; or run with "
+            'on_data_loss="record": what Kafka still has is replaced, and the rows below it stay as they are.',
+        )
+
+
 class TopicReplaced(LakestreamError, Terminal):
     """The topic's name now stands for another topic, or another cluster."""
 

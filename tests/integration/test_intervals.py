@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.plan import BeginningLost, DataLoss, RangesGone
+from airflow_lakestream.core.plan import BeginningGone, BeginningLost, DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.report import LandingReport
 from tests.support.broker import Producing, Topics
@@ -245,6 +245,24 @@ def test_what_kafka_no_longer_has_is_not_replaced(
         lake.land(name, replace=True, mode="ranges", ranges=[[0, 3, 8]])
     assert lake.snapshots() == before
     assert_landed_once(lake, name, {0: 20})
+
+
+def test_an_interval_whose_beginning_kafka_no_longer_has_is_not_replaced(
+    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient
+) -> None:
+    name = topic(1, **KEPT)
+    produce(name, 0, events(0, 0, 6), timestamps=minutes(5, 20, 35, 50, 70, 130))
+    lake.land(name)
+    admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0)].result(30)
+    before = lake.snapshots()
+
+    with pytest.raises(BeginningGone, match=rf"{name}\[0\] \[0,2\).*Nothing was removed"):
+        lake.land(name, replace=True, **interval(0))
+    assert lake.snapshots() == before
+
+    assert landed(lake.land(name, replace=True, on_data_loss="record", **interval(0))) == [[0, 2, 4]]
+    assert landed(lake.land(name, replace=True, **interval(1))) == [[0, 4, 5]]
+    assert_landed_once(lake, name, {0: 6})
 
 
 def test_a_table_without_the_metadata_columns_is_not_replaced(lake: Lake, topic: Topics, produce: Producing) -> None:

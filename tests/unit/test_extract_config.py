@@ -129,6 +129,7 @@ def test_one_column_may_be_written_without_a_list() -> None:
         ("ranges", {"mode": "ranges", "ranges": [[0, 5, 5]]}),
         ("ranges", {"mode": "ranges", "ranges": [[0, -1, 5]]}),
         ("ranges", {"mode": "ranges", "ranges": [[0, "a", 5]]}),
+        ("start_offset", {"mode": "ranges", "ranges": [[0, 1, 5]], "start_offset": "latest"}),
     ],
 )
 def test_a_mode_needs_what_says_its_offsets(argument: str, given: dict[str, object]) -> None:
