@@ -25,7 +25,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ports import RangesNotLanded, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg import layout, ledger_store
+from airflow_lakestream.iceberg import layout, ledger_store, retention
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import delete_files, write_data_files
@@ -174,6 +174,7 @@ class IcebergSink:
         else:
             check_metadata(table.schema(), self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
+        retention.limit(table.properties)
 
     def _target(self, rows: pa.Table | None) -> Table:
         """Return the table to write for: the real one, or the staged one that the first commit creates."""

@@ -154,3 +154,16 @@ def test_a_limit_that_is_no_number_is_refused_with_nothing_made(lake: Lake, name
     with pytest.raises(InvalidArgument, match=r"lakestream\.snapshots\.keep is 'ten'"):
         lake.land(name, table_properties={retention.KEEP: "ten"})
     assert lake.has_nothing()
+
+
+def test_a_limit_that_became_no_number_is_refused_before_anything_is_read(
+    lake: Lake, name: str, land_some: LandSome, produce: Producing
+) -> None:
+    land_some(1)
+    with lake.table().transaction() as transaction:
+        transaction.set_properties({retention.KEEP: "ten"})
+    produce(name, 0, ["not what the table takes"])
+    # A read would have failed on the record.
+    with pytest.raises(InvalidArgument, match=r"lakestream\.snapshots\.keep is 'ten'"):
+        lake.land(name)
+    assert len(lake.snapshots()) == 1
