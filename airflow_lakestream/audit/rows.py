@@ -14,8 +14,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-
-POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC
 
 
 class NoPositions(LakestreamError, Terminal):
@@ -50,16 +49,16 @@ class RowsFound:
         """Count the rows of a batch of the three columns."""
         whole = batch.drop_null()
         self.without_position += len(batch) - len(whole)
-        for topic, of_topic in _split(whole, POSITION[0]):
-            for partition, rows in _split(of_topic, POSITION[1]):
-                offsets = rows.column(POSITION[2]).cast(pa.int64())
+        for topic, of_topic in _split(whole, TOPIC):
+            for partition, rows in _split(of_topic, PARTITION):
+                offsets = rows.column(OFFSET).cast(pa.int64())
                 self.tallies.setdefault((str(topic), int(str(partition))), Tally()).add_offsets(offsets)
 
 
 def check_positions(table: Table) -> None:
     """Raise NoPositions when the table lacks one of the three columns."""
     there = set(table.schema().column_names)
-    if missing := [name for name in POSITION if name not in there]:
+    if missing := [name for name in COORDINATES if name not in there]:
         raise NoPositions(".".join(table.name()), missing)
 
 
@@ -73,14 +72,14 @@ def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) 
     if snapshot_id is None:
         return found
     # Kafka's names of topics have no quotes.
-    where = AlwaysTrue() if topic is None else f"{POSITION[0]} == '{topic}'"
-    scan = table.scan(row_filter=where, selected_fields=POSITION, snapshot_id=snapshot_id)
+    where = AlwaysTrue() if topic is None else f"{TOPIC} == '{topic}'"
+    scan = table.scan(row_filter=where, selected_fields=COORDINATES, snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
         # What PyIceberg says of delete files that it can't apply: not damage, but nothing that could be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
-    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(POSITION[0],))
+    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(TOPIC,))
     for task in tasks:
         # One at a time: given all of them, PyIceberg reads ahead without a bound.
         for batch in reading.to_record_batches([task]):

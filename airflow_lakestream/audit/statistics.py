@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, PrimitiveType
 
-from airflow_lakestream.audit.rows import POSITION
+from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET
 
 # Iceberg's default metrics mode cuts bounds of texts to so many characters, the upper one made greater.
 _TRUNCATED = 16
@@ -79,7 +79,7 @@ def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         return found
-    fields = {name: table.schema().find_field(name) for name in POSITION if name in table.schema().column_names}
+    fields = {name: table.schema().find_field(name) for name in COORDINATES if name in table.schema().column_names}
     for manifest in snapshot.manifests(table.io):
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
             if entry.data_file.content == DataFileContent.DATA:
@@ -90,9 +90,9 @@ def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
 
 
 def _facts(file: DataFile, fields: dict[str, NestedField]) -> FileFacts:
-    topic, partition, offset = (_bounds(file, fields.get(name)) for name in POSITION)
+    topic, partition, offset = (_bounds(file, fields.get(name)) for name in COORDINATES)
     nulls = None
-    if (column := fields.get(POSITION[2])) is not None and file.null_value_counts:
+    if (column := fields.get(OFFSET)) is not None and file.null_value_counts:
         nulls = file.null_value_counts.get(column.field_id)
     return FileFacts(file.file_path, file.record_count, nulls, topic, partition, offset)
 

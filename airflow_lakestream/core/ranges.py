@@ -146,14 +146,16 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 def _subtract(mine: Iterable[Interval], theirs: Iterable[Interval]) -> Iterator[Interval]:
     holes = list(theirs)
+    first = 0
     for start, end in mine:
-        for hole_start, hole_end in holes:
-            if hole_end <= start:
-                continue
-            if hole_start >= end:
-                break
-            if hole_start > start:
-                yield start, hole_start
-            start = hole_end
+        # Both are sorted: what ends below this one ends below all that come.
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        at = first
+        while at < len(holes) and holes[at][0] < end:
+            if holes[at][0] > start:
+                yield start, holes[at][0]
+            start = holes[at][1]
+            at += 1
         if start < end:
             yield start, end

@@ -100,7 +100,7 @@ class CommitGuard:
         base_id = _only(AssertRefSnapshotId, requirements).snapshot_id
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
-            return _response(current)
+            return response_of(current)
         self.check_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != base_id:
             raise self._not_applied("main moved since the commit was prepared")
@@ -169,7 +169,7 @@ class CommitGuard:
             current = self._look_again(table)
             if current is not None and self.landed_in(current) is not None:
                 log.info("The commit was reported as failed (%s), but it had been applied.", e)
-                return _response(current)
+                return response_of(current)
             if _may_be_applied_yet(current, requirements):
                 raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
             if any(isinstance(r, AssertCreate) for r in requirements):
@@ -201,7 +201,8 @@ def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirem
     return ledger_store.facts_of(current.metadata).head_id == _only(AssertRefSnapshotId, requirements).snapshot_id
 
 
-def _response(table: Table) -> CommitTableResponse:
+def response_of(table: Table) -> CommitTableResponse:
+    """Return what a catalog answers to a commit whose outcome is the table as it is."""
     return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
 
 

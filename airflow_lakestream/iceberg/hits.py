@@ -5,23 +5,26 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
 
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
 
 TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
-Offsets = Mapping[int, pa.Array]
+EVERY_ROW = AlwaysTrue()
+
+Offsets = Mapping[PartitionKey, pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,16 @@ def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
             high_partition is not None and partition > high_partition
         ):
             continue
-        for start, end in ranges.intervals(topic, partition):
-            if (high is None or start <= high) and (low is None or low < end):
-                return True
+        if _overlapping(ranges.intervals(topic, partition), low, high):
+            return True
     return False
+
+
+def _overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
+    """Return those of sorted, disjoint intervals that hold a number from `low` to `high`; None is no bound."""
+    first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
+    behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
+    return intervals[first:behind]
 
 
 def _column_ids(metadata: TableMetadata) -> tuple[int, ...]:
@@ -82,60 +91,87 @@ def _integer(bound: bytes | None) -> int | None:
 def look_into(metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet) -> FileHits:
     """Find the hits among the live rows of one data file."""
     rows = 0
-    found: dict[int, list[pa.Array]] = {partition: [] for _, partition in ranges.partitions}
+    found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in read_rows(metadata, io, task, coordinates_only=True):
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
-        for partition, parts in found.items():
-            offsets = hits.filter(pc.equal(hits[PARTITION], partition))[OFFSET].cast(pa.int64())
-            parts += offsets.chunks
-    offsets = {partition: pa.chunked_array(parts, pa.int64()).combine_chunks() for partition, parts in found.items()}
+        for key, parts in found.items() if hits.num_rows else ():
+            parts += hits.filter(_is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
+    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
     return FileHits(task, rows, offsets)
 
 
 def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
     """Tell for each row whether it is one of the ranges' records; never NULL."""
-    partition, offset = rows[PARTITION], rows[OFFSET]
-    ends = pc.min_max(offset)
-    low, high = ends["min"].as_py(), ends["max"].as_py()
     hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
-    for r in ranges if low is not None else ():
-        if r.from_offset <= high and low < r.until_offset:
-            inside = pc.and_(pc.greater_equal(offset, r.from_offset), pc.less(offset, r.until_offset))
-            of_partition = pc.and_(pc.equal(rows[TOPIC], r.topic), pc.equal(partition, r.partition))
-            hit = pc.or_(hit, pc.fill_null(pc.and_(of_partition, inside), False))
+    there = set(pc.unique(rows[PARTITION]).to_pylist())
+    for key in ranges.partitions:
+        if key[1] in there and (intervals := _within_bounds(rows[OFFSET], ranges.intervals(*key))):
+            hit = pc.or_(hit, pc.and_(_is_of(rows, key), _lies_in(rows[OFFSET], intervals)))
     return hit
 
 
+def _is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
+    return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
+
+
+def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> Sequence[Interval]:
+    ends = pc.min_max(offsets)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    return () if low is None else _overlapping(intervals, low, high)
+
+
+def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
+    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
+
+    All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
+    begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
+    """
+    values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
+    starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
+    # A border comes before an offset of its own value: even and odd.
+    keys = [pc.multiply_checked(starts, 2), pc.multiply_checked(ends, 2), pc.add(pc.multiply_checked(values, 2), 1)]
+    steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
+    order = pc.array_sort_indices(pa.concat_arrays(keys))
+    inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)
+    back = pc.array_sort_indices(order)
+    return inside.take(back.slice(2 * len(starts)))
+
+
 def read_rows(
-    metadata: TableMetadata, io: FileIO, task: FileScanTask, *, coordinates_only: bool = False
+    metadata: TableMetadata,
+    io: FileIO,
+    task: FileScanTask,
+    *,
+    coordinates_only: bool = False,
+    where: BooleanExpression = EVERY_ROW,
 ) -> Iterator[pa.Table]:
     """Yield the live rows of a data file in the table's current schema, positional deletes applied."""
     schema = metadata.schema()
-    scan = ArrowScan(metadata, io, schema.select(*COORDINATES) if coordinates_only else schema, AlwaysTrue())
+    scan = ArrowScan(metadata, io, schema.select(*COORDINATES) if coordinates_only else schema, where)
     # Private in PyIceberg, whose public ways all hold the rows of a whole file in memory at once.
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         yield pa.Table.from_batches([batch])
 
 
-def not_among(offsets: Offsets, among: Offsets, topic: str) -> RangeSet:
+def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
     """Return the offsets that are not among the others."""
     missing: list[OffsetRange] = []
-    for partition, some in offsets.items():
-        known = pc.is_in(some, value_set=among.get(partition, pa.array([], pa.int64())))
+    for key, some in offsets.items():
+        known = pc.is_in(some, value_set=among.get(key, pa.array([], pa.int64())))
         strange = some.filter(pc.invert(known)).to_pylist()
-        missing += [OffsetRange(topic, partition, offset, offset + 1) for offset in strange]
+        missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
     return RangeSet(missing)
 
 
 def joined(parts: Iterable[FileHits]) -> Offsets:
     """Return the hits of several files together."""
-    by_partition: dict[int, list[pa.Array]] = {}
+    by_partition: dict[PartitionKey, list[pa.Array]] = {}
     for part in parts:
-        for partition, offsets in part.offsets.items():
-            by_partition.setdefault(partition, []).append(offsets)
-    return {partition: pa.concat_arrays(arrays) for partition, arrays in by_partition.items()}
+        for key, offsets in part.offsets.items():
+            by_partition.setdefault(key, []).append(offsets)
+    return {key: pa.concat_arrays(arrays) for key, arrays in by_partition.items()}
 
 
 def equality_deletes(table: Table) -> list[str]:

@@ -25,7 +25,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt
 from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.guard import CommitGuard, Refused, _response
+from airflow_lakestream.iceberg.guard import CommitGuard, Refused, response_of
 from airflow_lakestream.iceberg.sink import IcebergSink
 
 TRIES = 8
@@ -66,7 +66,7 @@ class EditGuard(CommitGuard):
         """Commit, unless main has moved. Called by PyIceberg on every attempt."""
         current = self._catalog.load_table(table.name())
         if self.landed_in(current) is not None:
-            return _response(current)
+            return response_of(current)
         self.check_fit(current)
         [added] = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
         properties = self._properties(current, added.snapshot.snapshot_id)

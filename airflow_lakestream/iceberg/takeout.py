@@ -6,7 +6,8 @@ or written a second time, so a replace gets on however often others commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -37,6 +38,8 @@ from airflow_lakestream.iceberg.hits import (
 
 # So many bytes of kept rows come together, then they are written.
 REMAINDER_BYTES = 64 * 2**20
+# Each holds some batches of three columns; reading a file lets go of the interpreter.
+FILES_AT_ONCE = 2
 # An error's text names so many; its attribute holds all.
 RANGES_NAMED = 100
 
@@ -89,15 +92,9 @@ class Finder:
         _refuse_equality_deletes(table)
         files = live_files(table)
         self._check_rows_can_be_told(table, files, landed)
-        hits = {}
-        for task in files:
-            if not may_hold(table.metadata, task.file, self.ranges):
-                continue
-            key = _key(task)
-            if key not in self._seen:
-                self._seen[key] = look_into(table.metadata, table.io, task, self.ranges)
-            if self._seen[key].count:
-                hits[key] = self._seen[key]
+        candidates = {_key(task): task for task in files if may_hold(table.metadata, task.file, self.ranges)}
+        self._look_into(table, {key: task for key, task in candidates.items() if key not in self._seen})
+        hits = {key: self._seen[key] for key in candidates if self._seen[key].count}
         self._check_all_read_again(table, hits.values())
         remainders: list[DataFile] = []
         for key, found in hits.items():
@@ -123,6 +120,13 @@ class Finder:
                 "told. Nothing was changed. Delete those rows, or fill in their values."
             )
 
+    def _look_into(self, table: Table, tasks: Mapping[FileKey, FileScanTask]) -> None:
+        def look(task: FileScanTask) -> FileHits:
+            return look_into(table.metadata, table.io, task, self.ranges)
+
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
+            self._seen.update(zip(tasks, pool.map(look, tasks.values()), strict=True))
+
     def _check_all_read_again(self, table: Table, hits: Iterable[FileHits]) -> None:
         if self._read_again is None:
             tasks = [FileScanTask(file) for file in self.new]
@@ -130,9 +134,8 @@ class Finder:
             if any(part.count < part.rows for part in parts):
                 raise AssertionError(f"{ledger_store.name_of(table)}: rows to put in are not of {self.ranges}")
             self._read_again = joined(parts)
-        for topic in {topic for topic, _ in self.ranges.partitions}:
-            if gone := not_among(joined(hits), self._read_again, topic):
-                raise NotReadAgain(ledger_store.name_of(table), gone)
+        if gone := not_among(joined(hits), self._read_again):
+            raise NotReadAgain(ledger_store.name_of(table), gone)
 
     def _remainder(self, table: Table, key: FileKey, found: FileHits) -> list[DataFile]:
         if key not in self._kept:
