@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.modes import ByInterval, Mode, Resume, parse_ranges
-from airflow_lakestream.core.names import DEFAULT_METADATA, check_table_name, check_topic
+from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
     ModeName,
     OnDataLoss,
@@ -34,6 +34,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.routing import TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode import resolve_decoder
 from airflow_lakestream.decode.infer import infer_schema
 from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
@@ -90,14 +91,25 @@ class ExtractConfig:
     allow_group_overlap: bool = False
 
     def __post_init__(self) -> None:
-        check_topic(self.topic)
-        check_table_name(self.table)
+        check_topic_or_pattern(self.topic)
         _check_group(self.consumer_group)
         resolve_decoder(self.format)
         _check_one_of("on_error", self.on_error, ON_ERROR)
-        _ = self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
+        _ = self.template, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
+        if self.template.by_record:
+            raise InvalidArgument("table", f"{self.table!r}: only {{topic}} can choose a table yet.")
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+
+    @property
+    def template(self) -> TableTemplate:
+        """Which table, or tables. A topic's own name is put in place as soon as it is known."""
+        template = TableTemplate.parse(self.table)
+        return template if is_pattern(self.topic) else template.of_topic(self.topic)
+
+    def of_topic(self, topic: str) -> ExtractConfig:
+        """Return the configuration of one topic, whose name is in place in that of the table."""
+        return replace(self, topic=topic, table=self.template.of_topic(topic).text)
 
     @property
     def coverage(self) -> Mode:
@@ -109,6 +121,8 @@ class ExtractConfig:
         if mode is not ModeName.RESUME and self.start.offset is not StartOffset.EARLIEST:
             raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" says itself where to begin.')
         if mode is ModeName.RANGES:
+            if is_pattern(self.topic):
+                raise InvalidArgument("ranges", "belong to one topic; the topic is a regex.", "Name the topic.")
             return parse_ranges(_range_list(self.ranges))
         if mode is ModeName.INTERVAL:
             return self._by_interval()
@@ -139,6 +153,8 @@ class ExtractConfig:
         idle_timeout = seconds("idle_timeout", self.idle_timeout)
         if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
             raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
+        if idle_timeout and is_pattern(self.topic):
+            raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
         return Limits(
             max_records=_count("max_records", self.max_records),
             max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),

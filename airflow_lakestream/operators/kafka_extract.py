@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, AssetAlias, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
-from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.routing import NoTopicMatches
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
+    from airflow_lakestream.fan_out import RunReport
+
 log = logging.getLogger(__name__)
 
 
@@ -31,17 +32,18 @@ class KafkaExtractOperator(BaseOperator):
     """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
-    when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of the table
+    when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table
     that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `ranges` as
-    [partition, from, until], `lost`, `remaining_lag`. A retry whose earlier try landed returns that try's report.
+    [partition, from, until], `lost`, `remaining_lag`, the rows by table in `tables`; of a regex the sums, and the
+    reports by topic in `topics`. A retry whose earlier try landed returns that try's report.
 
     Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
     arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
 
-    .. seealso:: docs/operators/kafka_extract.md
+    .. seealso:: docs/operators/kafka_extract.md, docs/operators/fan_out.md
 
-    :param topic: topic to read (templated)
-    :param table: `namespace.table` to land in (templated)
+    :param topic: topic to read, or a regex that begins with `^` and matches whole names: each topic in turn (templated)
+    :param table: `namespace.table` to land in; `{topic}` in it stands for the topic's name (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
     :param format: `"json"` (templated)
@@ -177,7 +179,8 @@ class KafkaExtractOperator(BaseOperator):
         """Land; see the class."""
         self._stop = threading.Event()
         with late_imports():
-            from airflow_lakestream.extract import ExtractConfig, build_job
+            from airflow_lakestream.extract import ExtractConfig
+            from airflow_lakestream.fan_out import land_run
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
 
@@ -189,15 +192,19 @@ class KafkaExtractOperator(BaseOperator):
                 arguments |= resolve_interval(context, arguments)
             config = ExtractConfig(**arguments)
             kafka = KafkaHook(self.kafka_conn_id)
-            job = build_job(
-                config,
-                kafka.configuration(),
-                IcebergHook(self.iceberg_conn_id).open_catalog(),
-                run_id=run_key(context),
-                where=kafka.where,
-                stop=self._stop,
-            )
-            report = land(job)
+            try:
+                report = land_run(
+                    config,
+                    kafka.configuration(),
+                    IcebergHook(self.iceberg_conn_id).open_catalog(),
+                    run_id=run_key(context),
+                    where=kafka.where,
+                    stop=self._stop,
+                )
+            except NoTopicMatches as e:
+                if on_empty is OnEmpty.SKIP:
+                    raise AirflowSkipException(str(e)) from e
+                raise
         return self._report(context, report, on_empty)
 
     def on_kill(self) -> None:
@@ -205,11 +212,11 @@ class KafkaExtractOperator(BaseOperator):
         if self._stop is not None:
             self._stop.set()
 
-    def _report(self, context: Context, report: LandingReport, on_empty: OnEmpty) -> dict[str, Any]:
+    def _report(self, context: Context, report: RunReport, on_empty: OnEmpty) -> dict[str, Any]:
         result = report.to_dict()
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        if not report.counts.read and not report.entry.lost:
+        if report.changed_nothing:
             log.info("Nothing to land: %s holds all of %s up to now.", report.table, report.topic)
             if on_empty is OnEmpty.SKIP:
                 raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")
@@ -218,17 +225,24 @@ class KafkaExtractOperator(BaseOperator):
             "Landed %s rows of %s in %s: %s snapshots, %s offsets remain.",
             result["rows"],
             report.topic,
-            report.table,
-            len(report.snapshot_ids),
+            ", ".join(report.tables) or report.table,
+            report.snapshots,
             report.remaining_lag,
         )
+        self._tell_outlets(context, result)
+        return result
+
+    def _tell_outlets(self, context: Context, result: dict[str, Any]) -> None:
+        # An alias stands for the tables that were really written, which a form or the records may have chosen.
+        written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
+        by_topic = {name: value for name, value in result.items() if name != "topics"}
         for outlet in self.outlets:
             if isinstance(outlet, AssetAlias):
-                # An alias stands for the table that was really written, which a trigger form may have changed.
-                context["outlet_events"][outlet].add(table_asset(report.table), extra=result)
+                for table, rows in written.items():
+                    own = by_topic | {"table": table, "rows": rows} if len(written) > 1 else result
+                    context["outlet_events"][outlet].add(table_asset(table), extra=own)
             elif isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = result
-        return result
 
 
 def _plain_schema(schema: Schema | pa.Schema) -> Schema:

@@ -1,0 +1,201 @@
+"""Fan-out by name: which tables a template stands for, and which topics a regex does. Text only, no I/O.
+
+`"lake.{topic}"` is one table for each topic; `"lake.{event}"`, `"lake.{header:type}"` and `"lake.{key}"` let each
+record say its table. `{field:topic}` is the payload's field of a name that has a meaning of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+
+# Catalogs cut or refuse longer ones, and file systems do from 255 bytes on.
+MAX_NAME = 200
+NAMES_SHOWN = 10
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+class Origin(StrEnum):
+    """Where a placeholder's value comes from."""
+
+    TOPIC = "topic"
+    KEY = "key"
+    HEADER = "header"
+    FIELD = "field"
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """`{topic}`, `{key}`, `{header:name}`, or `{name}` for a field of the payload."""
+
+    origin: Origin
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.name!r}" if self.name else str(self.origin)
+
+
+class Unroutable(ValueError):
+    """A value that no table can be named by; its text goes on behind the value."""
+
+
+class NoTopicMatches(LakestreamError, Terminal):
+    """The cluster has no topic that the regex names."""
+
+    def __init__(self, pattern: str, where: str, near: Sequence[str]) -> None:
+        self.pattern, self.near = pattern, tuple(near)
+        known = f"Near names there: {', '.join(near)}." if near else "It shows this user no topic at all."
+        super().__init__(
+            f"topic: no topic in the cluster of {where} has a name that {pattern!r} matches as a whole. {known} "
+            'Correct the regex ("^orders-.*" matches all that begin with orders-), or give on_empty="skip".'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableTemplate:
+    """A table's name with placeholders; `parts` are literal texts and placeholders in turn."""
+
+    text: str
+    parts: tuple[str | Placeholder, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> TableTemplate:
+        """Read a template, or the name of a table, which has no placeholders. Raises InvalidArgument."""
+        check_table_name(_PLACEHOLDER.sub("x", text or ""))
+        pieces = _PLACEHOLDER.split(text)
+        if any("{" in literal or "}" in literal for literal in pieces[::2]):
+            raise InvalidArgument("table", f"{text!r} has a brace without its counterpart.", _NOTATION)
+        parts = [_placeholder(piece, text) if i % 2 else piece for i, piece in enumerate(pieces)]
+        template = cls(text, tuple(part for part in parts if part != ""))
+        last_dot = max(i for i, part in enumerate(template.parts) if isinstance(part, str) and "." in part)
+        if any(p in template.by_record for p in template.parts[:last_dot]):
+            raise InvalidArgument("table", f"{text!r}: a record can't choose the namespace.", _NOTATION)
+        return template
+
+    @property
+    def placeholders(self) -> tuple[Placeholder, ...]:
+        """All placeholders, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Placeholder))
+
+    @property
+    def by_record(self) -> tuple[Placeholder, ...]:
+        """The placeholders that each record fills with a value of its own."""
+        return tuple(p for p in self.placeholders if p.origin is not Origin.TOPIC)
+
+    @property
+    def by_topic(self) -> bool:
+        """Whether the topic's name is part of the table's."""
+        return len(self.by_record) < len(self.placeholders)
+
+    def of_topic(self, topic: str) -> TableTemplate:
+        """Return the template with the topic's name in place. Raises InvalidArgument where no name comes of it."""
+        if not self.by_topic:
+            return self
+        try:
+            name = sanitized(topic)
+        except Unroutable as e:
+            raise InvalidArgument("table", f"the topic {topic!r} {e}.", "Name the table without {topic}.") from None
+        text = "".join(name if part == Placeholder(Origin.TOPIC) else _text(part) for part in self.parts)
+        if not self.by_record and len(text) > MAX_NAME:
+            raise InvalidArgument("table", f"{text!r} is longer than {MAX_NAME} characters.", "Do without {topic}.")
+        return TableTemplate.parse(text)
+
+    def table(self, values: Sequence[str]) -> str:
+        """Return the table for the values of the placeholders of `by_record`. Raises Unroutable."""
+        names = iter([sanitized(value) for value in values])
+        name = "".join(part if isinstance(part, str) else next(names) for part in self.parts)
+        if len(name) > MAX_NAME:
+            raise Unroutable(f"makes a table's name of more than {MAX_NAME} characters")
+        return name
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of all its tables; those of a template over the topic only once that is in place."""
+        return "".join(_text(part) for part in self.parts).rpartition(".")[0]
+
+
+_NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
+
+
+def _placeholder(text: str, template: str) -> Placeholder:
+    origin, colon, name = text.partition(":")
+    if not colon:
+        origin, name = (text, "") if text in (Origin.TOPIC, Origin.KEY) else (Origin.FIELD.value, text)
+    is_named = origin in (Origin.HEADER, Origin.FIELD)
+    is_good = (is_named and bool(name)) or (origin in (Origin.TOPIC, Origin.KEY) and not colon)
+    if not is_good or re.search(r"\s", text):
+        raise InvalidArgument("table", f"{template!r}: {{{text}}} is no placeholder.", _NOTATION)
+    if origin == Origin.FIELD and "." in name:
+        raise InvalidArgument("table", f"{template!r}: {{{text}}} is not a field at the top of the payload.", _NOTATION)
+    return Placeholder(Origin(origin), name)
+
+
+def _text(part: str | Placeholder) -> str:
+    if isinstance(part, str):
+        return part
+    if not part.name:
+        return f"{{{part.origin}}}"
+    return f"{{{part.origin}:{part.name}}}"
+
+
+def sanitized(value: str) -> str:
+    """Return a value as part of a table's name: lower case, all but ASCII letters, digits and '_' become '_'.
+
+    Lower case, since Hive's and Glue's catalogs know no other. Raises Unroutable where no letter or digit is left.
+    """
+    name = re.sub(r"[^a-z0-9_]", "_", value.lower())
+    if not re.search(r"[a-z0-9]", name):
+        raise Unroutable("holds no letter and no digit to name a table by")
+    return name
+
+
+def is_pattern(topic: str) -> bool:
+    """Tell whether a topic is given as a regex: it begins with '^', as in librdkafka."""
+    return (topic or "").startswith("^")
+
+
+def check_topic_or_pattern(topic: str) -> str:
+    """Return a topic's name or a regex. Raises InvalidArgument."""
+    if not is_pattern(topic):
+        return check_topic(topic)
+    try:
+        re.compile(topic)
+    except re.error as e:
+        raise InvalidArgument("topic", f"{topic!r} is not a regex of Python's: {e}.") from e
+    return topic
+
+
+def matching(pattern: str, topics: Iterable[str]) -> list[str]:
+    """Return the topics whose whole name the regex matches, sorted; none of Kafka's internal ones."""
+    compiled = re.compile(pattern)
+    return sorted(topic for topic in topics if not topic.startswith("__") and compiled.fullmatch(topic))
+
+
+def near_names(pattern: str, topics: Collection[str]) -> list[str]:
+    """Return some topics that the author of a regex without a match may have meant."""
+    shown = sorted(topic for topic in topics if not topic.startswith("__"))
+    begin = [topic for topic in shown if re.match(pattern, topic)]
+    alike = difflib.get_close_matches(re.sub(r"\W+", "-", pattern).strip("-"), shown, NAMES_SHOWN, 0.4)
+    return list(dict.fromkeys([*begin, *alike, *shown]))[:NAMES_SHOWN]
+
+
+def check_distinct(template: TableTemplate, topics: Sequence[str]) -> None:
+    """Refuse two topics whose names come to one and the same table. Raises InvalidArgument."""
+    if not template.by_topic:
+        return
+    taken: dict[str, str] = {}
+    for topic in topics:
+        text = template.of_topic(topic).text
+        if text in taken:
+            raise InvalidArgument(
+                "table",
+                f"the topics {taken[text]!r} and {topic!r} would both land in {text}.",
+                "Narrow the regex, and land one of them by a task of its own.",
+            )
+        taken[text] = topic

@@ -1,0 +1,141 @@
+"""One run with all that it fans out to: each topic of a regex in turn, and what was landed in which table.
+
+No Airflow in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+
+from airflow_lakestream import extract
+from airflow_lakestream.core.landing import Stopped, land
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.routing import NoTopicMatches, check_distinct, is_pattern, matching, near_names
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.kafka.topics import list_topics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunReport:
+    """What one run landed: the reports by topic, and the rows by table. `topic` and `table` are as they were given."""
+
+    topic: str
+    table: str
+    consumer_group: str
+    reports: dict[str, LandingReport] = field(default_factory=dict)
+    tables: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def counts(self) -> Counts:
+        """The records of all topics, by what became of them."""
+        return sum((report.counts for report in self.reports.values()), Counts())
+
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether there was nothing to land, and no loss to write down."""
+        return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
+
+    @property
+    def recovered(self) -> int:
+        """How many snapshots earlier tries of the run had landed."""
+        return sum(report.recovered for report in self.reports.values())
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots the run has landed, in all its tries."""
+        return sum(len(report.snapshot_ids) for report in self.reports.values())
+
+    @property
+    def remaining_lag(self) -> int:
+        """How many offsets the group still lacks."""
+        return sum(report.remaining_lag for report in self.reports.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values: one topic's own, or the sums with those of each topic in `topics`."""
+        given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
+        if not is_pattern(self.topic):
+            return next(iter(self.reports.values())).to_dict() | given
+        counts = self.counts
+        return {
+            **given,
+            "consumer_group": self.consumer_group,
+            "read": counts.read,
+            "rows": counts.written,
+            "rejected": counts.rejected,
+            "skipped": counts.skipped,
+            "filtered": counts.filtered,
+            "remaining_lag": self.remaining_lag,
+            "complete": all(report.completes for report in self.reports.values()),
+            "topics": {topic: report.to_dict() for topic, report in self.reports.items()},
+        }
+
+
+def land_run(
+    config: ExtractConfig,
+    kafka: Mapping[str, Any],
+    catalog: Catalog,
+    *,
+    run_id: str,
+    where: str = "the Kafka connection",
+    stop: threading.Event | None = None,
+) -> RunReport:
+    """Land the topic, or each topic of the regex; see `extract.build_job` for the arguments.
+
+    A topic that can't be landed keeps no other from it: its error is raised when all have had their turn, one that a
+    retry may mend before one that it does not. Raises NoTopicMatches, and what a landing raises.
+    """
+    stop = stop or threading.Event()
+    run = RunReport(config.topic, config.table, config.consumer_group)
+    failed: list[LakestreamError] = []
+    for topic in _topics(config, kafka, where):
+        left = _left(config, run)
+        if left == 0:
+            log.info("%s and what comes behind it wait for the next run: max_records are landed.", topic)
+            break
+        one = replace(config.of_topic(topic), max_records=left)
+        own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
+        try:
+            job = extract.build_job(one, kafka, catalog, run_id=own_id, where=where, stop=stop)
+            report = land(job)
+        except Stopped:
+            raise
+        except LakestreamError as e:
+            if not is_pattern(config.topic):
+                raise
+            log.error("%s: %s", topic, e)
+            failed.append(e)
+            continue
+        run.reports[topic] = report
+        run.tables[one.table] += report.counts.written
+    if failed:
+        raise min(failed, key=lambda e: isinstance(e, Terminal))
+    return run
+
+
+def _topics(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
+    if not is_pattern(config.topic):
+        return [config.topic]
+    known = list_topics(kafka, where)
+    topics = matching(config.topic, known)
+    if not topics:
+        raise NoTopicMatches(config.topic, where, near_names(config.topic, known))
+    check_distinct(config.template, topics)
+    log.info("%r matches %s topics: %s", config.topic, len(topics), ", ".join(topics))
+    return topics
+
+
+def _left(config: ExtractConfig, run: RunReport) -> int | None:
+    """How many records the run may still take; None for any number."""
+    most = config.limits.max_records
+    return None if most is None else max(0, most - run.counts.read)

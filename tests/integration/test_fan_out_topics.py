@@ -1,0 +1,156 @@
+"""A topic for each table and several topics in one, from a regex, on the real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.core.routing import NoTopicMatches
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.fan_out import RunReport, land_run
+from tests.support.broker import Producing, Topics
+from tests.support.lake import GROUP, Lake
+
+pytestmark = pytest.mark.integration
+
+Land = Callable[..., RunReport]
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Give the beginning of this test's topic names."""
+    return f"f{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def land(lake: Lake) -> Land:
+    """Give `land(topic, table, run_id, **config)`."""
+
+    def land(topic: str, table: str = "lake.{topic}", run_id: str = "r", **config: Any) -> RunReport:
+        settings = ExtractConfig(topic=topic, table=table, consumer_group=GROUP, **config)
+        return land_run(settings, lake.kafka, lake.catalog(), run_id=run_id)
+
+    return land
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b'{"n":%d}' % n for n in range(start, start + count)]
+
+
+def landed(lake: Lake, table: str) -> list[int]:
+    return sorted(lake.table(table).scan().to_arrow()["n"].to_pylist())
+
+
+def test_each_topic_of_a_regex_lands_in_its_own_table(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    names = [topic(1, name=f"{prefix}-{part}") for part in ("eu", "us", "other.x")]
+    for number, name in enumerate(names):
+        produce(name, 0, numbers(number + 1))
+    report = land(f"^{prefix}-(eu|us)")
+    assert report.tables == {f"lake.{prefix}_eu": 1, f"lake.{prefix}_us": 2}
+    assert sorted(report.reports) == names[:2]
+    assert landed(lake, f"lake.{prefix}_us") == [0, 1]
+    assert [table for _, table in lake.catalog().list_tables("lake")] == [f"{prefix}_eu", f"{prefix}_us"]
+    result = report.to_dict()
+    assert (result["rows"], result["read"], result["remaining_lag"]) == (3, 3, 0)
+    assert result["topics"][names[1]]["rows"] == 2
+
+
+def test_a_single_topic_may_name_its_table_too(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1, name=f"{prefix}.A")
+    produce(name, 0, numbers(2))
+    report = land(name, "lake.raw_{topic}")
+    assert report.to_dict()["tables"] == {f"lake.raw_{prefix}_a": 2}
+    assert landed(lake, f"lake.raw_{prefix}_a") == [0, 1]
+
+
+def test_topics_of_a_regex_share_a_fixed_table_each_with_its_own_books(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    names = [topic(1, name=f"{prefix}-{part}") for part in ("eu", "us")]
+    produce(names[0], 0, numbers(2))
+    produce(names[1], 0, numbers(3, start=10))
+    assert land(f"^{prefix}-.*", "lake.all").tables == {"lake.all": 5}
+    produce(names[1], 0, numbers(1, start=20))
+    report = land(f"^{prefix}-.*", "lake.all", "next")
+    assert report.tables == {"lake.all": 1}
+    assert landed(lake, "lake.all") == [0, 1, 10, 11, 12, 20]
+
+
+def test_a_topic_that_came_later_is_landed_by_the_next_run(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    produce(topic(1, name=f"{prefix}-a"), 0, numbers(1))
+    land(f"^{prefix}-.*")
+    produce(topic(1, name=f"{prefix}-b"), 0, numbers(2))
+    assert land(f"^{prefix}-.*", run_id="next").tables == {f"lake.{prefix}_a": 0, f"lake.{prefix}_b": 2}
+
+
+def test_another_try_reports_what_the_first_had_landed_of_each_topic(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in "ab":
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(2))
+    first = land(f"^{prefix}-.*").to_dict()
+    again = land(f"^{prefix}-.*")
+    assert again.to_dict() == first
+    assert again.recovered == 2
+    assert land(f"^{prefix}-.*", run_id="another").changed_nothing
+
+
+def test_most_records_are_those_of_all_topics_together(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in "abc":
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(4))
+    assert land(f"^{prefix}-.*", max_records=6).counts.read == 6
+    # The same run again is not allowed more.
+    assert land(f"^{prefix}-.*", max_records=6).counts.read == 6
+    assert land(f"^{prefix}-.*", run_id="next").counts.read == 6
+    assert [landed(lake, f"lake.{prefix}_{part}") for part in "abc"] == [[0, 1, 2, 3]] * 3
+
+
+def test_a_topic_with_a_bad_record_keeps_no_other_from_landing(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    bad, good = (topic(1, name=f"{prefix}-{part}") for part in "ab")
+    produce(bad, 0, [b"{}x"])
+    produce(good, 0, numbers(2))
+    with pytest.raises(BadRecord) as failed:
+        land(f"^{prefix}-.*", schema="n bigint")
+    assert (failed.value.topic, failed.value.offset) == (bad, 0)
+    assert landed(lake, f"lake.{prefix}_b") == [0, 1]
+
+
+def test_no_match_is_an_error_that_lists_near_names(land: Land, prefix: str, topic: Topics) -> None:
+    name = topic(1, name=f"{prefix}-orders")
+    with pytest.raises(NoTopicMatches) as failed:
+        land(f"^{prefix}-order")
+    assert failed.value.near[0] == name
+
+
+def test_topics_that_come_to_one_table_are_refused_before_any_is_landed(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in ("a-b", "a.b"):
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(1))
+    with pytest.raises(InvalidArgument, match=f"lake.{prefix}_a_b"):
+        land(f"^{prefix}-.*")
+    assert lake.has_nothing()
+
+
+@pytest.mark.parametrize(
+    ("argument", "settings"),
+    [("ranges", {"mode": "ranges", "ranges": [[0, 0, 1]]}), ("idle_timeout", {"idle_timeout": 5})],
+)
+def test_what_belongs_to_one_topic_does_not_go_with_a_regex(land: Land, argument: str, settings: Any) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        land("^x.*", **settings)
+    assert refused.value.argument == argument
