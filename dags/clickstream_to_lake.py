@@ -61,5 +61,5 @@ with DAG(
         on_data_loss="{{ params.on_data_loss }}",
         partition_by=["days(timestamp)"],
         # The alias becomes the table that was really written, whatever the form said.
-        outlets=[AssetAlias("clickstream_to_lake")],
+        outlets=[AssetAlias("clickstream")],
     )

@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,9 @@ class Airflow:
     pid: int
     folder: str
 
-    @property
+    @cached_property
     def api(self) -> AirflowApi:
-        """Its REST API, logged in."""
+        """Its REST API, logged in once."""
         return AirflowApi(self.url, self.username, self.password)
 
     @property

@@ -73,13 +73,13 @@ class Topics:
         poll_until(led, f"{name} to have {partitions} partitions with leaders")
 
 
-def poll_until(done: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Return once `done()`; TimeoutError after `seconds`."""
+def poll_until(done: Callable[[], bool], what: str, seconds: float = 30, *, every: float = 0.05) -> None:
+    """Return once `done()`, asked again after `every` seconds; TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 @pytest.fixture(scope="session")
