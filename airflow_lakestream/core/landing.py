@@ -6,40 +6,28 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from airflow_lakestream.core.batch import Batch, Limits, at_most
-from airflow_lakestream.core.ledger import Landing, TopicEntry, TopicIdentity
-from airflow_lakestream.core.modes import Look, Mode, Resume, reading_plan
+from airflow_lakestream.core.batch import Batch
+from airflow_lakestream.core.job import Job as Job
+from airflow_lakestream.core.job import Stopped as Stopped
+from airflow_lakestream.core.job import check_still_there, entry_of, read_rows
+from airflow_lakestream.core.ledger import Landing, TopicEntry, union
+from airflow_lakestream.core.modes import Look, Resume, reading_plan
+from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
-    TopicReplaced,
     TopicState,
-    check_identity,
     check_log,
     first_hole,
     resume_plan,
 )
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import (
-    Chunk,
-    Conflict,
-    Decoder,
-    DecoderFactory,
-    Reader,
-    Rows,
-    Sink,
-    Source,
-    TableState,
-)
-from airflow_lakestream.core.readahead import ReadAhead
+from airflow_lakestream.core.ports import Conflict, TableState
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
@@ -47,18 +35,7 @@ log = logging.getLogger(__name__)
 
 # Every conflict means that another run got on; so many in a row mean that something else is wrong.
 MAX_CONFLICTS = 20
-# Chunks read and not yet taken, decoded or not.
-CHUNKS_AHEAD = 8
-# Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
-DECODERS = min(2, os.cpu_count() or 1)
 FOLLOW_INTERVAL = 0.5
-
-
-class Stopped(LakestreamError, Transient):
-    """The run was told to stop; what it had not committed left no trace."""
-
-    def __init__(self) -> None:
-        super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
 
 
 class Contention(LakestreamError, Transient):
@@ -71,28 +48,6 @@ class Contention(LakestreamError, Transient):
         )
 
 
-@dataclass(frozen=True)
-class Job:
-    """What to land, from where, into what. `run_id` is the same in every try of one task run.
-
-    `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
-    """
-
-    run_id: str
-    table: str
-    consumer_group: str
-    source: Source
-    reader: Reader
-    decoders: DecoderFactory
-    sink: Sink
-    mode: Mode = Resume()
-    replaces: bool = False
-    limits: Limits = Limits()
-    on_data_loss: OnDataLoss = OnDataLoss.FAIL
-    allow_group_overlap: bool = False
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
 def land(job: Job) -> LandingReport:
     """Land all that the run covers and the table lacks, up to the ends of the partitions at the start of the run.
 
@@ -100,7 +55,8 @@ def land(job: Job) -> LandingReport:
     2. Look at the topic, and let the mode plan the offset ranges to read. A growing topic does not keep a run from
        ending: from one look on, plans keep to its ends.
     3. With nothing left to plan, end; with an idle timeout, wait for new records first.
-    4. Read, decode and write them; commit whenever a limit is reached, each time rows and ledger together.
+    4. Take the pieces that other workers handed over, if any. Read, decode and write the rest; commit whenever a limit
+       is reached, each time rows and ledger together.
     5. Go to 1; also on a conflict with another run, after discarding what is not committed.
     6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
 
@@ -115,17 +71,18 @@ def land(job: Job) -> LandingReport:
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
-        entry = _entry(job, table, now)
+        entry = entry_of(job, table, now)
         if job.mode.ends_are_fixed(entry):
             ends = ends or now
         report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
         if replaced is not None:
             report.add(*replaced)
         report.recover(table.landed_by_run)
-        plan = _plan(job, table, entry, now, ends)
+        pieces = job.handed.usable(now.identity, entry.held, lambda files: job.sink.misfit(files))
+        plan = plan_of(job, table, entry, now, ends, pieces)
         landed_before = len(report.snapshot_ids)
         try:
-            if not _drain(job, table, plan, report):
+            if not _drain(job, table, _cut(plan, job), pieces, report):
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break
                 ends = None
@@ -153,7 +110,7 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
     for _ in range(MAX_CONFLICTS):
         table = job.sink.load(job.run_id)
         now = job.source.look()
-        entry = _entry(job, table, now)
+        entry = entry_of(job, table, now)
         look = Look(job.table, entry, now, job.source, job.on_data_loss)
         ranges = entry.landed & job.mode.own(look)
         if not ranges:
@@ -173,12 +130,12 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
 
 def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
-    with closing(_read(job, plan, job.decoders(table.schema, None), None)) as results:
+    with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk, rows in results:
             if rows is not None:
                 job.sink.write(rows, identity)
             batch.add(chunk)
-    _check_still_there(job, identity)
+    check_still_there(job, identity)
     landing = batch.landing(job.run_id)
     read = landing.topics[identity]
     if read.landed != plan.ranges:
@@ -187,28 +144,36 @@ def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Land
     return job.sink.replace(replace(landing, topics={identity: change}))
 
 
-def _entry(job: Job, table: TableState, now: TopicState) -> TopicEntry:
-    """Return the group's books of the topic, checked against the topic as it is now."""
-    check_identity(table.ledger, now.identity, job.table)
-    entry = table.ledger.entry(now.identity)
-    check_log(entry, now, job.table)
-    return entry
+def plan_of(
+    job: Job,
+    table: TableState,
+    entry: TopicEntry,
+    now: TopicState,
+    ends: TopicState | None = None,
+    pieces: Sequence[Piece] = (),
+) -> Plan:
+    """Return what is still to be read, besides the pieces.
 
-
-def _plan(job: Job, table: TableState, entry: TopicEntry, now: TopicState, ends: TopicState | None) -> Plan:
+    Raises LandedByAnotherGroup, and what the mode and a log that was cut short raise.
+    """
     state = now if ends is None else _with_ends(now, ends)
-    plan = job.mode.plan(Look(job.table, entry, state, job.source, job.on_data_loss))
+    handed = union(piece.ranges for piece in pieces)
+    # What was read needs no reading any more, be it gone from Kafka meanwhile.
+    after = replace(entry, landed=entry.landed | handed)
+    check_log(after, now, job.table)
+    plan = job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss))
     if not job.allow_group_overlap:
         for other, ledger in table.others.items():
-            if taken := plan.ranges & ledger.entry(now.identity).landed:
+            if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
                 raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
-    if plan.lost:
-        log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
-    if plan.changes_the_ledger:
-        log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
-    else:
-        log.info("%s: %s lacks nothing that is in Kafka now.", now.identity.topic, job.table)
     return plan
+
+
+def _cut(plan: Plan, job: Job) -> Plan:
+    """Keep to the bounds that were set for the run; what lies beyond them is left to a later one."""
+    if job.within is None:
+        return plan
+    return replace(plan, ranges=plan.ranges & job.within, covered=None)
 
 
 def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
@@ -217,16 +182,20 @@ def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
     return replace(state, marks=marks)
 
 
-def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> bool:
-    """Read the plan to its end, or to `max_records`, committing as the limits ask.
+def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], report: LandingReport) -> bool:
+    """Take the pieces, and read the plan to its end, or to `max_records`, committing as the limits ask.
 
     Returns whether anything was committed. Without a table, a schema and a record there is nowhere to commit to.
     """
-    if not plan.changes_the_ledger or _exhausted(job, report):
+    _tell(job, plan, pieces)
+    if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
         return False
     batch = Batch(plan)
+    for piece in pieces:
+        job.sink.adopt(piece.files)
+        batch.take(piece)
     decoder = job.decoders(table.schema, None)
-    with closing(_read(job, plan, decoder, _left(job, report))) as results:
+    with closing(read_rows(job, plan, decoder, _left(job, report))) as results:
         for decoder, chunk, rows in results:
             if rows is not None:
                 job.sink.write(rows, plan.state.identity)
@@ -243,61 +212,25 @@ def _drain(job: Job, table: TableState, plan: Plan, report: LandingReport) -> bo
     return True
 
 
-def _read(
-    job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
-) -> Generator[tuple[Decoder | None, Chunk, Rows | None], None, None]:
-    """Yield the plan's chunks with their rows, in order, reading and decoding ahead. Raises Stopped."""
-    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
-        begin = _Decoding(job, plan, decoder, most_records, pool)
-        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
-            for future in decoding:
-                yield future.result()
-    if job.stop.is_set():
-        raise Stopped
-
-
-@dataclass(frozen=True)
-class _Decoding:
-    """Reads chunks and begins to decode them, as the items of a `ReadAhead`: futures, in the order of the chunks."""
-
-    job: Job
-    plan: Plan
-    decoder: Decoder | None
-    most_records: int | None
-    pool: Executor
-
-    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Rows | None]]]:
-        decoder, left = self.decoder, self.most_records
-        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
-            for read in chunks:
-                chunk = at_most(read, left)
-                if decoder is None and len(chunk.batch):
-                    # The table gives no schema: the first records do.
-                    decoder = self.job.decoders(None, chunk.batch)
-                yield self.pool.submit(_decode, decoder, chunk)
-                if left is not None:
-                    left -= len(chunk.batch)
-                    if left == 0:
-                        return
-
-
-def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Rows | None]:
-    if decoder is None or not len(chunk.batch):
-        return decoder, chunk, None
-    rows = decoder.decode(chunk.batch)
-    # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
-    if len(rows) != len(chunk.batch):
-        raise AssertionError(f"{len(chunk.batch)} records became {len(rows)} rows at {chunk.covers}")
-    return decoder, chunk, rows
+def _tell(job: Job, plan: Plan, pieces: Sequence[Piece]) -> None:
+    if plan.lost:
+        log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
+    if pieces:
+        log.info("%s pieces were handed over: %s", len(pieces), union(piece.ranges for piece in pieces))
+    if plan.changes_the_ledger:
+        log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
+    elif not pieces:
+        log.info("%s: %s lacks nothing that is in Kafka now.", plan.state.identity.topic, job.table)
 
 
 def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
-    _check_still_there(job, identity)
+    check_still_there(job, identity)
     landing = batch.landing(job.run_id, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)
+    job.handed.take(batch.pieces)
     log.info(
         "Committed %s records (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
         batch.records,
@@ -309,13 +242,6 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
         landing.topics[identity].landed,
     )
     return batch.next()
-
-
-def _check_still_there(job: Job, identity: TopicIdentity) -> None:
-    """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
-    found = job.source.identity()
-    if found != identity:
-        raise TopicReplaced(identity, found, job.consumer_group, job.table)
 
 
 def _left(job: Job, report: LandingReport) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.pieces import Files
 from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
@@ -169,4 +170,22 @@ class Sink(Protocol):
         """
 
     def discard(self) -> None:
-        """Delete the files of rows taken since the last commit; never raises."""
+        """Delete the files of rows taken since the last commit, and forget those adopted; never raises."""
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on: those that another worker shall commit."""
+
+    def hand_over(self) -> Files:
+        """Write out the rows taken, and return what `adopt` needs of the files since the last call.
+
+        Until this worker has ended well they stay its own: `discard` deletes them.
+        """
+
+    def misfit(self, files: Files) -> str | None:
+        """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
+
+    def adopt(self, files: Files) -> None:
+        """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""

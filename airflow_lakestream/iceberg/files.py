@@ -29,18 +29,26 @@ from airflow_lakestream.iceberg.conform import conform
 
 
 def write_data_files(
-    metadata: TableMetadata, io: FileIO, rows: pa.Table, prefix: str, counter: Iterator[int] | None = None
+    metadata: TableMetadata,
+    io: FileIO,
+    rows: pa.Table,
+    prefix: str,
+    counter: Iterator[int] | None = None,
+    *,
+    folder: str = "",
 ) -> list[DataFile]:
     """Write rows as data files for the table's current schema, spec and sort order.
 
     File names begin with `prefix` and go on with the next number of `counter`. When a file can't be written, or the
     caller is interrupted, those of this call are removed before the error goes on.
+
+    :param folder: name of a folder of the table's data, to write below it.
     """
     _refuse_other_formats(metadata)
     if rows.num_rows == 0:
         return []
     numbers = itertools.count() if counter is None else counter
-    locations = load_location_provider(metadata.location, metadata.properties)
+    locations = _locations(metadata, folder)
     plans = [
         _Plan(metadata, io, piece, _path(locations, piece, prefix, next(numbers)))
         for piece in arrange(metadata, conform(rows, metadata.schema()))
@@ -48,6 +56,11 @@ def write_data_files(
     if len(plans) == 1:
         return _write_alone(plans[0])
     return _write_side_by_side(plans)
+
+
+def data_folder(metadata: TableMetadata, folder: str) -> str:
+    """Return where the files lie that are written below a folder of the table's data."""
+    return f"{load_location_provider(metadata.location, metadata.properties).data_path}/{folder}"
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> list[str]:
@@ -98,6 +111,14 @@ def _refuse_other_formats(metadata: TableMetadata) -> None:
         raise InvalidArgument(
             "table_properties", f"{TableProperties.WRITE_FILE_FORMAT} is {name!r}.", "Only parquet can be written."
         )
+
+
+def _locations(metadata: TableMetadata, folder: str) -> LocationProvider:
+    if not folder:
+        return load_location_provider(metadata.location, metadata.properties)
+    # The provider puts partitions, or the hashes of an object store, behind it: one listing finds all files of a run.
+    properties = {**metadata.properties, TableProperties.WRITE_DATA_PATH: data_folder(metadata, folder)}
+    return load_location_provider(metadata.location, properties)
 
 
 def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -> str:

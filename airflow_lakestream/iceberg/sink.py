@@ -9,8 +9,10 @@ import itertools
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -25,12 +27,13 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ports import RangesNotLanded, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg import layout, ledger_store, retention
+from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused
 from airflow_lakestream.iceberg.new_table import NewTable
+from airflow_lakestream.iceberg.orphans import delete_unreferenced
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
 from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
 from airflow_lakestream.iceberg.since import FirstLook
@@ -91,6 +94,9 @@ class IcebergSink:
         self._rows_bytes = 0
         self._writes: list[Future[list[DataFile]]] = []
         self._files: list[DataFile] = []
+        self._handed_over = 0
+        self._adopted: list[DataFile] = []
+        self._folder = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lakestream-write")
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
@@ -144,9 +150,43 @@ class IcebergSink:
         snapshot_id = self._drive(attempt, landing)
         return snapshot_id, attempt.landing_of(snapshot_id)
 
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on."""
+        self._folder = folder
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out the rows taken; return the files since the last call, for `adopt`. See `core.ports.Sink`."""
+        self._write_out()
+        self._collect(0)
+        new, self._handed_over = self._files[self._handed_over :], len(self._files)
+        return handover.encode_files(self._target(None).metadata, new)
+
+    def misfit(self, files: Mapping[str, Any]) -> str | None:
+        """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
+        if self._table is None:
+            return "the table is not there (any more)"
+        return handover.misfit(self._table.metadata, self._table.io, files)
+
+    def adopt(self, files: Mapping[str, Any]) -> None:
+        """Take files that another worker handed over for the next commit."""
+        self._adopted += handover.decode_files(files)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+        try:
+            table = self._catalog.load_table(self._name)
+            deleted, left = delete_unreferenced(table, data_folder(table.metadata, folder))
+        except NoSuchTableError:
+            return
+        except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
+            log.warning("%s: files of this run that are in no snapshot were left in %s: %r", self._name, folder, e)
+            return
+        if deleted or left:
+            log.info("%s: deleted %s files of this run that are in no snapshot, left %s", self._name, deleted, left)
+
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
-        self._rows, self._rows_bytes = [], 0
+        self._rows, self._rows_bytes, self._adopted, self._handed_over = [], 0, [], 0
         for write in self._writes:
             if write.exception() is None:
                 self._files += write.result()
@@ -193,15 +233,16 @@ class IcebergSink:
         return with_metadata(payload, self._design.metadata)
 
     def _write_out(self) -> None:
-        rows = pa.concat_tables(self._rows) if self._rows else None
-        if rows is None or not rows.num_rows:
+        if not self._rows:
             return
-        self._rows, self._rows_bytes = [], 0
+        rows, self._rows, self._rows_bytes = pa.concat_tables(self._rows), [], 0
+        # No rows at all still say what a new table's columns are.
         target = self._target(rows)
+        if not rows.num_rows:
+            return
         self._collect(WRITES_AHEAD)
-        self._writes.append(
-            self._pool.submit(write_data_files, target.metadata, target.io, rows, self._prefix, self._numbers)
-        )
+        write = partial(write_data_files, folder=self._folder)
+        self._writes.append(self._pool.submit(write, target.metadata, target.io, rows, self._prefix, self._numbers))
 
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` writes are under way."""
@@ -240,7 +281,7 @@ class IcebergSink:
                 # Growing: the writer that got in first, or the catalog, needs the time.
                 time.sleep(RETRY_PAUSE * number)
             try:
-                snapshot_id = attempt.commit(self._files)
+                snapshot_id = attempt.commit([*self._files, *self._adopted])
             except Refused as refused:
                 attempt.clean_up(keep=None)
                 raise refused.error from None
@@ -264,7 +305,7 @@ class IcebergSink:
     def _committed(self, attempt: Attempt, landing: Landing, snapshot_id: int) -> int:
         attempt.clean_up(keep=snapshot_id)
         self._landed.add(landing.landing_id)
-        self._files, self._staged = [], None
+        self._leave_in_place()
         # The next rows are written for what the table is now: it may only just have been created.
         self._table = self._catalog.load_table(self._name)
         return snapshot_id
@@ -276,7 +317,7 @@ class IcebergSink:
         # The last try, too, may have been applied and only its answer lost.
         if (snapshot_id := self._look_once_more(landing)) is not None:
             return self._committed(attempt, landing, snapshot_id)
-        files = len(self._files)
+        files = len(self._files) + len(self._adopted)
         self._leave_in_place()
         raise CommitOutcomeUnknown(self._name, files, unknown) from unknown
 
@@ -290,7 +331,7 @@ class IcebergSink:
 
     def _leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""
-        self._files, self._staged = [], None
+        self._files, self._adopted, self._handed_over, self._staged = [], [], 0, None
 
     def _io(self) -> FileIO:
         return self._target(None).io

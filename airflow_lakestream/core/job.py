@@ -1,0 +1,121 @@
+"""What a run is told, and the steps that every kind of run takes: the books of its topic, and reading a plan's rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from airflow_lakestream.core.batch import Limits, at_most
+from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity
+from airflow_lakestream.core.modes import Mode, Resume
+from airflow_lakestream.core.pieces import Handed
+from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rows, Sink, Source, TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.readahead import ReadAhead
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+# Chunks read and not yet taken, decoded or not.
+CHUNKS_AHEAD = 8
+# Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
+DECODERS = min(2, os.cpu_count() or 1)
+
+
+class Stopped(LakestreamError, Transient):
+    """The run was told to stop; what it had not committed left no trace."""
+
+    def __init__(self) -> None:
+        super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to land, from where, into what. `run_id` is the same in every try of one task run.
+
+    `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
+    `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
+    """
+
+    run_id: str
+    table: str
+    consumer_group: str
+    source: Source
+    reader: Reader
+    decoders: DecoderFactory
+    sink: Sink
+    mode: Mode = Resume()
+    replaces: bool = False
+    limits: Limits = Limits()
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    allow_group_overlap: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    handed: Handed = field(default_factory=Handed)
+    within: RangeSet | None = None
+
+
+def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
+    """Return the group's books of the topic, checked against the topic as it is now."""
+    check_identity(table.ledger, now.identity, job.table)
+    entry = table.ledger.entry(now.identity)
+    check_log(entry, now, job.table)
+    return entry
+
+
+def check_still_there(job: Job, identity: TopicIdentity) -> None:
+    """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
+    found = job.source.identity()
+    if found != identity:
+        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+
+
+def read_rows(
+    job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
+) -> Generator[tuple[Decoder | None, Chunk, Rows | None], None, None]:
+    """Yield the plan's chunks with their rows, in order, reading and decoding ahead. Raises Stopped."""
+    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+        begin = _Decoding(job, plan, decoder, most_records, pool)
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
+            for future in decoding:
+                yield future.result()
+    if job.stop.is_set():
+        raise Stopped
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Reads chunks and begins to decode them, as the items of a `ReadAhead`: futures, in the order of the chunks."""
+
+    job: Job
+    plan: Plan
+    decoder: Decoder | None
+    most_records: int | None
+    pool: Executor
+
+    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Rows | None]]]:
+        decoder, left = self.decoder, self.most_records
+        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
+            for read in chunks:
+                chunk = at_most(read, left)
+                if decoder is None and len(chunk.batch):
+                    # The table gives no schema: the first records do.
+                    decoder = self.job.decoders(None, chunk.batch)
+                yield self.pool.submit(_decode, decoder, chunk)
+                if left is not None:
+                    left -= len(chunk.batch)
+                    if left == 0:
+                        return
+
+
+def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Rows | None]:
+    if decoder is None or not len(chunk.batch):
+        return decoder, chunk, None
+    rows = decoder.decode(chunk.batch)
+    # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+    if len(rows) != len(chunk.batch):
+        raise AssertionError(f"{len(chunk.batch)} records became {len(rows)} rows at {chunk.covers}")
+    return decoder, chunk, rows

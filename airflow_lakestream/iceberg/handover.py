@@ -1,0 +1,119 @@
+"""Data files as one worker hands them to another: their metadata as JSON, and the table that they were written for.
+
+A value of a partition is written with the Python type that the writer gave it, so that what is read is what PyIceberg
+would have been given in one process. Versions stand around it, with the piece.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+_PLAIN = ("file_path", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id")
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_READERS: dict[str, Callable[[str], Any]] = {
+    "bytes": base64.b64decode,
+    "float": float.fromhex,
+    "decimal": Decimal,
+}
+
+
+def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str, Any]:
+    """Return files that were written for the table, with what tells whether they still fit it."""
+    return {
+        "table_uuid": str(metadata.table_uuid),
+        "schema_id": metadata.current_schema_id,
+        "spec_id": metadata.default_spec_id,
+        "files": [_encode(file) for file in files],
+    }
+
+
+def decode_files(handed: Mapping[str, Any]) -> list[DataFile]:
+    """Return the files as PyIceberg takes them."""
+    return [_decode(item, handed["spec_id"]) for item in handed["files"]]
+
+
+def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> str | None:
+    """Say why handed files can't go into the table; None if they can."""
+    if handed["table_uuid"] != str(metadata.table_uuid):
+        return "the table was dropped and created anew since they were written"
+    if handed["schema_id"] != metadata.current_schema_id:
+        return "the table's schema was changed since they were written"
+    if handed["spec_id"] != metadata.default_spec_id:
+        return "the table's partition spec was changed since they were written"
+    gone = _gone(io, [item["file_path"] for item in handed["files"]])
+    return f"they are gone, such as {gone[0]}" if gone else None
+
+
+def _gone(io: FileIO, paths: Sequence[str]) -> list[str]:
+    # An earlier try of the commit may have swept them; a table must never refer to what is not there.
+    there = ExecutorFactory.get_or_create().map(lambda path: io.new_input(path).exists(), paths)
+    return [path for path, exists in zip(paths, there, strict=True) if not exists]
+
+
+def _encode(file: DataFile) -> dict[str, Any]:
+    return {
+        "partition": [_value_to_json(file.partition[at]) for at in range(len(file.partition))],
+        **{name: getattr(file, name) for name in _PLAIN},
+        **{name: _by_column(getattr(file, name), int) for name in _COUNTS},
+        **{name: _by_column(getattr(file, name), _text) for name in _BOUNDS},
+    }
+
+
+def _decode(item: Mapping[str, Any], spec_id: int) -> DataFile:
+    values: dict[str, Any] = {
+        **{name: item[name] for name in _PLAIN},
+        **{name: _from_columns(item[name], int) for name in _COUNTS},
+        **{name: _from_columns(item[name], base64.b64decode) for name in _BOUNDS},
+    }
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*map(_value_from_json, item["partition"])),
+        equality_ids=None,
+        key_metadata=None,
+        **values,
+    )
+    file.spec_id = spec_id
+    return file
+
+
+def _by_column(values: Mapping[int, Any] | None, write: Any) -> dict[str, Any] | None:
+    return None if values is None else {str(column): write(value) for column, value in values.items()}
+
+
+def _from_columns(values: Mapping[str, Any] | None, read: Any) -> dict[int, Any] | None:
+    return None if values is None else {int(column): read(value) for column, value in values.items()}
+
+
+def _value_to_json(value: Any) -> Any:
+    # JSON has no bytes and no NaN, and Airflow's databases refuse what is not JSON.
+    if isinstance(value, bytes):
+        return {"bytes": _text(value)}
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"{value!r} of type {type(value).__name__} is no value of a partition")
+
+
+def _value_from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, text),) = value.items()
+    return _READERS[kind](text)
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
