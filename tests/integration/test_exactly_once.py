@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
+from airflow_lakestream.core.job import CHUNKS_AHEAD
 from airflow_lakestream.core.landing import Stopped, land
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.iceberg import sink as sink_module
@@ -235,7 +236,8 @@ def test_a_run_told_to_stop_while_reading_leaves_no_trace(
     before = [] if is_first else lake.land(name).snapshot_ids
     produce(name, 0, events(0, 100, 100))
     job = lake.job(name, catalog=lake.catalog(**WATCHED))
-    reader = InterposedReader(SmallChunks(job.reader, 10), job.stop.set, chunks=6)
+    # More than are read ahead: then some are written for certain.
+    reader = InterposedReader(SmallChunks(job.reader, 5), job.stop.set, chunks=CHUNKS_AHEAD + 4)
 
     with pytest.raises(Stopped):
         land(replace(job, reader=reader))
