@@ -107,6 +107,10 @@ class Books:
         """Return all offsets of a topic's name that any group landed, of any incarnation."""
         return union(entry.landed for _, of, entry in self._entries() if of.topic == topic)
 
+    def landed_by_others(self, topic: str) -> RangeSet:
+        """Return all offsets of a topic's name that other groups landed, of any incarnation."""
+        return union(entry.landed for group, of, entry in self._entries() if group != self.group and of.topic == topic)
+
     def _entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
         for group, ledger in self.ledgers.items():
             for identity, entry in ledger.topics.items():

@@ -35,9 +35,9 @@ def _count(result: AuditResult, books: Books, topic: str, audits: list[Partition
     missing = sum(audit.rows_missing for audit in audits)
     found = sum(audit.rows - audit.rows_too_many for audit in audits)
     if not unwritten:
-        result.counts.append(RowCount(f"{topic}, beyond the ranges named", counts.written, found + missing))
+        result.counts.append(RowCount(f"{topic}, beyond the ranges named", counts.written, found + missing, topic))
         return audits
-    result.counts.append(RowCount(topic, counts.written, found))
+    result.counts.append(RowCount(topic, counts.written, found, topic))
     if not missing:
         return audits
     # Rejected, skipped and filtered records have no rows either, and the ledger counts them without their offsets.

@@ -50,7 +50,7 @@ def read_log(
         landed = landed_of(found.identity)
         left = landed & union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         try:
-            for chunk in reader.read(Plan(state, RangeSet(_bridged(left - done))), stop):
+            for chunk in reader.read(Plan(state, RangeSet(bridged(left - done))), stop):
                 covers = chunk.covers
                 found.readable.setdefault((topic, covers.partition), Tally()).add_offsets(chunk.batch.offsets)
                 done |= RangeSet([covers])
@@ -64,7 +64,7 @@ def read_log(
     raise AssertionError("the last try returns or raises")
 
 
-def _bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+def bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     """Join ranges with a small hole between them: what is read there beyond the landed ranges is not asked for."""
     last: OffsetRange | None = None
     for r in ranges:

@@ -48,7 +48,7 @@ def _count(result: AuditResult, books: Books, files: TableFiles, topics: list[st
             return
         by_topic[topic or ""] = by_topic.get(topic or "", 0) + landed
     for topic in topics:
-        result.counts.append(RowCount(topic, books.counts(topic).written, by_topic.get(topic, 0)))
+        result.counts.append(RowCount(topic, books.counts(topic).written, by_topic.get(topic, 0), topic))
 
 
 def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:

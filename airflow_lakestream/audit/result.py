@@ -38,11 +38,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """The rows that the ledgers say were written, minus those deleted on purpose, against those in the table."""
+    """The rows that the ledgers say were written, minus those deleted on purpose, against those in the table.
+
+    `topic` is None for a count of the whole table.
+    """
 
     what: str
     expected: int
     found: int
+    topic: str | None = None
 
     @property
     def problem(self) -> str:
@@ -52,6 +56,59 @@ class RowCount:
         missing = self.expected - self.found
         difference = f"{missing} missing" if missing > 0 else f"{-missing} too many"
         return f"{self.what}: the ledger counts {self.expected} rows, found were {self.found}: {difference}."
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did before the audit that tells of it; without anything to do there is no snapshot.
+
+    `landed` are the ranges of missing rows landed again, `undoubled` those that have one row for each record now,
+    `adopted` those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what
+    was left as it is, and why.
+    """
+
+    snapshot_id: int | None = None
+    rows_out: int = 0
+    rows_in: int = 0
+    landed: RangeSet = RangeSet()
+    undoubled: RangeSet = RangeSet()
+    adopted: RangeSet = RangeSet()
+    lost: RangeSet = RangeSet()
+    left: tuple[str, ...] = ()
+
+    @property
+    def ranges(self) -> dict[str, RangeSet]:
+        """The ranges by what was done with them."""
+        return {"landed": self.landed, "undoubled": self.undoubled, "adopted": self.adopted, "lost": self.lost}
+
+    def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
+        """Return JSON-ready values; ranges as [topic, partition, from, until], the first ones of each kind."""
+        return {
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "rows_out": self.rows_out,
+            "rows_in": self.rows_in,
+            **{name: _quadruples(ranges)[:most_ranges] for name, ranges in self.ranges.items()},
+            "left": list(self.left),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text."""
+        if self.snapshot_id is None:
+            yield "repair: nothing was done, no snapshot was added"
+        else:
+            yield f"repaired in snapshot {self.snapshot_id}: {self.rows_out} rows out, {self.rows_in} rows in"
+        for name, ranges in self.ranges.items():
+            if ranges:
+                yield f"  {_DONE[name]}: {_first([str(r) for r in ranges])}"
+        yield from (f"  left: {line}" for line in self.left)
+
+
+_DONE = {
+    "landed": "missing, landed again",
+    "undoubled": "doubled, now once",
+    "adopted": "in no ledger, now landed",
+    "lost": "lost, by receipt",
+}
 
 
 @dataclass
@@ -71,6 +128,7 @@ class AuditResult:
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    repaired: Repaired | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -102,6 +160,7 @@ class AuditResult:
             "findings": self.findings,
             "could_not_look": self.blind,
             "notes": self.notes,
+            **({} if self.repaired is None else {"repaired": self.repaired.to_dict(most_ranges)}),
         }
 
     def render(self) -> str:
@@ -112,6 +171,8 @@ class AuditResult:
         yield f"{self.table}, consumer group {self.consumer_group}: {self.verdict.value.upper()}"
         yield f"  {SEES[self.is_full]}"
         yield f"  snapshot {self.snapshot_id or '(none)'}"
+        if self.repaired is not None:
+            yield from (f"  {line}" for line in self.repaired.lines())
         for audit in self.partitions:
             yield f"  {audit.topic}[{audit.partition}]: {_summary(audit, self.is_full)}"
             yield from (f"    {line}" for line in _damages(audit, with_place=False))
@@ -188,3 +249,7 @@ def _numbers(audit: PartitionAudit) -> dict[str, int]:
 
 def _pairs(ranges: Iterable[Any]) -> list[list[int]]:
     return [[r.from_offset, r.until_offset] for r in ranges]
+
+
+def _quadruples(ranges: RangeSet) -> list[list[Any]]:
+    return [[r.topic, r.partition, r.from_offset, r.until_offset] for r in ranges]

@@ -242,5 +242,5 @@ def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
     gone = sum((ranges & one.missing).width for one in of_topic)
     unseen = sum((ranges & one.not_verifiable).width for one in of_topic)
     # Where Kafka shows no record any more, only the count tells how many of the offsets had a row.
-    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.what.startswith(topic))
+    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
     return gone + min(unseen, beyond)

@@ -6,7 +6,8 @@ Everything in this project that speaks of "which records" speaks of these two: p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Interval = tuple[int, int]
@@ -142,6 +143,13 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
         else:
             merged.append((start, end))
     return tuple(merged)
+
+
+def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
+    """Return those of sorted, disjoint intervals that hold a number from `low` to `high`; None is no bound."""
+    first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
+    behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
+    return intervals[first:behind]
 
 
 def _subtract(mine: Iterable[Interval], theirs: Iterable[Interval]) -> Iterator[Interval]:

@@ -97,3 +97,5 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
     "key": (pa.field("_kafka_key", pa.binary()), _key),
     "headers": (pa.field("_kafka_headers", _HEADERS), _headers),
 }
+
+METADATA_NAMES = tuple(_COLUMNS)

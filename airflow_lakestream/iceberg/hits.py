@@ -5,7 +5,6 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
 
-from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, overlapping
 
 TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 
@@ -67,16 +66,9 @@ def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
             high_partition is not None and partition > high_partition
         ):
             continue
-        if _overlapping(ranges.intervals(topic, partition), low, high):
+        if overlapping(ranges.intervals(topic, partition), low, high):
             return True
     return False
-
-
-def _overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
-    """Return those of sorted, disjoint intervals that hold a number from `low` to `high`; None is no bound."""
-    first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
-    behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
-    return intervals[first:behind]
 
 
 def _column_ids(metadata: TableMetadata) -> tuple[int, ...]:
@@ -118,7 +110,7 @@ def _is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
 def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> Sequence[Interval]:
     ends = pc.min_max(offsets)
     low, high = ends["min"].as_py(), ends["max"].as_py()
-    return () if low is None else _overlapping(intervals, low, high)
+    return () if low is None else overlapping(intervals, low, high)
 
 
 def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:

@@ -19,8 +19,9 @@ from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity, union
-from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Producer
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused
@@ -60,7 +61,7 @@ class ReplaceGuard(CommitGuard):
         own: Collection[str],
     ) -> None:
         super().__init__(catalog, consumer_group, landing, written_for)
-        self._identity, self._ranges = what_it_replaces(landing)
+        self._ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
         self._first = first
         self._own = own
 
@@ -79,7 +80,7 @@ class ReplaceGuard(CommitGuard):
             for entry in landing.topics.values()
         )
         if replaced:
-            raise Refused(ReplacedMeanwhile(name, replaced))
+            raise Refused(self._replaced_meanwhile(name, replaced))
         if not complete:
             # Not as Refused: expiry moves no head, so an earlier try whose outcome is open may still be applied.
             raise CannotReplace(
@@ -90,17 +91,21 @@ class ReplaceGuard(CommitGuard):
 
     def check_ledger(self, current: Table) -> None:
         """Refuse ranges that the group's ledger does not hold, and rows that could be somebody else's."""
-        name, topic = ledger_store.name_of(current), self._identity.topic
+        identity, ranges = what_it_replaces(self._landing)
+        name, topic = ledger_store.name_of(current), identity.topic
         ledger = ledger_store.read_ledger(current, self._group)
-        if missing := self._ranges - ledger.entry(self._identity).landed:
+        if missing := ranges - ledger.entry(identity).landed:
             raise Refused(RangesNotLanded(name, missing))
-        if any(ledger.entry(other).landed for other in ledger.others_of(topic, self._identity)):
+        if any(ledger.entry(other).landed for other in ledger.others_of(topic, identity)):
             problem = f"rows of an earlier topic of the name {topic!r}"
-            raise Refused(_indistinct(name, problem, self._ranges))
+            raise Refused(_indistinct(name, problem, ranges))
         for group in ledger_store.groups(current):
             if group != self._group and _holds(current, group, topic):
                 problem = f"rows of {topic!r} that consumer group {group!r} landed"
-                raise Refused(_indistinct(name, problem, self._ranges))
+                raise Refused(_indistinct(name, problem, ranges))
+
+    def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
+        return ReplacedMeanwhile(table, ranges)
 
     def _not_applied(self, why: str) -> Exception:
         return NotApplied(why)
@@ -119,6 +124,10 @@ class ReplaceAttempt(AppendAttempt):
         """Return the landing as a try committed it."""
         return self._made[snapshot_id][0]
 
+    def rows_out(self, snapshot_id: int) -> int:
+        """Return how many rows a try took out."""
+        return self._made[snapshot_id][1].rows
+
     def clean_up(self, keep: int | None) -> None:
         """Delete manifests and remainders of the tries that were not applied."""
         super().clean_up(keep)
@@ -132,9 +141,9 @@ class ReplaceAttempt(AppendAttempt):
         self._replace_guard.check_ledger(table)
         try:
             takeout = self._finder.find(table, _rows_landed(table))
-        except CannotReplace as e:
+        except (CannotReplace, Conflict) as e:
             raise Refused(e) from None
-        landing = _completed(self._landing, takeout.rows)
+        landing = self._completed(takeout)
         self._replace_guard.expect(landing)
         update = transaction.update_snapshot(snapshot_properties=codec.encode_summary(self._group, landing))
         producer: Producer = update.overwrite()
@@ -150,11 +159,11 @@ class ReplaceAttempt(AppendAttempt):
             for file in (*takeout.remainders, *files):
                 producer.append_data_file(file)
 
-
-def _completed(landing: Landing, rows: int) -> Landing:
-    identity, _ = what_it_replaces(landing)
-    entry = replace(landing.topics[identity], removed=Counts(read=rows, written=rows))
-    return replace(landing, topics={**landing.topics, identity: entry})
+    def _completed(self, takeout: Takeout) -> Landing:
+        """Return the landing with the counts of what was taken out."""
+        identity, _ = what_it_replaces(self._landing)
+        entry = replace(self._landing.topics[identity], removed=Counts(read=takeout.rows, written=takeout.rows))
+        return replace(self._landing, topics={**self._landing.topics, identity: entry})
 
 
 def _rows_landed(table: Table) -> int:

@@ -6,6 +6,7 @@ or written a second time, so a replace gets on however often others commit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class NotReadAgain(CannotReplace):
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(
-            f"{table} holds {_shortly(ranges)}, and the topic no longer gives these records (retention or compaction "
+            f"{table} holds {shortly(ranges)}, and the topic no longer gives these records (retention or compaction "
             "took them): to replace them would be to lose them. Nothing was changed. Leave them out of the ranges."
         )
 
@@ -79,7 +80,7 @@ class Finder:
     new: Sequence[DataFile]
     write: WriteFiles
     _seen: dict[FileKey, FileHits] = field(default_factory=dict)
-    _kept: dict[FileKey, list[DataFile]] = field(default_factory=dict)
+    _kept: dict[tuple[str, frozenset[str], int], list[DataFile]] = field(default_factory=dict)
     _written: list[DataFile] = field(default_factory=list)
     _read_again: Offsets | None = None
 
@@ -92,15 +93,18 @@ class Finder:
         _refuse_equality_deletes(table)
         files = live_files(table)
         self._check_rows_can_be_told(table, files, landed)
-        candidates = {_key(task): task for task in files if may_hold(table.metadata, task.file, self.ranges)}
+        candidates = {key_of(task): task for task in files if may_hold(table.metadata, task.file, self.ranges)}
         self._look_into(table, {key: task for key, task in candidates.items() if key not in self._seen})
         hits = {key: self._seen[key] for key in candidates if self._seen[key].count}
         self._check_all_read_again(table, hits.values())
+        # A file that the table lists twice has its rows twice, and goes out with all of them.
+        times = Counter(map(key_of, files))
         remainders: list[DataFile] = []
         for key, found in hits.items():
-            if found.count < found.rows:
-                remainders += self._remainder(table, key, found)
-        return Takeout([h.task.file for h in hits.values()], remainders, sum(h.count for h in hits.values()))
+            for number in range(times[key] if found.count < found.rows else 0):
+                remainders += self._remainder(table, (*key, number), found)
+        out = [found.task.file for found in hits.values()]
+        return Takeout(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
 
     def delete_remainders(self, io: FileIO, keep: Takeout | None) -> list[str]:
         """Delete the files of rows that stay, but for those of `keep`; return those that may be left. Never raises."""
@@ -134,10 +138,13 @@ class Finder:
             if any(part.count < part.rows for part in parts):
                 raise AssertionError(f"{ledger_store.name_of(table)}: rows to put in are not of {self.ranges}")
             self._read_again = joined(parts)
-        if gone := not_among(joined(hits), self._read_again):
+        if gone := self._not_read_again(joined(hits), self._read_again):
             raise NotReadAgain(ledger_store.name_of(table), gone)
 
-    def _remainder(self, table: Table, key: FileKey, found: FileHits) -> list[DataFile]:
+    def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+        return not_among(hits, read_again)
+
+    def _remainder(self, table: Table, key: tuple[str, frozenset[str], int], found: FileHits) -> list[DataFile]:
         if key not in self._kept:
             self._kept[key] = self._write_remainder(table.metadata, table.io, found.task)
         return self._kept[key]
@@ -170,7 +177,8 @@ def check_columns(columns: Collection[str], table: str) -> None:
         )
 
 
-def _shortly(ranges: RangeSet) -> str:
+def shortly(ranges: RangeSet) -> str:
+    """Return the text of ranges, the first hundred of them."""
     # Compaction leaves a hole at every other offset.
     parts = [str(r) for r in ranges]
     more = f" and {len(parts) - RANGES_NAMED} more ranges" if len(parts) > RANGES_NAMED else ""
@@ -185,5 +193,6 @@ def _refuse_equality_deletes(table: Table) -> None:
         )
 
 
-def _key(task: FileScanTask) -> FileKey:
+def key_of(task: FileScanTask) -> FileKey:
+    """Return what a data file and its deletes are known by."""
     return task.file.file_path, frozenset(delete.file_path for delete in task.delete_files)

@@ -1,0 +1,106 @@
+"""What of an audit's findings a repair sets right, by topic, and what it leaves alone. Pure, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.compare import PartitionAudit
+from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDamage:
+    """The damage of one topic that a repair takes on.
+
+    `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `gone` are landed
+    offsets that Kafka shows no more and that have no row; `rows_gone` of them had one, by the counts.
+    """
+
+    identity: TopicIdentity
+    entry: TopicEntry
+    missing: RangeSet
+    doubled: RangeSet
+    unexpected: RangeSet
+    gone: RangeSet
+    rows_gone: int
+
+    @property
+    def ranges(self) -> RangeSet:
+        """All that is to be read again."""
+        return self.missing | self.doubled | self.unexpected
+
+
+@dataclass
+class Damage:
+    """The damage by topic, and in words what is left alone."""
+
+    topics: list[TopicDamage] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def damage_of(result: AuditResult, books: Books) -> Damage:
+    """Say what of a full audit's findings a repair takes on."""
+    damage = Damage()
+    for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
+        audits = [one for one in result.partitions if one.topic == topic]
+        found = _of_topic(result, books, topic, audits, damage.left)
+        if found is not None and (found.ranges or found.rows_gone):
+            damage.topics.append(found)
+    return damage
+
+
+def _of_topic(
+    result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit], left: list[str]
+) -> TopicDamage | None:
+    missing, doubled = union(one.missing for one in audits), _doubled(audits)
+    unexpected = union(one.unexpected for one in audits)
+    beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
+    if not (missing or doubled or unexpected or beyond):
+        return None
+    identities = books.identities(topic)
+    if len(identities) != 1:
+        left.append(f"{topic}: several incarnations of it were landed, and no row says which one it is of.")
+        return None
+    entry = books.own_entry(topic)
+    theirs = books.landed_by_others(topic)
+    for ranges, why in (
+        ((missing | doubled) & theirs, "another consumer group landed them, too, and no row says whose it is"),
+        (doubled & entry.forgotten, "there is a receipt that their rows were deleted on purpose: delete them"),
+        (doubled - entry.landed - theirs, "this group has not landed them"),
+    ):
+        left += _left(ranges, why)
+    if books.counts(topic).read != books.counts(topic).written:
+        left += _left(missing, "which of them were rejected, skipped or filtered, the ledger does not tell")
+        missing, beyond = RangeSet(), 0
+    gone = _without_rows(audits) & entry.landed - theirs - entry.forgotten - entry.lost
+    if beyond and not gone:
+        left.append(f"{topic}: {beyond} rows more are missing, of records that compaction has taken since.")
+    return TopicDamage(
+        identity=identities[0],
+        entry=entry,
+        missing=missing - theirs,
+        doubled=(doubled & entry.landed) - theirs - entry.forgotten,
+        unexpected=unexpected - entry.lost,
+        gone=gone,
+        rows_gone=min(beyond, gone.width),
+    )
+
+
+def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
+    return RangeSet(
+        OffsetRange(one.topic, one.partition, d.from_offset, d.until_offset) for one in audits for d in one.doubled
+    )
+
+
+def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
+    """Return the landed offsets that Kafka shows no more and that have no row."""
+    return union(one.not_verifiable - one.with_rows(one.not_verifiable) for one in audits)
+
+
+def _left(ranges: RangeSet, why: str) -> Iterator[str]:
+    if ranges:
+        yield f"{ranges}: {why}."

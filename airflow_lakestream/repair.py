@@ -1,0 +1,278 @@
+"""Repair: what a full audit finds missing is landed again, what is doubled is there once, in one snapshot.
+
+The parts are those of the audit and of the extract path. Below Airflow, like both.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from bisect import bisect_left
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
+from airflow_lakestream.audit.log import AuditStopped, bridged
+from airflow_lakestream.audit.result import AuditResult, Repaired
+from airflow_lakestream.audit.run import Audit, load
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_log, leader_epochs
+from airflow_lakestream.core.policies import OnDataLoss, UnknownFields, choose
+from airflow_lakestream.core.ports import Conflict, Decoder, Reader, Source
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import resolve_decoder
+from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.extract import ExtractConfig, RowDecoders
+from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.repair import Repairing, RepairSink
+from airflow_lakestream.iceberg.takeout import shortly
+from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+
+log = logging.getLogger(__name__)
+
+TRIES = 5
+
+
+class RowsLost(LakestreamError, Terminal):
+    """Rows are missing that Kafka can't give again; `ranges` says among which offsets."""
+
+    def __init__(self, ranges: RangeSet, rows: int, table: str) -> None:
+        self.ranges, self.rows = ranges, rows
+        super().__init__(
+            f"{rows} rows of {table} are missing among {shortly(ranges)}, which Kafka no longer has. Nothing was "
+            'repaired. If they are gone for good, repair once with on_data_loss="record": the rest is repaired, and '
+            "the ledger keeps these ranges as lost, by receipt."
+        )
+
+
+class NotRepaired(LakestreamError, Transient):
+    """The table kept changing under the repair."""
+
+    def __init__(self, table: str, last: Conflict) -> None:
+        super().__init__(
+            f"{table} was changed {TRIES} times in a row between the audit and the repair (last: {last}) Nothing was "
+            "repaired. Pause the DAGs that land in it, and repair again."
+        )
+
+
+class MissingNoMore(Conflict):
+    """Records that the audit saw are gone from Kafka; `ranges` says which."""
+
+    def __init__(self, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{shortly(ranges)} left Kafka between the audit and the repair.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What to repair: all damage that a full `audit` finds of its table, group and topic.
+
+    :param format: how values are decoded, as for the extract path.
+    :param unknown_fields: what to do with fields that the table has no column for, as for the extract path.
+    :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
+    """
+
+    audit: Audit
+    format: str = ExtractConfig.format
+    unknown_fields: str = ExtractConfig.unknown_fields
+    on_data_loss: str = ExtractConfig.on_data_loss
+
+    def __post_init__(self) -> None:
+        resolve_decoder(self.format)
+        choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+
+    def run(self, catalog: Catalog) -> AuditResult:
+        """Look, repair in one snapshot what is to be repaired, and look again; the result says both.
+
+        Raises what the audit raises, RowsLost, CannotReplace, BadRecord, NotRepaired and the errors of the Kafka side;
+        whatever is raised, nothing was changed.
+        """
+        audit = replace(self.audit, full=True)
+        last: Conflict | None = None
+        for _ in range(TRIES):
+            once = _Try(self, audit, catalog)
+            try:
+                result, repaired = once.run()
+            except Conflict as conflict:
+                last = conflict
+                log.info("%s Looking again.", conflict)
+                continue
+            if repaired.snapshot_id is not None:
+                result = audit.run(catalog)
+            result.repaired = repaired
+            return result
+        assert last is not None
+        raise NotRepaired(audit.table, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What the ledger is to learn of one topic, and the ranges whose rows come from the table."""
+
+    entry: TopicEntry
+    kept: RangeSet
+
+
+@dataclass
+class _Try:
+    repair: Repair
+    audit: Audit
+    catalog: Catalog
+    _names: tuple[str, ...] = ()
+
+    def run(self) -> tuple[AuditResult, Repaired]:
+        """Look, and repair what was seen. Raises Conflict to begin anew."""
+        sink, decoder = self._open(load(self.catalog, self.audit.table))
+        result = self.audit.run(self.catalog)
+        books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
+        damage = damage_of(result, books)
+        self._refuse_losses(damage)
+        try:
+            return result, self._set_right(damage, sink, decoder)
+        except BaseException:
+            sink.discard()
+            raise
+
+    def _open(self, table: Table) -> tuple[RepairSink, Decoder]:
+        """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
+        columns = table.schema().column_names
+        self._names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
+        design = TableDesign(metadata=metadata_schema(self._names))
+        sink = RepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design)
+        state = sink.load(f"repair {uuid.uuid4().hex}")
+        decoder = RowDecoders(self.repair.format, self.repair.unknown_fields, self._names)(state.schema, None)
+        assert decoder is not None, "an existing table has a schema"
+        return sink, decoder
+
+    def _refuse_losses(self, damage: Damage) -> None:
+        if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
+            rows = sum(one.rows_gone for one in damage.topics)
+            if rows:
+                raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
+
+    def _set_right(self, damage: Damage, sink: RepairSink, decoder: Decoder) -> Repaired:
+        changes = {one.identity: self._read_again(one, sink, decoder) for one in damage.topics}
+        done = {identity: change for identity, change in changes.items() if change is not None}
+        if not done:
+            return Repaired(left=tuple(damage.left))
+        this = f"repair {uuid.uuid4().hex}"
+        landing = Landing(this, this, {identity: change.entry for identity, change in done.items()})
+        kept = union(change.kept for change in done.values())
+        has_missing = any(one.missing for one in damage.topics)
+        committed = sink.repair(Repairing(landing, kept, has_missing))
+        return Repaired(
+            snapshot_id=committed.snapshot_id,
+            rows_out=committed.rows_out,
+            rows_in=landing.counts.written,
+            landed=union(one.missing for one in damage.topics),
+            undoubled=union(one.doubled for one in damage.topics),
+            adopted=union(entry.landed for entry in landing.topics.values()),
+            lost=union(entry.lost for entry in landing.topics.values()),
+            left=tuple(damage.left),
+        )
+
+    def _read_again(self, damage: TopicDamage, sink: RepairSink, decoder: Decoder) -> _Change | None:
+        """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
+        topic = _Topic(self.audit, damage.identity, self._names)
+        read = topic.read(damage, sink, decoder) if damage.ranges else RangeSet()
+        if gone := damage.missing - read:
+            raise MissingNoMore(gone)
+        kept = damage.doubled - read
+        adopted = read & damage.unexpected
+        counted = (read - adopted).width + kept.width
+        removed = counted + damage.rows_gone
+        lost = damage.gone if damage.rows_gone else RangeSet()
+        rows = read.width + kept.width
+        if not (read or kept or lost):
+            return None
+        entry = TopicEntry(
+            landed=adopted,
+            lost=lost,
+            replaced=(read - adopted) | kept,
+            counts=Counts(read=rows, written=rows),
+            removed=Counts(read=removed, written=removed),
+            epochs=topic.epochs,
+        )
+        return _Change(entry, kept)
+
+
+class _Topic:
+    """One topic in Kafka, as far as it is the one that was landed."""
+
+    def __init__(self, audit: Audit, identity: TopicIdentity, names: tuple[str, ...]) -> None:
+        self._audit, self._identity = audit, identity
+        group, where = audit.consumer_group, audit.where
+        self._source: Source = KafkaSource(audit.kafka, identity.topic, group, StartAt(), where)
+        self._reader: Reader = KafkaReader(
+            audit.kafka,
+            group,
+            poll_timeout=audit.poll_timeout,
+            where=where,
+            with_keys="key" in names,
+            with_headers="headers" in names,
+        )
+        self.epochs: Mapping[int, int] = {}
+
+    def read(self, damage: TopicDamage, sink: RepairSink, decoder: Decoder) -> RangeSet:
+        """Let the sink have the rows of all records in the damaged ranges; return their offsets."""
+        state = self._look()
+        if state is None:
+            return RangeSet()
+        check_log(damage.entry, state, self._audit.table)
+        self.epochs = leader_epochs(state)
+        there = damage.ranges & union(
+            RangeSet.of(self._identity.topic, p, marks.low, marks.end) for p, marks in state.marks.items()
+        )
+        plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
+        found: dict[PartitionKey, Tally] = {}
+        with closing(self._reader.read(plan, self._audit.stop)) as chunks:
+            for chunk in chunks:
+                if len(batch := only(chunk.batch, there)):
+                    sink.write(decoder.decode(batch), self._identity)
+                    found.setdefault((batch.topic, batch.partition), Tally()).add_offsets(batch.offsets)
+        if self._audit.stop.is_set():
+            raise AuditStopped
+        if (now := self._source.identity()) != self._identity:
+            raise TopicReplaced(self._identity, now, self._audit.consumer_group, self._audit.table)
+        return RangeSet(
+            OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals()
+        )
+
+    def _look(self) -> TopicState | None:
+        """Return the topic as it is now; None when it is no more, or another one."""
+        try:
+            state = self._source.look()
+        except TopicMissing:
+            return None
+        return state if state.identity == self._identity else None
+
+
+def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
+    """Return the records of a batch that lie in the ranges."""
+    if not len(batch):
+        return batch
+    intervals = overlapping(ranges.intervals(batch.topic, batch.partition), batch.offsets[0], batch.offsets[-1])
+    parts = [range(bisect_left(batch.offsets, start), bisect_left(batch.offsets, end)) for start, end in intervals]
+    picked = [index for part in parts for index in part]
+    if len(picked) == len(batch):
+        return batch
+    return replace(
+        batch,
+        offsets=[batch.offsets[i] for i in picked],
+        timestamps=[batch.timestamps[i] for i in picked],
+        values=batch.values.take(pa.array(picked, pa.int64())),
+        keys=batch.keys and [batch.keys[i] for i in picked],
+        headers=batch.headers and [batch.headers[i] for i in picked],
+    )
