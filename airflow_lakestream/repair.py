@@ -6,38 +6,37 @@ The parts are those of the audit and of the extract path. Below Airflow, like bo
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
-from airflow_lakestream.audit.log import AuditStopped, bridged
+from airflow_lakestream.audit.log import bridged
 from airflow_lakestream.audit.result import AuditResult, Repaired
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_log, leader_epochs
+from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
 from airflow_lakestream.core.policies import OnDataLoss, UnknownFields, choose
-from airflow_lakestream.core.ports import Conflict, Decoder, Reader, Source
+from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import resolve_decoder
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
-from airflow_lakestream.extract import ExtractConfig, RowDecoders
+from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.repair import Repairing, RepairSink
 from airflow_lakestream.iceberg.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
-from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
 log = logging.getLogger(__name__)
 
@@ -130,31 +129,30 @@ class _Try:
     repair: Repair
     audit: Audit
     catalog: Catalog
-    _names: tuple[str, ...] = ()
+    id: str = field(default_factory=lambda: f"repair {uuid.uuid4().hex}")
+    names: tuple[str, ...] = ()
 
     def run(self) -> tuple[AuditResult, Repaired]:
         """Look, and repair what was seen. Raises Conflict to begin anew."""
-        sink, decoder = self._open(load(self.catalog, self.audit.table))
+        sink, table = self._open()
         result = self.audit.run(self.catalog)
         books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
         damage = damage_of(result, books)
         self._refuse_losses(damage)
         try:
-            return result, self._set_right(damage, sink, decoder)
+            return result, self._set_right(damage, sink, table)
         except BaseException:
             sink.discard()
             raise
 
-    def _open(self, table: Table) -> tuple[RepairSink, Decoder]:
+    def _open(self) -> tuple[RepairSink, TableState]:
         """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
-        columns = table.schema().column_names
-        self._names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
-        design = TableDesign(metadata=metadata_schema(self._names))
+        columns = load(self.catalog, self.audit.table).schema().column_names
+        names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
+        self.names = names
+        design = TableDesign(metadata=metadata_schema(names))
         sink = RepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design)
-        state = sink.load(f"repair {uuid.uuid4().hex}")
-        decoder = RowDecoders(self.repair.format, self.repair.unknown_fields, self._names)(state.schema, None)
-        assert decoder is not None, "an existing table has a schema"
-        return sink, decoder
+        return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: Damage) -> None:
         if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
@@ -162,13 +160,12 @@ class _Try:
             if rows:
                 raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
 
-    def _set_right(self, damage: Damage, sink: RepairSink, decoder: Decoder) -> Repaired:
-        changes = {one.identity: self._read_again(one, sink, decoder) for one in damage.topics}
+    def _set_right(self, damage: Damage, sink: RepairSink, table: TableState) -> Repaired:
+        changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
         done = {identity: change for identity, change in changes.items() if change is not None}
         if not done:
             return Repaired(left=tuple(damage.left))
-        this = f"repair {uuid.uuid4().hex}"
-        landing = Landing(this, this, {identity: change.entry for identity, change in done.items()})
+        landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
         committed = sink.repair(Repairing(landing, kept, has_missing))
@@ -183,10 +180,11 @@ class _Try:
             left=tuple(damage.left),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: RepairSink, decoder: Decoder) -> _Change | None:
+    def _read_again(self, damage: TopicDamage, sink: RepairSink, table: TableState) -> _Change | None:
         """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
-        topic = _Topic(self.audit, damage.identity, self._names)
-        read = topic.read(damage, sink, decoder) if damage.ranges else RangeSet()
+        job = replace(self._job(damage.identity.topic), sink=sink)
+        state = _look(job.source, damage.identity)
+        read = self._read(job, state, damage, table) if state is not None else RangeSet()
         if gone := damage.missing - read:
             raise MissingNoMore(gone)
         kept = damage.doubled - read
@@ -203,60 +201,64 @@ class _Try:
             replaced=(read - adopted) | kept,
             counts=Counts(read=rows, written=rows),
             removed=Counts(read=removed, written=removed),
-            epochs=topic.epochs,
+            epochs=leader_epochs(state) if read and state is not None else {},
         )
         return _Change(entry, kept)
 
-
-class _Topic:
-    """One topic in Kafka, as far as it is the one that was landed."""
-
-    def __init__(self, audit: Audit, identity: TopicIdentity, names: tuple[str, ...]) -> None:
-        self._audit, self._identity = audit, identity
-        group, where = audit.consumer_group, audit.where
-        self._source: Source = KafkaSource(audit.kafka, identity.topic, group, StartAt(), where)
-        self._reader: Reader = KafkaReader(
-            audit.kafka,
-            group,
-            poll_timeout=audit.poll_timeout,
-            where=where,
-            with_keys="key" in names,
-            with_headers="headers" in names,
+    def _job(self, topic: str) -> Job:
+        """Return the extract path's job for one topic: its source, its reader and its decoders are the repair's."""
+        config = ExtractConfig(
+            topic=topic,
+            table=self.audit.table,
+            consumer_group=self.audit.consumer_group,
+            format=self.repair.format,
+            unknown_fields=self.repair.unknown_fields,
+            metadata_columns=self.names,
+            poll_timeout=self.audit.poll_timeout,
         )
-        self.epochs: Mapping[int, int] = {}
+        return build_job(
+            config, self.audit.kafka, self.catalog, run_id=self.id, where=self.audit.where, stop=self.audit.stop
+        )
 
-    def read(self, damage: TopicDamage, sink: RepairSink, decoder: Decoder) -> RangeSet:
+    def _read(self, job: Job, state: TopicState, damage: TopicDamage, table: TableState) -> RangeSet:
         """Let the sink have the rows of all records in the damaged ranges; return their offsets."""
-        state = self._look()
-        if state is None:
-            return RangeSet()
-        check_log(damage.entry, state, self._audit.table)
-        self.epochs = leader_epochs(state)
-        there = damage.ranges & union(
-            RangeSet.of(self._identity.topic, p, marks.low, marks.end) for p, marks in state.marks.items()
-        )
+        check_log(damage.entry, state, job.table)
+        topic = damage.identity.topic
+        in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
+        there = damage.ranges & in_kafka
         plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
         found: dict[PartitionKey, Tally] = {}
-        with closing(self._reader.read(plan, self._audit.stop)) as chunks:
-            for chunk in chunks:
-                if len(batch := only(chunk.batch, there)):
-                    sink.write(decoder.decode(batch), self._identity)
-                    found.setdefault((batch.topic, batch.partition), Tally()).add_offsets(batch.offsets)
-        if self._audit.stop.is_set():
-            raise AuditStopped
-        if (now := self._source.identity()) != self._identity:
-            raise TopicReplaced(self._identity, now, self._audit.consumer_group, self._audit.table)
-        return RangeSet(
-            OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals()
-        )
+        job = replace(job, reader=_Only(job.reader, there))
+        with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
+            for _, chunk, rows in results:
+                if rows is not None:
+                    job.sink.write(rows, damage.identity)
+                    found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.batch.offsets)
+        check_still_there(job, damage.identity)
+        return RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
 
-    def _look(self) -> TopicState | None:
-        """Return the topic as it is now; None when it is no more, or another one."""
-        try:
-            state = self._source.look()
-        except TopicMissing:
-            return None
-        return state if state.identity == self._identity else None
+
+def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
+    """Return the topic as it is now; None when it is no more, or another one."""
+    try:
+        state = source.look()
+    except TopicMissing:
+        return None
+    return state if state.identity == identity else None
+
+
+@dataclass(frozen=True)
+class _Only:
+    """Reads the records of some ranges out of a plan that has more, to be one range where they lie close together."""
+
+    reader: Reader
+    ranges: RangeSet
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        """Yield the plan's chunks, each with the records in the ranges alone; see `core.ports.Reader`."""
+        with closing(self.reader.read(plan, cancelled)) as chunks:
+            for chunk in chunks:
+                yield replace(chunk, batch=only(chunk.batch, self.ranges))
 
 
 def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:

@@ -18,6 +18,7 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_kafka,
 )
+from airflow_lakestream.exceptions import InvalidArgument
 
 
 def audit(
@@ -29,16 +30,40 @@ def audit(
     full: Annotated[
         bool, typer.Option("--full", help="read every row's position, and the topic; else file statistics only")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="land what is missing, make doubled rows one, in one snapshot; implies --full"),
+    ] = False,
+    value_format: Annotated[
+        str | None, typer.Option("--format", help="with --repair: how values are decoded, default json")
+    ] = None,
+    unknown_fields: Annotated[
+        str | None, typer.Option("--unknown-fields", help="with --repair: ignore (default) or fail")
+    ] = None,
+    on_data_loss: Annotated[
+        str | None,
+        typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look."""
+    """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
+
+    With --repair the exit code tells how the table is afterwards; 2 says that nothing was changed.
+    """
     with aside():
         from airflow_lakestream.audit.run import Audit
+        from airflow_lakestream.repair import Repair
 
-        look = Audit(table=table, consumer_group=group, topic=topic, full=full)
-        if full:
+        given = {"format": value_format, "unknown_fields": unknown_fields, "on_data_loss": on_data_loss}
+        options = {name: value for name, value in given.items() if value is not None}
+        if options and not repair:
+            name = next(iter(options)).replace("_", "-")
+            raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
+        look = Audit(table=table, consumer_group=group, topic=topic, full=full or repair)
+        if look.full:
             kafka = open_kafka(kafka_conn)
             look = replace(look, kafka=kafka.configuration, where=kafka.where)
-        result = look.run(open_catalog(iceberg_conn))
+        work = Repair(audit=look, **options) if repair else look
+        result = work.run(open_catalog(iceberg_conn))
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)

@@ -1,4 +1,4 @@
-"""LakestreamAuditOperator: proves on a schedule that a table holds its topics once each."""
+"""LakestreamAuditOperator: proves on a schedule that a table holds its topics once each, and repairs it when told."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
+from airflow_lakestream.core.policies import OnDataLoss, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 
@@ -26,11 +27,12 @@ class CouldNotLook(LakestreamError, Transient):
 
 
 class LakestreamAuditOperator(BaseOperator):
-    """Compare a table with its ledger and with what Kafka can still show, once each; change nothing.
+    """Compare a table with its ledger and with what Kafka can still show, once each; change nothing unless told.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `unexpected`, `lost`, `forgotten`,
-    `not_verifiable` as lists of [from, until]. Damage fails the task without retries, with the result as XCom all the
-    same. What could not be looked at raises an error that Airflow retries.
+    `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all else tells of the time after it.
+    Damage fails the task without retries, with the result as XCom all the same. What could not be looked at raises an
+    error that Airflow retries.
 
     .. seealso:: docs/operators/audit.md
 
@@ -38,11 +40,28 @@ class LakestreamAuditOperator(BaseOperator):
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param topic: one topic of the ledger, None for all of them (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
-    :param kafka_conn_id: connection of type `kafka`, for `full` only (templated)
+    :param repair: land what is missing and make doubled rows one, in one snapshot, then look again; always `full`
+        (templated)
+    :param format: how values are decoded, for `repair` only, as the extract operator's (templated)
+    :param unknown_fields: for `repair` only, as the extract operator's (templated)
+    :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
+        write them into the ledger as lost (templated)
+    :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     """
 
-    template_fields: Sequence[str] = ("table", "consumer_group", "topic", "full", "kafka_conn_id", "iceberg_conn_id")
+    template_fields: Sequence[str] = (
+        "table",
+        "consumer_group",
+        "topic",
+        "full",
+        "repair",
+        "format",
+        "unknown_fields",
+        "on_data_loss",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+    )
     ui_color = "#e3eed2"
 
     def __init__(
@@ -52,6 +71,10 @@ class LakestreamAuditOperator(BaseOperator):
         consumer_group: str = "{{ dag.dag_id }}",
         topic: str | None = None,
         full: bool | str = False,
+        repair: bool | str = False,
+        format: str = "json",  # noqa: A002  # as the extract operator's
+        unknown_fields: str = UnknownFields.IGNORE,
+        on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
         **kwargs: Any,
@@ -61,6 +84,10 @@ class LakestreamAuditOperator(BaseOperator):
         self.consumer_group = consumer_group
         self.topic = topic
         self.full = full
+        self.repair = repair
+        self.format = format
+        self.unknown_fields = unknown_fields
+        self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self._stop = threading.Event()
@@ -72,9 +99,11 @@ class LakestreamAuditOperator(BaseOperator):
             from airflow_lakestream.audit.run import Audit
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.repair import Repair
 
         with airflow_errors():
-            full = _is_true("full", self.full)
+            repair = _is_true("repair", self.repair)
+            full = _is_true("full", self.full) or repair
             hook = KafkaHook(self.kafka_conn_id)
             audit = Audit(
                 table=self.table,
@@ -85,7 +114,9 @@ class LakestreamAuditOperator(BaseOperator):
                 where=hook.where,
                 stop=self._stop,
             )
-            result = audit.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+            decoding = {name: getattr(self, name) for name in ("format", "unknown_fields", "on_data_loss")}
+            work = Repair(audit=audit, **decoding) if repair else audit
+            result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is Verdict.DAMAGE:
@@ -97,7 +128,7 @@ class LakestreamAuditOperator(BaseOperator):
         return summary
 
     def on_kill(self) -> None:
-        """Stop reading; an audit changes nothing."""
+        """Stop reading; what is not committed leaves no trace."""
         self._stop.set()
 
 

@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
@@ -63,6 +64,38 @@ def test_clean_is_0_and_damage_is_1_with_the_ranges(
     assert [(p["topic"], p["missing"], p["rows"]) for p in told["partitions"]] == [(landed, [[5, 7]], 18)]
 
 
+def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
+    connections: Connections, landed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(connections)
+    assert run([*AUDIT, "--repair", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    head = connections.catalog.load_table(TABLE).current_snapshot()
+    assert (told["verdict"], told["mode"], told["snapshot_id"]) == ("clean", "full", str(head.snapshot_id))
+    assert told["repaired"] == {
+        "snapshot_id": str(head.snapshot_id),
+        "rows_out": 0,
+        "rows_in": 2,
+        "landed": [[landed, 0, 5, 7]],
+        "undoubled": [],
+        "adopted": [],
+        "lost": [],
+        "left": [],
+    }
+
+    table = connections.catalog.load_table(TABLE)
+    row = table.scan("_kafka_offset = 5").to_arrow()
+    table.append(row)
+    table.append(row.set_column(row.schema.get_field_index("_kafka_offset"), "_kafka_offset", pa.array([99])))
+    assert run([*AUDIT, "--repair"]) == 1
+    out = capsys.readouterr().out
+    assert "2 rows out, 1 rows in" in out
+    assert f"doubled, now once: {landed}[0] [5,6)" in out
+    assert "unexpected: [99,100)" in out
+    assert run([*AUDIT, "--repair", "--full"]) == 1
+    assert "repair: nothing was done, no snapshot was added" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -72,6 +105,9 @@ def test_clean_is_0_and_damage_is_1_with_the_ranges(
         ((*AUDIT, "--depth", "3"), "No such option"),
         ((*AUDIT, "--iceberg-conn", "nowhere"), "there is no connection 'nowhere'"),
         ((*AUDIT, "--full", "--kafka-conn", "nowhere"), "there is no connection 'nowhere'"),
+        ((*AUDIT, "--on-data-loss", "record"), "--on-data-loss: goes with --repair"),
+        ((*AUDIT, "--repair", "--format", "xml"), "'xml' is not one of 'json'"),
+        ((*AUDIT, "--repair", "--unknown-fields", "perhaps"), "unknown_fields: 'perhaps'"),
         (("audit", "--table", TABLE, "--group", "nobody"), "Groups with a ledger there: g"),
         (("nonsense",), "No such command"),
     ],
@@ -147,6 +183,16 @@ def test_damage_fails_at_once_and_leaves_the_ranges_as_xcom(
     assert isinstance(done.errors[0], AirflowFailException)
     assert f"{landed}[0] missing: [5,7)" in str(done.errors[0])
     assert task.xcom["partitions"][0]["missing"] == [[5, 7]]
+
+
+def test_the_operator_repairs_when_told(airflow: AirflowHome, connections: Connections, landed: str) -> None:
+    damage(connections)
+    dag = audit_dag("audit_repair", repair="{{ params.full }}")
+    done = airflow.run(dag, {"full": True})
+    assert (done.state, done.errors) == ("success", [])
+    xcom = done.task("audit").xcom
+    assert (xcom["verdict"], xcom["mode"]) == ("clean", "full")
+    assert (xcom["repaired"]["landed"], xcom["repaired"]["rows_in"]) == ([[landed, 0, 5, 7]], 2)
 
 
 def test_what_could_not_be_looked_at_is_retried(

@@ -36,9 +36,12 @@ def test_every_documented_command_exits_as_documented(
     for line, code in commands:
         if "--rows" in line:
             connections.catalog.load_table("lake.orders").delete("_kafka_offset >= 100 and _kafka_offset < 250")
+        if "--repair" in line:
+            connections.catalog.load_table("lake.orders").delete("_kafka_offset in (7, 8)")
         # The topic's own name is of this test: other tests have a topic `orders`, too.
         arguments = [re.sub(r"^orders(?=$|\[)", name, word) for word in line]
         assert run(arguments) == code, (arguments, capsys.readouterr())
+    assert connections.catalog.load_table("lake.orders").scan("_kafka_offset in (7, 8)").count() == 2
 
 
 def test_the_page_names_every_command() -> None:
