@@ -72,8 +72,8 @@ def land(job: Job) -> LandingReport:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = entry_of(job, table, now)
-        if job.mode.ends_are_fixed(entry):
-            ends = ends or now
+        # No longer fixed where a rollback took the coverage away: what is covered anew needs a last look anew.
+        ends = (ends or now) if job.mode.ends_are_fixed(entry) else None
         report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
         if replaced is not None:
             report.add(*replaced)

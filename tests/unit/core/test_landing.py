@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.landing import MAX_CONFLICTS, Contention, Job, Stopped, land
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.modes import Resume
+from airflow_lakestream.core.modes import ByInterval, Resume
 from airflow_lakestream.core.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
-from airflow_lakestream.core.ports import Chunk, LedgerConflict, OffsetsGone, TableState
+from airflow_lakestream.core.ports import Boundary, Chunk, LedgerConflict, OffsetsGone, TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
@@ -230,6 +230,31 @@ def test_a_plan_made_anew_keeps_the_ends_of_the_first_look() -> None:
 
     assert table.landed == span(0, 10)
     assert report.remaining_lag == 5
+
+
+class TimedTopic(FakeTopic):
+    """A topic whose records are all of one time, and none is later: every boundary after it is open."""
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        return {
+            p: Boundary(marks.end, is_open=True) if at_ms > 0 else Boundary(marks.low)
+            for p, marks in state.marks.items()
+        }
+
+
+def test_an_interval_that_a_rollback_took_from_the_covered_time_is_looked_at_to_its_new_end() -> None:
+    topic, table = TimedTopic({0: (0, 4)}), FakeTable()
+    covered = Landing("l", "another-run", {IDENTITY: TopicEntry(covered=((0, 10),))})
+    table.ledgers[GROUP] = Ledger(GROUP).add(covered)
+
+    def roll_back_and_grow() -> None:
+        table.ledgers[GROUP] = Ledger(GROUP)
+        topic.logs[0] = (0, 9)
+
+    table.before_commit.append(roll_back_and_grow)
+    land(job(topic, table, mode=ByInterval(0, 10)))
+    assert sorted(table.rows) == all_of(topic)
+    assert table.ledgers[GROUP].entry(IDENTITY).covered == ((0, 10),)
 
 
 def test_conflicts_without_end_are_given_up_and_leave_nothing() -> None:
