@@ -1,0 +1,106 @@
+"""Bugs put in on purpose: the fault harness has to find each of them, in no more sequences than this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.table import CommitTableResponse
+
+from airflow_lakestream.core.modes import ByInterval, Look
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import guard, hits, ledger_store, sink, takeout
+from tests.support.fault_oracle import Violation
+from tests.support.fault_play import Playground, playground
+
+SEQUENCES = 200
+
+Patch = pytest.MonkeyPatch
+
+
+def blind_retry(patch: Patch) -> None:
+    """PyIceberg's retry as it is: nobody looks at the ledger again."""
+    patch.setattr(guard.CommitGuard, "check_ledger", lambda self, current: None)
+
+
+def topic_missing_from_the_predicate(patch: Patch) -> None:
+    """Replace tells rows by partition and offset alone."""
+    patch.setattr(hits, "_is_of", lambda rows, key: pc.fill_null(pc.equal(rows[hits.PARTITION], key[1]), False))
+    patch.setattr(takeout, "may_hold", lambda *_: True)
+
+
+def tiles_alone(patch: Patch) -> None:
+    """A tile looks only at itself, and leaves the seams open."""
+    real = ByInterval.plan
+
+    def plan(self: ByInterval, look: Look) -> Plan:
+        mine = replace(look.entry, covered=(self.interval,) if self.ends_are_fixed(look.entry) else ())
+        return real(self, replace(look, entry=mine))
+
+    patch.setattr(ByInterval, "plan", plan)
+
+
+def no_second_look(patch: Patch) -> None:
+    """A run does not look again after it has written down that its interval is covered."""
+    real = ByInterval.plan
+
+    def plan(self: ByInterval, look: Look) -> Plan:
+        return Plan(look.state, RangeSet()) if self.ends_are_fixed(look.entry) else real(self, look)
+
+    patch.setattr(ByInterval, "plan", plan)
+
+
+def ledger_of_the_first_attempt(patch: Patch) -> None:
+    """The ledger's value is computed once, and sent again as it was."""
+    real = ledger_store.properties_after
+    first: dict[str, Mapping[str, str]] = {}
+
+    def properties_after(table: Any, group: str, snapshot_id: int, landing: Any, *more: Any) -> Mapping[str, str]:
+        made = real(table, group, snapshot_id, landing, *more)
+        return {**made, **first.setdefault(landing.landing_id, made)}
+
+    patch.setattr(ledger_store, "properties_after", properties_after)
+
+
+def files_deleted_after_an_unknown_outcome(patch: Patch) -> None:
+    """Nobody keeps the files of a commit that may have been applied."""
+    patch.setattr(sink.IcebergSink, "_leave_in_place", lambda self: None)
+
+
+def failed_means_not_applied(patch: Patch) -> None:
+    """A commit that was reported as failed is believed to have failed."""
+
+    def commit(self: guard.CommitGuard, table: Any, requirements: Any, updates: Any) -> CommitTableResponse:
+        self.asked = True
+        return self._catalog.commit_table(table, requirements, updates)
+
+    patch.setattr(guard.CommitGuard, "_commit", commit)
+    patch.setattr(guard.CommitGuard, "landed_in", lambda self, table: None)
+
+
+MUTANTS: list[Callable[[Patch], None]] = [
+    blind_retry,
+    topic_missing_from_the_predicate,
+    tiles_alone,
+    no_second_look,
+    ledger_of_the_first_attempt,
+    files_deleted_after_an_unknown_outcome,
+    failed_means_not_applied,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_harness_finds_it(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    with playground() as ground, pytest.raises(Violation):
+        play_many(ground)
+
+
+def play_many(ground: Playground) -> None:
+    for seed in range(SEQUENCES):
+        ground.play(Random(seed))

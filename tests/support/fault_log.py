@@ -1,0 +1,169 @@
+"""Kafka as the fault harness needs it: topics whose every offset is known, and the two ports that look at them.
+
+A topic here is the truth that tables are compared with. The ports give of it what `kafka.source` and `kafka.reader`
+give of a real one; on the real broker (`fault_broker`) the same topics are kept beside it, and only the ports differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.ports import Boundary, Chunk, OffsetsGone
+from airflow_lakestream.core.ranges import OffsetRange
+from airflow_lakestream.core.records import RawBatch
+
+# Long ago, and the same for every run: boundaries dated beyond now are another matter.
+EPOCH_MS = 1_700_000_000_000
+
+
+class Kind(StrEnum):
+    """What stands at an offset."""
+
+    DATA = "data"
+    TOMBSTONE = "tombstone"
+    OPEN = "open"  # of a transaction that is still under way
+    ABORTED = "aborted"
+    MARKER = "marker"  # the end of a transaction
+    HOLE = "hole"  # compacted away
+
+
+READABLE = frozenset({Kind.DATA, Kind.TOMBSTONE})
+
+
+@dataclass
+class Entry:
+    """One offset. `number` is the value's, unique in its table; None for a tombstone."""
+
+    kind: Kind
+    at_ms: int
+    number: int | None = None
+
+    @property
+    def value(self) -> bytes | None:
+        return None if self.number is None else b'{"n":%d}' % self.number
+
+
+@dataclass
+class PartitionLog:
+    """One partition: entries by offset, of which those below `low` are gone."""
+
+    entries: list[Entry] = field(default_factory=list)
+    low: int = 0
+
+    @property
+    def end(self) -> int:
+        """The last stable offset."""
+        return next((o for o, entry in enumerate(self.entries) if entry.kind is Kind.OPEN), len(self.entries))
+
+    def first_at(self, at_ms: int) -> int | None:
+        """Return the first offset that Kafka finds for a time, below the last stable one."""
+        for offset in range(self.low, self.end):
+            entry = self.entries[offset]
+            if entry.kind is not Kind.HOLE and entry.at_ms >= at_ms:
+                return offset
+        return None
+
+
+@dataclass
+class TopicLog:
+    """One topic. `trims` and `compactions` count what moves the boundaries of times that were settled."""
+
+    name: str
+    identity: TopicIdentity
+    partitions: list[PartitionLog]
+    changes: int = 0
+    committed: dict[int, int] = field(default_factory=dict)
+
+    def state(self) -> TopicState:
+        """Return the topic as a source sees it."""
+        return TopicState(self.identity, {p: Watermarks(log.low, log.end) for p, log in enumerate(self.partitions)})
+
+    def boundaries(self, state: TopicState, at_ms: int) -> dict[int, Boundary]:
+        """Return where a time stands; see `core.ports.Source`."""
+        found = {}
+        for p, marks in state.marks.items():
+            offset = self.partitions[p].first_at(at_ms)
+            is_open = offset is None or offset >= marks.end
+            found[p] = Boundary(marks.end if is_open or offset is None else offset, is_open)
+        return found
+
+    def trim(self, partition: int, low: int) -> None:
+        """Let retention take what is below `low`."""
+        log = self.partitions[partition]
+        log.low = max(log.low, low)
+        self.changes += 1
+
+
+class ModelSource:
+    """`core.ports.Source` on a `TopicLog`."""
+
+    def __init__(self, log: TopicLog) -> None:
+        self._log = log
+
+    def look(self) -> TopicState:
+        return self._log.state()
+
+    def identity(self) -> TopicIdentity:
+        return self._log.identity
+
+    def starts(self, state: TopicState) -> Mapping[int, int]:
+        return {p: marks.low for p, marks in state.marks.items()}
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        return self._log.boundaries(state, at_ms)
+
+    def mirror(self, offsets: Mapping[int, int]) -> None:
+        self._log.committed.update(offsets)
+
+
+class ModelReader:
+    """`core.ports.Reader` on a `TopicLog`, in chunks of a few records.
+
+    All is read at once, before the first chunk is handed on: the reading thread must not race with what the sequence
+    does to the topic. `midway`, if given, is done after the first chunk, as retention does its work during a read.
+    """
+
+    def __init__(self, log: TopicLog, records: int, midway: Callable[[], object] | None = None) -> None:
+        self._log, self._records, self._midway = log, records, midway
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        chunks: list[Chunk] = []
+        error: OffsetsGone | None = None
+        try:
+            for number, chunk in enumerate(self._read(plan)):
+                chunks.append(chunk)
+                if number == 0 and self._midway is not None:
+                    self._midway()
+        except OffsetsGone as e:
+            error = e
+        yield from chunks
+        if error is not None:
+            raise error
+
+    def _read(self, plan: Plan) -> Iterator[Chunk]:
+        for r in plan.ranges:
+            log, at = self._log.partitions[r.partition], r.from_offset
+            while at < r.until_offset:
+                if at < log.low:
+                    raise OffsetsGone(r.topic, r.partition, at)
+                offsets: list[int] = []
+                until = at
+                while until < r.until_offset and len(offsets) < self._records:
+                    if log.entries[until].kind in READABLE:
+                        offsets.append(until)
+                    until += 1
+                yield self._chunk(OffsetRange(r.topic, r.partition, at, until), log, offsets)
+                at = until
+
+    def _chunk(self, covers: OffsetRange, log: PartitionLog, offsets: list[int]) -> Chunk:
+        entries = [log.entries[offset] for offset in offsets]
+        values = pa.array([entry.value for entry in entries], pa.binary())
+        stamps = [entry.at_ms for entry in entries]
+        return Chunk(covers, RawBatch(covers.topic, covers.partition, offsets, stamps, values), len(offsets))

@@ -1,0 +1,236 @@
+"""What has to hold in a sequence of the fault harness: the readable log equals the table, once each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.ledger import Landing, TopicEntry
+from airflow_lakestream.core.plan import first_hole
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ranges import RangeSet, coalesce
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from tests.support.fault_log import READABLE, Kind, TopicLog
+from tests.support.fault_run import Run
+from tests.support.lake import assert_files_are_whole
+
+if TYPE_CHECKING:
+    from tests.support.fault_world import World
+
+GROUP = "g"
+
+
+class Violation(AssertionError):
+    """Something that must never happen, with the story of the sequence up to there."""
+
+    def __init__(self, what: str, story: Sequence[str]) -> None:
+        self.what = what
+        super().__init__("\n".join(["", *(f"  {line}" for line in story), what]))
+
+
+@dataclass
+class Promise:
+    """What a run that succeeds must have seen to: its ranges are held by the ledger then.
+
+    Void once the table is rolled back or the log loses records below a settled boundary.
+    """
+
+    ranges: RangeSet
+    rollbacks: int
+    changes: int
+
+
+@dataclass
+class Replaced:
+    """A replace that was committed: the how-manieth it was, by which run, and what."""
+
+    run: Run
+    ranges: RangeSet
+    snapshot_id: int | None
+
+
+class Oracle:
+    """Watches the runs of a world, and looks into its table."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # With the number of rollbacks until then.
+        self._loaded: dict[Run, tuple[TopicEntry, int]] = {}
+        self._promises: dict[Run, Promise] = {}
+        self._replaces: list[Replaced] = []
+        self._seen_replaces: dict[Run, int] = {}
+
+    # Told by the runs
+
+    def loaded(self, run: Run, state: TableState) -> None:
+        """Remember the books that a run is about to plan from."""
+        self._loaded[run] = state.ledger.entry(self._log(run).identity), self._world.rollbacks
+        self._seen_replaces.setdefault(run, len(self._replaces))
+
+    def looked(self, run: Run) -> None:
+        """Note what a run promises once it has looked at the topic; its first look says it."""
+        if run in self._promises:
+            return
+        log, (entry, rollbacks) = self._log(run), self._loaded[run]
+        if run.asked.mode == "interval":
+            # One whose interval is not covered yet promises nothing before it has written that down.
+            if self._is_covered(run, entry):
+                self._promises[run] = Promise(self._covered(run, entry), rollbacks, log.changes)
+            return
+        if run.asked.mode == "ranges":
+            ranges = [RangeSet.of(log.name, *each) for each in run.asked.config["ranges"]]
+        else:
+            ranges = [
+                RangeSet.of(log.name, p, entry.origin.get(p, 0) if entry.origin else marks.low, marks.end)
+                for p, marks in log.state().marks.items()
+            ]
+        self._promises[run] = Promise(_union(ranges), rollbacks, log.changes)
+
+    def landed(self, run: Run, landing: Landing) -> None:
+        """Note what a run promises that has just written down that its interval is covered."""
+        if any(change.covered for change in landing.topics.values()):
+            log = self._log(run)
+            ranges = self._covered(run, self._entry(log))
+            self._promises[run] = Promise(ranges, self._world.rollbacks, log.changes)
+
+    def replaced(self, run: Run, landing: Landing) -> None:
+        """Check that no run put an older decoding over a newer one."""
+        ranges = _union(change.replaced for change in landing.topics.values())
+        table = self._table()
+        assert table is not None
+        alive = set(self._world.catalog.ancestry(table.metadata.current_snapshot_id))
+        for other in self._replaces[self._seen_replaces[run] :]:
+            if other.run is not run and other.ranges & ranges and other.snapshot_id in alive:
+                self._fail(f"run {run} replaced what #{other.run.number} had replaced after it began")
+        self._replaces.append(Replaced(run, ranges, table.metadata.current_snapshot_id))
+
+    def ended(self, run: Run) -> None:
+        """Check what a run that succeeded has promised."""
+        promise = self._promises.get(run)
+        log = self._log(run)
+        if promise is None or "max_records" in run.asked.config:
+            return
+        if (promise.rollbacks, promise.changes) != (self._world.rollbacks, log.changes):
+            return
+        if missing := promise.ranges - self._entry(log).held:
+            self._fail(f"run {run} succeeded, but {missing} is not landed")
+
+    def _is_covered(self, run: Run, entry: TopicEntry) -> bool:
+        start, end = self._interval(run)
+        return any(s <= start and end <= e for s, e in entry.covered)
+
+    def _covered(self, run: Run, entry: TopicEntry) -> RangeSet:
+        """Return the offsets of the covered time around a run's interval, as the log is now."""
+        log = self._log(run)
+        start, end = self._interval(run)
+        start, end = next(part for part in coalesce([*entry.covered, (start, end)]) if part[0] <= start < part[1])
+        state = log.state()
+        lows, highs = log.boundaries(state, start), log.boundaries(state, end)
+        return _union(RangeSet.of(log.name, p, lows[p].offset, highs[p].offset) for p in state.marks)
+
+    def _interval(self, run: Run) -> tuple[int, int]:
+        return run.asked.config["interval_start"], run.asked.config["interval_end"]
+
+    # Looks into the table
+
+    def check_books(self) -> None:
+        """Check that the rows are those that the ledger says, with their values; and foreign rows untouched."""
+        table = self._table()
+        if table is None:
+            return
+        rows: dict[str, dict[tuple[int, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
+        foreign = 0
+        for row in table.scan().to_arrow().to_pylist():
+            if row["_kafka_topic"] is None:
+                foreign += 1
+            else:
+                rows[row["_kafka_topic"]][row["_kafka_partition"], row["_kafka_offset"]].append(row["n"])
+        head = table.metadata.current_snapshot_id
+        expected = sum(self._world.foreign.get(s, 0) for s in self._world.catalog.ancestry(head))
+        if foreign != expected:
+            self._fail(f"{foreign} foreign rows instead of {expected}")
+        for topic in self._world.topics:
+            self._check_topic(topic.log, self._entry(topic.log), rows.pop(topic.log.name, {}))
+        if rows:
+            self._fail(f"rows of unknown topics: {sorted(rows)}")
+
+    def _check_topic(self, log: TopicLog, entry: TopicEntry, rows: dict[tuple[int, int], list[Any]]) -> None:
+        if entry.landed & entry.lost:
+            self._fail(f"landed and lost: {entry.landed & entry.lost}")
+        gone = _union(RangeSet.of(log.name, p, 0, part.low) for p, part in enumerate(log.partitions))
+        if entry.lost - gone:
+            self._fail(f"receipts of a loss that are none: {entry.lost - gone}")
+        if entry.counts.written != sum(map(len, rows.values())):
+            self._fail(f"{log.name}: {entry.counts} counted, {sum(map(len, rows.values()))} rows")
+        wrong: Counter[str] = Counter()
+        left = dict(rows)
+        for r in entry.landed:
+            for offset in range(r.from_offset, r.until_offset):
+                found = left.pop((r.partition, offset), [])
+                if problem := _problem(log, r.partition, offset, found):
+                    wrong[f"{log.name}[{r.partition}] {offset} {problem}"] += 1
+        if wrong:
+            self._fail("; ".join(sorted(wrong)))
+        if left:
+            self._fail(f"{log.name}: rows that the ledger does not hold: {sorted(left)}")
+
+    def check_nothing_is_left(self) -> None:
+        """Check after the last run: from origin to end all is landed or has a receipt, and the mirror is right."""
+        for topic in self._world.topics:
+            log = topic.log
+            entry = self._entry(log)
+            for p, part in enumerate(log.partitions):
+                wanted = RangeSet.of(log.name, p, entry.origin.get(p, 0), part.end)
+                if missing := wanted - entry.held:
+                    self._fail(f"never landed: {missing}")
+            holes = {p: first_hole(entry, log.identity, p) for p in range(len(log.partitions))}
+            if (committed := dict(topic.committed(GROUP))) != holes:
+                self._fail(f"{log.name}: the group's offsets are {committed} instead of {holes}")
+
+    def check_files(self) -> None:
+        """Check that no file lacks that a snapshot needs, and that none is over where nothing was killed or unsure."""
+        table = self._table()
+        assert table is not None
+        try:
+            assert_files_are_whole(table, leftovers_of_a_kill=self._world.leftovers)
+        except AssertionError as e:
+            raise Violation(str(e), self._world.story) from e
+
+    def _table(self) -> Table | None:
+        return self._world.table()
+
+    def _entry(self, log: TopicLog) -> TopicEntry:
+        table = self._table()
+        return TopicEntry() if table is None else read_ledger(table, GROUP).entry(log.identity)
+
+    def _log(self, run: Run) -> TopicLog:
+        return next(topic.log for topic in self._world.topics if topic.log.name == run.asked.topic)
+
+    def _fail(self, what: str) -> None:
+        raise Violation(what, self._world.story)
+
+
+def _problem(log: TopicLog, partition: int, offset: int, found: list[Any]) -> str:
+    if partition >= len(log.partitions) or offset >= len(log.partitions[partition].entries):
+        return "is landed, but was never written"
+    entry = log.partitions[partition].entries[offset]
+    if entry.kind is Kind.OPEN:
+        return "is landed, but its transaction is open"
+    # What compaction took may have landed before.
+    allowed = (1,) if entry.kind in READABLE else (0, 1) if entry.kind is Kind.HOLE else (0,)
+    if len(found) not in allowed:
+        return f"({entry.kind}) is there {len(found)} times"
+    if found and found[0] != entry.number:
+        return f"is {found[0]} instead of {entry.number}"
+    return ""
+
+
+def _union(sets: Any) -> RangeSet:
+    total = RangeSet()
+    for one in sets:
+        total |= one
+    return total

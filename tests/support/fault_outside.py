@@ -1,0 +1,135 @@
+"""What others do in a sequence of the fault harness: producers, retention, and other tools that write the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tests.support.fault_log import EPOCH_MS, READABLE, Entry, Kind
+from tests.support.fault_topics import Topic
+from tests.support.lake import compact
+
+if TYPE_CHECKING:
+    from tests.support.fault_world import World
+
+
+class Outside:
+    """The others, who know nothing of any run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random
+        self._clock = 0
+
+    # The topics
+
+    def produce(self, topic: Topic | None = None) -> None:
+        topic = topic or self._world.topic()
+        partition = self._random.randrange(len(topic.log.partitions))
+        kinds = self._random.choices([Kind.DATA, Kind.TOMBSTONE], [6, 1], k=self._random.randint(1, 6))
+        topic.append(partition, self._entries(topic, kinds))
+        self._world.tell(f"produce {len(kinds)} to {topic.log.name}[{partition}], which ends at {topic.end(partition)}")
+
+    def produce_in_transaction(self) -> None:
+        """Begin a transaction, or end the one that is open."""
+        topic = self._world.topic()
+        if topic.transaction is not None:
+            commits = self._random.random() < 0.5
+            self._world.tell(f"{'commit' if commits else 'abort'} the transaction of {topic.log.name}")
+            topic.end_transaction(commits, self.now())
+            return
+        partition = self._random.randrange(len(topic.log.partitions))
+        topic.begin_transaction(partition, self._entries(topic, [Kind.OPEN] * self._random.randint(1, 3)))
+        self._world.tell(f"begin a transaction in {topic.log.name}[{partition}]")
+        if self._random.random() < 0.6:
+            self._end_transaction(topic)
+
+    def _end_transaction(self, topic: Topic) -> None:
+        commits = self._random.random() < 0.5
+        self._world.tell(f"{'commit' if commits else 'abort'} it")
+        topic.end_transaction(commits, self.now())
+
+    def _entries(self, topic: Topic, kinds: Sequence[Kind]) -> list[Entry]:
+        return [Entry(kind, self._stamp(), None if kind is Kind.TOMBSTONE else topic.number()) for kind in kinds]
+
+    def now(self) -> int:
+        return EPOCH_MS + self._clock
+
+    def _stamp(self) -> int:
+        self._clock += self._random.randint(2, 15)
+        # Late and early ones among those in order.
+        return EPOCH_MS + max(0, self._clock + self._random.choice([0, 0, 0, 0, -30, -120, 60]))
+
+    def add_partition(self) -> None:
+        topic = self._world.topic()
+        if len(topic.log.partitions) < 4:
+            topic.add_partition()
+            self._world.tell(f"{topic.log.name} gets partition {len(topic.log.partitions) - 1}")
+
+    def trim(self) -> None:
+        topic = self._world.topic()
+        partition = self._random.randrange(len(topic.log.partitions))
+        log = topic.log.partitions[partition]
+        if log.low < log.end:
+            topic.trim(partition, self._random.randint(log.low + 1, log.end))
+            self._world.tell(f"retention: {topic.log.name}[{partition}] begins at {log.low}")
+
+    def trim_midway(self, topic: Topic) -> None:
+        for partition, log in enumerate(topic.log.partitions):
+            if log.low < log.end:
+                topic.trim(partition, (log.low + log.end + 1) // 2)
+                self._world.tell(f"retention: {topic.log.name}[{partition}] begins at {log.low}")
+
+    def compact_log(self) -> None:
+        topic = self._world.topic()
+        partition = self._random.randrange(len(topic.log.partitions))
+        log = topic.log.partitions[partition]
+        there = [o for o in range(log.low, log.end) if log.entries[o].kind in READABLE]
+        if there and topic.can_compact:
+            gone = self._random.sample(there, self._random.randint(1, len(there)))
+            topic.compact(partition, gone)
+            self._world.tell(f"compaction of the log takes {sorted(gone)} of {topic.log.name}[{partition}]")
+
+    # The table
+
+    def roll_back(self) -> None:
+        """Set main to one of the snapshots that are there, an ancestor or not."""
+        table = self._world.table()
+        if table is None:
+            return
+        self._world.oracle.check_books()
+        ids = sorted((s.snapshot_id for s in table.snapshots()), key=lambda s: table.snapshot_by_id(s).sequence_number)
+        at = self._random.randrange(len(ids))
+        table.manage_snapshots().set_current_snapshot(snapshot_id=ids[at]).commit()
+        self._world.rollbacks += 1
+        self._world.tell(f"roll back to snapshot {at + 1} of {len(ids)}")
+
+    def expire(self) -> None:
+        """Let all snapshots expire but main's head, or some of them."""
+        table = self._world.table()
+        if table is None:
+            return
+        ids = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != table.metadata.current_snapshot_id]
+        doomed = [s for s in ids if self._random.random() < self._random.choice([0.5, 1])]
+        if doomed:
+            table.maintenance.expire_snapshots().by_ids(doomed).commit()
+            self._world.tell(f"{len(doomed)} of {len(ids) + 1} snapshots expire")
+            self._world.leftovers = True
+
+    def compact(self) -> None:
+        table = self._world.table()
+        if table is not None and table.current_snapshot() is not None:
+            compact(table)
+            self._world.tell("compact the table")
+            self._world.leftovers = True
+
+    def append_foreign(self) -> None:
+        table = self._world.table()
+        if table is not None:
+            count = self._random.randint(1, 3)
+            rows = [{"n": -1 - n} for n in range(count)]
+            table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
+            self._world.foreign[table.metadata.current_snapshot_id] = count
+            self._world.tell(f"{count} foreign rows")
