@@ -20,7 +20,11 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Lakestream",
-                "python-modules": ["airflow_lakestream.operators.audit", "airflow_lakestream.operators.kafka_extract"],
+                "python-modules": [
+                    "airflow_lakestream.operators.audit",
+                    "airflow_lakestream.operators.kafka_extract",
+                    "airflow_lakestream.operators.kafka_extract_group",
+                ],
             }
         ],
         "hooks": [

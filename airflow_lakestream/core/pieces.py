@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, TypeVar
 
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
-from airflow_lakestream.core.ledger import Counts, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -200,7 +200,7 @@ def _read(data: Mapping[str, Any], make: Callable[[], Read]) -> Read:
         if data["version"] != VERSION:
             raise UnreadablePiece(f"its version is {data['version']}, this one reads {VERSION}")
         return make()
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, CountsDoNotAddUp) as e:
         raise UnreadablePiece(f"{e!r} in {json.dumps(data, default=str)[:200]}") from e
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.parallel import SharedPlan, folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.core.pieces import Piece, Share
 from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.iceberg import sink as sink_module
+from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake
 
 Change = Callable[[Job], Job]
@@ -66,3 +71,29 @@ class SharedRun:
 def live_files(lake: Lake) -> set[str]:
     """Return the paths of the table's live data files."""
     return {Path(task.file.file_path.removeprefix("file://")).as_posix() for task in lake.table().scan().plan_files()}
+
+
+def read_until_killed(run: SharedRun, share: Share) -> None:
+    """Read a share in a process of its own, which dies of a SIGKILL when it has written some of its files."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    what = (str(run.lake.folder), run.lake.kafka, run.topic, run.config, run.run_id, share.to_dict())
+    process = context.Process(target=_die_reading, args=what)
+    process.start()
+    try:
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+    finally:
+        process.kill()
+
+
+def _die_reading(
+    folder: str, kafka: dict[str, Any], topic: str, config: dict[str, Any], run_id: str, share: dict[str, Any]
+) -> None:
+    sink_module.FILE_BYTES = 1
+
+    def die(job: Job) -> Job:
+        kill = InterposedReader(SmallChunks(job.reader, 5), lambda: os.kill(os.getpid(), signal.SIGKILL), 12)
+        return replace(job, reader=kill)
+
+    SharedRun(Lake(Path(folder), kafka), topic, config, run_id).read(Share.from_dict(share), die)

@@ -1,0 +1,203 @@
+"""kafka_extract_group: one landing of a Kafka topic on several workers, in one snapshot, exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
+
+from airflow_lakestream.core.policies import ModeName, OnEmpty, choose
+from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.core.job import Job
+    from airflow_lakestream.extract import ExtractConfig
+
+log = logging.getLogger(__name__)
+
+# Beside the shares, which are the plan's return value: what the commit keeps to.
+BOUNDS = "bounds"
+PLAN, READ, COMMIT = "plan", "read", "commit"
+
+
+def kafka_extract_group(
+    group_id: str, *, tasks: int = 4, outlets: Sequence[Any] | None = None, **arguments: Any
+) -> TaskGroup:
+    """Land a topic by several tasks: `plan`, mapped `read` tasks side by side, and `commit`, which lands all of it.
+
+    The plan is cut into shares of equal width; partitions with much to read are split. Each `read` task writes the
+    files of its share and hands on their metadata; `commit` puts all of them and the ledger into one snapshot, and
+    returns the report of `KafkaExtractOperator`. A `read` task that failed fails the group, and lands nothing; one
+    that ran twice changes nothing. Files that came to nothing are deleted by `commit`.
+
+    Raises InvalidArgument for what can't be: `replace`, `idle_timeout`, a topic regex and tables chosen by records
+    belong to `KafkaExtractOperator`.
+
+    .. seealso:: docs/operators/kafka_extract_group.md
+
+    :param group_id: the task group's id
+    :param tasks: most `read` tasks of a run; few records make fewer
+    :param outlets: assets, or an `AssetAlias`, of the table; updated by `commit`
+    :param arguments: those of `KafkaExtractOperator`, and of every operator, such as `retries` and `pool`, for each of
+        the tasks; a `trigger_rule` is that of the group, which begins with `plan`
+    """
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
+        raise InvalidArgument("tasks", f"{tasks!r} is not a number of tasks above 0.")
+    rule = {"trigger_rule": arguments.pop("trigger_rule")} if "trigger_rule" in arguments else {}
+    with TaskGroup(group_id=group_id) as group:
+        plan = PlanSharesOperator(task_id=PLAN, tasks=tasks, **rule, **arguments)
+        # As the operator has it: an Arrow schema is none that Airflow could write down.
+        arguments = {**arguments, "schema": plan.schema}
+        # The two rules are what keeps a run from landing less than was planned, whatever a DAG's default_args say.
+        read = ReadShareOperator.partial(task_id=READ, trigger_rule="all_success", **arguments).expand(
+            share=plan.output
+        )
+        commit = CommitPiecesOperator(
+            task_id=COMMIT, trigger_rule="none_failed", pieces=read.output, outlets=outlets, **arguments
+        )
+        plan >> commit
+    return group
+
+
+class _SharedRunOperator(KafkaExtractOperator):
+    """What the three tasks share: the arguments, and the key of their common run."""
+
+    def _prepare(self, context: Context) -> tuple[ExtractConfig, Job]:
+        self._stop = threading.Event()
+        with late_imports():
+            from airflow_lakestream.extract import ExtractConfig, build_job
+            from airflow_lakestream.hooks.iceberg import IcebergHook
+            from airflow_lakestream.hooks.kafka import KafkaHook
+
+        choose(OnEmpty, "on_empty", self.on_empty)
+        arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
+        if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
+            arguments |= resolve_interval(context, arguments)
+        config = _of_one_table(ExtractConfig(**arguments))
+        kafka = KafkaHook(self.kafka_conn_id)
+        catalog = IcebergHook(self.iceberg_conn_id).open_catalog()
+        job = build_job(
+            config,
+            kafka.configuration(),
+            catalog,
+            run_id=_run_key(context),
+            where=kafka.where,
+            stop=self._stop,
+        )
+        return config, job
+
+
+class PlanSharesOperator(_SharedRunOperator):
+    """Plan a run, and cut it into shares; made by `kafka_extract_group`.
+
+    :param tasks: most shares
+    """
+
+    def __init__(self, *, tasks: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tasks = tasks
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # shares, not a report
+        """Return the shares."""
+        from airflow_lakestream.core.parallel import plan_shares
+        from airflow_lakestream.core.pieces import ranges_to_dict
+
+        with airflow_errors():
+            _, job = self._prepare(context)
+            plan = plan_shares(job, self.tasks)
+        within = None if plan.within is None else ranges_to_dict(plan.identity, plan.within)
+        context["ti"].xcom_push(key=BOUNDS, value={"within": within})
+        return [share.to_dict() for share in plan.shares]
+
+
+class ReadShareOperator(_SharedRunOperator):
+    """Read one share, and write its files; made by `kafka_extract_group`.
+
+    :param share: what `PlanSharesOperator` returned for this task (templated)
+    """
+
+    template_fields: Sequence[str] = (*KafkaExtractOperator.template_fields, "share")
+
+    def __init__(self, *, share: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.share = share
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
+        """Return the pieces: offsets, counts and the metadata of files."""
+        from airflow_lakestream.core.parallel import folder_of, read_share
+        from airflow_lakestream.core.pieces import Share
+
+        with airflow_errors():
+            _, job = self._prepare(context)
+            pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
+        log.info("Read %s records, handed over in %s pieces.", sum(p.counts.read for p in pieces), len(pieces))
+        return [piece.to_dict() for piece in pieces]
+
+
+class CommitPiecesOperator(_SharedRunOperator):
+    """Land what the read tasks handed over, in one snapshot; made by `kafka_extract_group`.
+
+    :param pieces: what each `ReadShareOperator` returned (templated)
+    """
+
+    template_fields: Sequence[str] = (*KafkaExtractOperator.template_fields, "pieces")
+
+    def __init__(self, *, pieces: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pieces = pieces
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the report."""
+        from airflow_lakestream.core.parallel import folder_of, land_pieces
+        from airflow_lakestream.core.pieces import Piece, ranges_from_dict
+        from airflow_lakestream.fan_out import RunReport
+
+        ti = context["ti"]
+        bounds = ti.xcom_pull(task_ids=f"{_group_of(context)}.{PLAN}", key=BOUNDS)
+        if bounds is None:
+            raise AirflowSkipException("nothing was planned: the plan was skipped.")
+        with airflow_errors():
+            config, job = self._prepare(context)
+            within = None if bounds["within"] is None else ranges_from_dict(bounds["within"])
+            pieces = [Piece.from_dict(piece) for piece in _flat(self.pieces)]
+            report = land_pieces(job, pieces, within, folder_of(job.run_id))
+        tables = Counter({config.table: report.counts.written})
+        run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)
+        return self._report(context, run, choose(OnEmpty, "on_empty", self.on_empty))
+
+
+def _of_one_table(config: ExtractConfig) -> ExtractConfig:
+    if is_pattern(config.topic):
+        raise InvalidArgument("topic", "a regex is not for a group of tasks.", "Use KafkaExtractOperator.")
+    if config.template.by_record:
+        raise InvalidArgument(
+            "table", "tables that each record chooses are not for a group of tasks.", "Use KafkaExtractOperator."
+        )
+    return config.of_topic(config.topic)
+
+
+def _flat(pieces: Iterable[Iterable[Mapping[str, Any]]] | None) -> Iterable[Mapping[str, Any]]:
+    # A read task that somebody marked as done has returned nothing: the commit reads its share.
+    return (piece for handed in pieces or () for piece in handed or ())
+
+
+def _group_of(context: Any) -> str:
+    group, _, _ = context["ti"].task_id.rpartition(".")
+    return str(group)
+
+
+def _run_key(context: Any) -> str:
+    """Return what the tasks of a group have in common in one run: the key of the one that commits."""
+    ti = context["ti"]
+    return f"{ti.dag_id}/{_group_of(context)}.{COMMIT}/{ti.run_id}/-1"
