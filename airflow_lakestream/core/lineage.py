@@ -46,9 +46,11 @@ class UndecidedLedger(LakestreamError, Terminal):
         super().__init__(
             f"the ledger of consumer group {consumer_group!r} can't be decided at snapshot {head_id}: {why}. Nothing "
             "was landed, since that could double or lose records. Roll the table back to a snapshot whose history is "
-            "still there; or, only if the table holds no record of this group, remove the table property "
-            f"{property_key(consumer_group)!r} to begin anew. To keep this from happening, keep "
-            "write.metadata.previous-versions-max at 100 or more."
+            "still there; or make the ledger from the rows: `lakestream ledger rebuild --table <namespace.table> "
+            f"--group {consumer_group}` (with --kafka-conn and --iceberg-conn where they are not the defaults); or, "
+            "only if the table holds no record of this group, begin anew: `lakestream ledger reset`, with the same "
+            "arguments and --yes. To keep this from happening, keep write.metadata.previous-versions-max at 100 or "
+            "more."
         )
 
 

@@ -97,7 +97,10 @@ class EditGuard(CommitGuard):
                     after[other] = ledger_store.read(current, other).property_after(snapshot_id, None)
                 except (lineage.UndecidedLedger, codec.UnreadableLedger):
                     continue
-        return {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
+        properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
+        for group in self._ledgers:
+            properties |= ledger_store.newcomer_properties(current, group)
+        return properties
 
 
 def start_anew(catalog: Catalog, name: str, decide: Decide) -> int:

@@ -147,10 +147,19 @@ def properties_after(
             except (lineage.UndecidedLedger, codec.UnreadableLedger):
                 continue
     properties = {key: codec.encode_property(value) for key, value in after.items()}
+    properties |= newcomer_properties(table, consumer_group)
     for group in {consumer_group, *groups(table)} if expiring else ():
         noted = anchors.anchors_after(lambda: history(table), group, expiring)
         properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
     return properties
+
+
+def newcomer_properties(table: Table, consumer_group: str) -> dict[str, str]:
+    """Return what a group without a ledger property brings with its first, for a table that is rolled back then."""
+    if codec.property_key(consumer_group) in table.metadata.properties:
+        return {}
+    noted = anchors.anchors_of_newcomer(lambda: history(table), consumer_group)
+    return {codec.anchors_key(consumer_group): codec.encode_anchors(noted)} if noted else {}
 
 
 def name_of(table: Table) -> str:

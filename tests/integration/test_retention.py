@@ -7,10 +7,22 @@ import pytest
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import lineage
+from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import retention
+from airflow_lakestream.iceberg.ledger_edit import start_anew
+from airflow_lakestream.iceberg.ledger_store import read_ledger
 from tests.support.broker import Producing, Topics
-from tests.support.lake import QUICK_RETRIES, Lake, assert_files_are_whole, assert_landed_once, compact, events
+from tests.support.lake import (
+    GROUP,
+    QUICK_RETRIES,
+    TABLE,
+    Lake,
+    assert_files_are_whole,
+    assert_landed_once,
+    compact,
+    events,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -167,3 +179,46 @@ def test_a_limit_that_became_no_number_is_refused_before_anything_is_read(
     with pytest.raises(InvalidArgument, match=r"lakestream\.snapshots\.keep is 'ten'"):
         lake.land(name)
     assert len(lake.snapshots()) == 1
+
+
+@pytest.mark.parametrize("landings", [0, 1])
+def test_a_renamed_ledger_is_found_whichever_snapshots_are_gone(
+    lake: Lake, name: str, land_some: LandSome, landings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "JOURNAL_LENGTH", 1)
+    before = land_some(2 * KEEP + 1)
+    renamed = rename(lake, GROUP, "new")
+    after = land_some(landings, consumer_group="new")
+    # The ledgers have to be found without any older metadata file.
+    with lake.table().transaction() as transaction:
+        transaction.set_properties({"write.metadata.previous-versions-max": "1"})
+    back = [*reversed(lake.snapshots())]
+    assert renamed in back
+
+    for target in back:
+        lake.table().manage_snapshots().set_current_snapshot(snapshot_id=target).commit()
+        below = back.index(target) - back.index(renamed)
+        old = {(0, before - (below - 1) * EACH)} if below > 0 else set()
+        new = {(0, after if below < 0 else before)} if below <= 0 else set()
+        for group, expected in ((GROUP, old), ("new", new)):
+            assert set(lake.landed(name, group).get(0, [])) == expected, (below, group)
+
+    lake.land(name)
+    assert_landed_once(lake, name, {0: after})
+
+
+def test_a_renamed_ledger_outlives_the_snapshot_of_its_renaming(lake: Lake, name: str, land_some: LandSome) -> None:
+    land_some(KEEP)
+    renamed = rename(lake, GROUP, "new")
+    landed = land_some(3 * KEEP, consumer_group="new")
+    assert renamed not in lake.snapshots()
+    assert_landed_once(lake, name, {0: landed}, "new")
+    assert not lake.landed(name)
+    assert lake.land(name, consumer_group="new").counts.read == 0
+
+
+def rename(lake: Lake, group: str, to: str) -> int:
+    """Do what `lakestream ledger rename` does."""
+    return start_anew(
+        lake.catalog(), TABLE, lambda table: {group: Ledger(group), to: Ledger(to, read_ledger(table, group).topics)}
+    )

@@ -113,7 +113,7 @@ def test_history_that_ends_undecided_is_an_error_with_the_remedy() -> None:
     with pytest.raises(UndecidedLedger) as caught:
         held(facts(9, snapshot(9, 8)), facts(8, snapshot(8, 7), ledger=after((2, 1))))
     assert (caught.value.consumer_group, caught.value.head_id) == ("g", 9)
-    for word in ("'g'", "snapshot 9", "Nothing was landed", "lakestream.ledger.g"):
+    for word in ("'g'", "snapshot 9", "Nothing was landed", "lakestream ledger rebuild --table", "--group g"):
         assert word in str(caught.value)
 
 
