@@ -32,14 +32,15 @@ from airflow_lakestream.core.policies import (
     seconds,
     size_in_bytes,
 )
-from airflow_lakestream.core.ports import Decoder
-from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.core.routing import TableTemplate, check_topic_or_pattern, is_pattern
+from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode import resolve_decoder
-from airflow_lakestream.decode.infer import infer_schema
-from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.decode.routing import Router
+from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.fan_out import FanOut, FanOutSink
 from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -87,6 +88,9 @@ class ExtractConfig:
     partition_by: Sequence[str] | str | None = None
     sort_order: Sequence[str] | str | None = None
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    new_tables: str = NewTables.FAIL
+    max_tables: int | str = 100
+    home_table: str | None = None
     on_data_loss: str = OnDataLoss.FAIL
     allow_group_overlap: bool = False
 
@@ -95,9 +99,7 @@ class ExtractConfig:
         _check_group(self.consumer_group)
         resolve_decoder(self.format)
         _check_one_of("on_error", self.on_error, ON_ERROR)
-        _ = self.template, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        if self.template.by_record:
-            raise InvalidArgument("table", f"{self.table!r}: only {{topic}} can choose a table yet.")
+        _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
         choose(UnknownFields, "unknown_fields", self.unknown_fields)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
 
@@ -108,8 +110,30 @@ class ExtractConfig:
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
 
     def of_topic(self, topic: str) -> ExtractConfig:
-        """Return the configuration of one topic, whose name is in place in that of the table."""
-        return replace(self, topic=topic, table=self.template.of_topic(topic).text)
+        """Return the configuration of one topic, whose name is in place in those of the tables."""
+        home = TableTemplate.parse(str(self.home_table)).of_topic(topic).text if is_given(self.home_table) else None
+        return replace(self, topic=topic, table=self.template.of_topic(topic).text, home_table=home)
+
+    @property
+    def fan_out(self) -> FanOut | None:
+        """Where records go that choose their tables themselves; None where they don't."""
+        new_tables = choose(NewTables, "new_tables", self.new_tables)
+        max_tables = _count("max_tables", self.max_tables)
+        template = self.template
+        if not template.by_record:
+            for argument in ("home_table",) if is_given(self.home_table) else ():
+                raise InvalidArgument(argument, f"goes with a table that records choose; {self.table!r} is none.")
+            return None
+        home = TableTemplate.parse(str(self.home_table) if is_given(self.home_table) else "any.{topic}", "home_table")
+        if home.by_record or (is_pattern(self.topic) and not home.by_topic):
+            raise InvalidArgument(
+                "home_table", f"{self.home_table!r}: each topic has one.", 'Write "lake.{topic}_home".'
+            )
+        decoding = (self.format, self.unknown_fields, *self.metadata_columns)
+        name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
+        if not is_pattern(self.topic):
+            name = name or template.home(self.topic, self.consumer_group)
+        return FanOut(self.topic, template, name, decoding, new_tables, max_tables or 100)
 
     @property
     def coverage(self) -> Mode:
@@ -132,6 +156,8 @@ class ExtractConfig:
     def replaces(self) -> bool:
         """Whether what is landed already is read again."""
         replaces = _flag("replace", self.replace)
+        if replaces and self.template.by_record:
+            raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
         if replaces and choose(ModeName, "mode", self.mode) is ModeName.RESUME:
             raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which say what to replace.')
         if replaces and is_given(self.max_records):
@@ -210,9 +236,11 @@ def build_job(
     :param stop: set it to stop the run between two batches.
     """
     names = tuple(config.metadata_columns)
+    fan_out = config.fan_out
+    router = Router(fan_out.template) if fan_out is not None else None
     return Job(
         run_id=run_id,
-        table=config.table,
+        table=config.table if fan_out is None else fan_out.home,
         consumer_group=config.consumer_group,
         source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where),
         reader=KafkaReader(
@@ -220,17 +248,11 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys="key" in names,
-            with_headers="headers" in names,
+            with_keys="key" in names or (router is not None and router.needs_keys),
+            with_headers="headers" in names or (router is not None and router.needs_headers),
         ),
-        decoders=RowDecoders(config.format, config.unknown_fields, names),
-        sink=IcebergSink(
-            catalog,
-            config.table,
-            config.consumer_group,
-            config.design,
-            allow_group_overlap=config.allow_group_overlap,
-        ),
+        decoders=RowDecoders(config.format, config.unknown_fields, names, router),
+        sink=_sink(config, catalog, fan_out),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
@@ -240,39 +262,11 @@ def build_job(
     )
 
 
-@dataclass(frozen=True)
-class RowDecoders:
-    """Makes row decoders for a format: for a schema, or for the one inferred from the first batch."""
-
-    format: str
-    unknown_fields: str
-    metadata: tuple[str, ...]
-
-    def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
-        """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
-        if schema is None:
-            if first is None:
-                return None
-            schema = infer_schema(first)
-        # A clash of names is found before the first row: the metadata columns are built for this payload.
-        metadata_schema(self.metadata, schema)
-        return RowDecoder(resolve_decoder(self.format)(schema, self.unknown_fields), self.metadata)
-
-
-@dataclass(frozen=True)
-class RowDecoder:
-    """The payload's columns and the metadata columns side by side."""
-
-    payload: Any
-    metadata: tuple[str, ...]
-
-    def decode(self, batch: RawBatch) -> pa.Table:
-        """Return one row per record; see `core.ports.Decoder`."""
-        rows = self.payload.decode(batch)
-        columns = metadata_columns(batch, self.metadata)
-        for column_field, column in zip(metadata_schema(self.metadata), columns, strict=True):
-            rows = rows.append_column(column_field, column)
-        return rows
+def _sink(config: ExtractConfig, catalog: Catalog, fan_out: FanOut | None) -> Sink:
+    overlap = config.allow_group_overlap
+    if fan_out is not None:
+        return FanOutSink(catalog, fan_out, config.consumer_group, config.design, allow_group_overlap=overlap)
+    return IcebergSink(catalog, config.table, config.consumer_group, config.design, allow_group_overlap=overlap)
 
 
 def _check_group(group: str) -> None:

@@ -15,12 +15,21 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 
 from airflow_lakestream import extract
-from airflow_lakestream.core.landing import Stopped, land
+from airflow_lakestream.core.job import Job, Stopped
+from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.core.routing import NoTopicMatches, check_distinct, is_pattern, matching, near_names
+from airflow_lakestream.core.routing import (
+    NoTopicMatches,
+    TableTemplate,
+    check_distinct,
+    is_pattern,
+    matching,
+    near_names,
+)
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.iceberg.fan_out import FanOutSink
 from airflow_lakestream.kafka.topics import list_topics
 
 log = logging.getLogger(__name__)
@@ -65,7 +74,10 @@ class RunReport:
         """Return the report as JSON-ready values: one topic's own, or the sums with those of each topic in `topics`."""
         given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
         if not is_pattern(self.topic):
-            return next(iter(self.reports.values())).to_dict() | given
+            (report,) = self.reports.values()
+            # The report is of the table that has the ledger.
+            home = {"home_table": report.table} if TableTemplate.parse(self.table).by_record else {}
+            return report.to_dict() | given | home
         counts = self.counts
         return {
             **given,
@@ -117,10 +129,16 @@ def land_run(
             failed.append(e)
             continue
         run.reports[topic] = report
-        run.tables[one.table] += report.counts.written
+        run.tables.update(_rows_by_table(job, one.table, report))
     if failed:
         raise min(failed, key=lambda e: isinstance(e, Terminal))
     return run
+
+
+def _rows_by_table(job: Job, table: str, report: LandingReport) -> Mapping[str, int]:
+    if isinstance(job.sink, FanOutSink):
+        return job.sink.rows_by_table
+    return {table: report.counts.written}
 
 
 def _topics(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:

@@ -21,9 +21,9 @@ def check_topic(topic: str) -> str:
     return topic
 
 
-def check_table_name(table: str) -> str:
+def check_table_name(table: str, argument: str = "table") -> str:
     """Return a table's name if it is namespace.table. Raises InvalidArgument."""
     parts = (table or "").split(".")
     if len(parts) < 2 or not all(_PART.fullmatch(part) for part in parts):
-        raise InvalidArgument("table", f"{table!r} is not of the form namespace.table.", 'Write "lake.clickstream".')
+        raise InvalidArgument(argument, f"{table!r} is not of the form namespace.table.", 'Write "lake.clickstream".')
     return table

@@ -18,7 +18,22 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 # Catalogs cut or refuse longer ones, and file systems do from 255 bytes on.
 MAX_NAME = 200
 NAMES_SHOWN = 10
+# Columns that a routed row carries from the decoder to the sink, which takes them off again.
+ROUTE, ROUTE_PARTITION, ROUTE_OFFSET = ROUTE_COLUMNS = (
+    "_lakestream_route",
+    "_lakestream_partition",
+    "_lakestream_offset",
+)
+# Between the values of several placeholders in a route.
+SEPARATOR = "\x1f"
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+class NewTables(StrEnum):
+    """What to do with a value whose table is not there."""
+
+    FAIL = "fail"
+    CREATE = "create"
 
 
 class Origin(StrEnum):
@@ -65,17 +80,17 @@ class TableTemplate:
     parts: tuple[str | Placeholder, ...]
 
     @classmethod
-    def parse(cls, text: str) -> TableTemplate:
+    def parse(cls, text: str, argument: str = "table") -> TableTemplate:
         """Read a template, or the name of a table, which has no placeholders. Raises InvalidArgument."""
-        check_table_name(_PLACEHOLDER.sub("x", text or ""))
+        check_table_name(_PLACEHOLDER.sub("x", text or ""), argument)
         pieces = _PLACEHOLDER.split(text)
         if any("{" in literal or "}" in literal for literal in pieces[::2]):
-            raise InvalidArgument("table", f"{text!r} has a brace without its counterpart.", _NOTATION)
+            raise InvalidArgument(argument, f"{text!r} has a brace without its counterpart.", _NOTATION)
         parts = [_placeholder(piece, text) if i % 2 else piece for i, piece in enumerate(pieces)]
         template = cls(text, tuple(part for part in parts if part != ""))
         last_dot = max(i for i, part in enumerate(template.parts) if isinstance(part, str) and "." in part)
         if any(p in template.by_record for p in template.parts[:last_dot]):
-            raise InvalidArgument("table", f"{text!r}: a record can't choose the namespace.", _NOTATION)
+            raise InvalidArgument(argument, f"{text!r}: a record can't choose the namespace.", _NOTATION)
         return template
 
     @property
@@ -119,6 +134,20 @@ class TableTemplate:
         """The namespace of all its tables; those of a template over the topic only once that is in place."""
         return "".join(_text(part) for part in self.parts).rpartition(".")[0]
 
+    def describe(self, route: str) -> str:
+        """Return the values of a route for people: `header 'type' 'click'`."""
+        pairs = zip(self.by_record, route.split(SEPARATOR), strict=True)
+        return " and ".join(f"{placeholder} {value!r}" for placeholder, value in pairs)
+
+    def home(self, topic: str, consumer_group: str) -> str:
+        """Return the home table's name when none is given: one for each topic and group. Raises InvalidArgument."""
+        name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}__home"
+        if len(name) > MAX_NAME:
+            raise InvalidArgument(
+                "home_table", f"{name!r} is longer than {MAX_NAME} characters.", "Give a shorter one."
+            )
+        return name
+
 
 _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
 
@@ -149,10 +178,14 @@ def sanitized(value: str) -> str:
 
     Lower case, since Hive's and Glue's catalogs know no other. Raises Unroutable where no letter or digit is left.
     """
-    name = re.sub(r"[^a-z0-9_]", "_", value.lower())
+    name = _name(value)
     if not re.search(r"[a-z0-9]", name):
         raise Unroutable("holds no letter and no digit to name a table by")
     return name
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^a-z0-9_]", "_", text.lower())
 
 
 def is_pattern(topic: str) -> bool:

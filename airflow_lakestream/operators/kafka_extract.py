@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, Ass
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
-from airflow_lakestream.core.routing import NoTopicMatches
+from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 
@@ -43,7 +43,8 @@ class KafkaExtractOperator(BaseOperator):
     .. seealso:: docs/operators/kafka_extract.md, docs/operators/fan_out.md
 
     :param topic: topic to read, or a regex that begins with `^` and matches whole names: each topic in turn (templated)
-    :param table: `namespace.table` to land in; `{topic}` in it stands for the topic's name (templated)
+    :param table: `namespace.table` to land in; `{topic}` in it stands for the topic's name, and `{key}`,
+        `{header:name}`, `{field}` let each record choose its table (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
     :param format: `"json"` (templated)
@@ -72,6 +73,9 @@ class KafkaExtractOperator(BaseOperator):
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
     :param table_properties: Iceberg table properties of a table to be created (templated)
+    :param new_tables: where records choose: `"fail"`, or `"create"` to create a table for a new value (templated)
+    :param max_tables: where records choose: most tables that they may have (templated)
+    :param home_table: where records choose: the table with the ledger; default: named by topic and group (templated)
     :param on_error: `"fail"`: a record that fits no row without loss fails the run (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
@@ -103,6 +107,9 @@ class KafkaExtractOperator(BaseOperator):
         "partition_by",
         "sort_order",
         "table_properties",
+        "new_tables",
+        "max_tables",
+        "home_table",
         "on_error",
         "on_data_loss",
         "on_empty",
@@ -137,6 +144,9 @@ class KafkaExtractOperator(BaseOperator):
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
         table_properties: Mapping[str, str] | None = None,
+        new_tables: str = NewTables.FAIL.value,
+        max_tables: int | str = 100,
+        home_table: str | None = None,
         on_error: str = "fail",
         on_data_loss: str = OnDataLoss.FAIL.value,
         on_empty: str = OnEmpty.SUCCESS.value,
@@ -169,6 +179,9 @@ class KafkaExtractOperator(BaseOperator):
         self.partition_by = partition_by
         self.sort_order = sort_order
         self.table_properties = table_properties or {}
+        self.new_tables = new_tables
+        self.max_tables = max_tables
+        self.home_table = home_table
         self.on_error = on_error
         self.on_data_loss = on_data_loss
         self.on_empty = on_empty

@@ -53,3 +53,26 @@ def test_a_regex_without_a_match_fails_or_is_skipped_as_told(
     assert isinstance(run.errors[0], AirflowFailException)
     skipped = airflow.run(extract_dag("none_skip", topic=f"^{prefix}", table="lake.{topic}", on_empty="skip"))
     assert skipped.task().state == "skipped"
+
+
+def test_records_give_an_event_for_each_table_that_they_chose(
+    airflow: AirflowHome, connections: Connections, prefix: str, topic, produce
+) -> None:
+    name = topic(1, name=prefix)
+    produce(name, 0, [b'{"event":"click"}', b'{"event":"view"}', b'{"event":"click"}'])
+    outlets = [AssetAlias("lake"), Asset("whole", uri="iceberg://lake/whole")]
+    options = {"topic": name, "table": "lake.{event}", "consumer_group": "g", "outlets": outlets}
+    refused = airflow.run(extract_dag("by_event", **options))
+    assert refused.state == "failed"
+    assert "new_tables" in str(refused.errors[0])
+    run = airflow.run(extract_dag("by_event_told", new_tables="create", **options))
+    assert run.state == "success", run.errors
+    events = {uri: (extra["rows"], extra["table"]) for uri, extra in run.asset_events}
+    assert events == {
+        "iceberg://lake/click": (2, "lake.click"),
+        "iceberg://lake/view": (1, "lake.view"),
+        "iceberg://lake/whole": (3, "lake.{event}"),
+    }
+    result = run.task().xcom
+    assert result["tables"] == {"lake.click": 2, "lake.view": 1}
+    assert result["home_table"] == f"lake.{prefix}__g__home"

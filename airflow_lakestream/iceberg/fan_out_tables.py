@@ -1,0 +1,168 @@
+"""The two kinds of tables of a fan-out, as sinks: the home, which has books and no rows, and the targets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
+from airflow_lakestream.iceberg.fan_out_books import (
+    BOOKS,
+    MEMBER,
+    ROWS,
+    Books,
+    Fenced,
+    Properties,
+    Stamp,
+    StampingGuard,
+    StampingReplaceGuard,
+    fingerprint_of,
+)
+from airflow_lakestream.iceberg.files import write_data_files
+from airflow_lakestream.iceberg.hits import Offsets
+from airflow_lakestream.iceberg.replace import ReplaceAttempt
+from airflow_lakestream.iceberg.schema import payload_schema
+from airflow_lakestream.iceberg.since import FirstLook
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.takeout import Finder
+
+
+class _StampingSink(IcebergSink):
+    """A sink whose commits set table properties, and may say more in the snapshot's summary."""
+
+    def _stamp(self, properties: Properties) -> Properties:
+        raise NotImplementedError
+
+    def _summary(self, landing: Landing) -> Mapping[str, str]:
+        return codec.encode_summary(self._group, landing)
+
+    @property
+    def properties(self) -> Properties:
+        """The table's properties as they were at the last look or commit; none for a table that is not there."""
+        return {} if self._table is None else self._table.metadata.properties
+
+    def _attempt(self, landing: Landing) -> Attempt:
+        target = self._target(None)
+        overlap = self._allow_group_overlap
+        guard = StampingGuard(self._catalog, self._group, landing, target.metadata, allow_group_overlap=overlap)
+        guard.stamp = self._stamp
+        if self._table is None:
+            assert self._staged is not None
+            return CreateAttempt(self._staged, guard, self._summary(landing))
+        return AppendAttempt(self._catalog, self._name, guard, self._summary(landing))
+
+
+class HomeSink(_StampingSink):
+    """The home: its ledger says what the whole fan-out has landed, its columns are those that all targets have."""
+
+    change: Stamp
+    rows: Counter[str] = Counter()
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew; see `IcebergSink.load`. Raises InvalidArgument for a table that is no home."""
+        state = super().load(run_id)
+        if state.exists and BOOKS not in self.properties:
+            raise InvalidArgument(
+                "home_table",
+                f"{self._name} is there and is not the home of a fan-out.",
+                "Give another name; the home is created when missing.",
+            )
+        return state
+
+    @property
+    def books(self) -> Books | None:
+        """The books as they were at the last look or commit."""
+        return Books.of(self.properties)
+
+    def take_schema(self, schema: Schema) -> None:
+        """Create the home with the columns of this payload, should it be missing."""
+        self._design = replace(self._design, schema=schema)
+
+    def columns(self, given: Schema | None) -> tuple[Schema, pa.Schema]:
+        """Return the payload's columns, as every target has them, and as rows are decoded into them."""
+        whole = self._target(None).schema()
+        names = self._design.metadata.names
+        payload = Schema(*(f for f in whole.fields if f.name not in names and not f.name.startswith("_kafka_")))
+        return payload, payload_schema(whole, names, given)
+
+    def rows_of(self, snapshot_id: int) -> Counter[str]:
+        """Return the rows by table that a landing of the home tells of; none once its snapshot has expired."""
+        snapshot = None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id)
+        return Counter(json.loads(ledger_store.summary_of(snapshot).get(ROWS, "{}")) if snapshot else {})
+
+    def _stamp(self, properties: Properties) -> Properties:
+        return self.change(properties)
+
+    def _summary(self, landing: Landing) -> Mapping[str, str]:
+        rows = {ROWS: json.dumps(dict(sorted(self.rows.items())), separators=(",", ":"))} if self.rows else {}
+        return {**super()._summary(landing), **rows}
+
+
+class TargetSink(_StampingSink):
+    """A table of rows. Its commits are refused once another configuration has fenced it off.
+
+    `fences` says that the next commit is the one that fences. `read` are the offsets that a replace may take out: all
+    those that were read again, wherever their rows go now.
+    """
+
+    home = ""
+    fingerprint = ""
+    fences = False
+    read: Offsets | None = None
+
+    @property
+    def member(self) -> str | None:
+        """The fingerprint under which the home's runs may write the table; None where none has yet."""
+        return self.properties.get(MEMBER + self.home)
+
+    def landed_by(self, topic: str) -> Mapping[str | None, RangeSet]:
+        """Return the ranges that landings brought, by their configuration's fingerprint, as far as metadata shows them.
+
+        None stands for landings that are of no fan-out.
+        """
+        found: dict[str | None, RangeSet] = {}
+        for landing in self._landings():
+            key = fingerprint_of(landing.run_id)
+            for identity, entry in landing.topics.items():
+                if identity.topic == topic:
+                    found[key] = found.get(key, RangeSet()) | entry.landed | entry.replaced
+        return found
+
+    def _landings(self) -> Iterable[Landing]:
+        if self._table is None:
+            return ()
+        reading = ledger_store.read(self._table, self._group)
+        landings = {landing.landing_id: landing for landing in reading.landings}
+        for snapshot in ledger_store.live_ancestors(self._table.metadata):
+            summary = ledger_store.summary_of(snapshot)
+            landing = codec.decode_summary(summary, self._group, f"snapshot {snapshot.snapshot_id}")
+            if landing is not None:
+                landings.setdefault(landing.landing_id, landing)
+        return landings.values()
+
+    def _stamp(self, properties: Properties) -> Properties:
+        key = MEMBER + self.home
+        if not self.fences and properties.get(key, self.fingerprint) != self.fingerprint:
+            raise Fenced(self._name)
+        return {key: self.fingerprint}
+
+    def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
+        first = self._first or FirstLook()
+        guard = StampingReplaceGuard(self._catalog, self._group, landing, table.metadata, first=first, own=self._landed)
+        guard.stamp = self._stamp
+        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        finder = Finder(ranges, self._files, write, _read_again=self.read)
+        return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)

@@ -1,0 +1,238 @@
+"""Fan-out when runs die between two tables, change their configuration, linger on, or come two at once.
+
+The oracle is always the same: each record once, in the table that the last configuration sends it to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import CommitTableResponse
+
+from airflow_lakestream.core.landing import land as land_job
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.fan_out import RunReport, land_run
+from airflow_lakestream.iceberg.fan_out_books import Superseded
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from tests.support.broker import Producing, Topics
+from tests.support.faults import WrappedCatalog
+from tests.support.lake import GROUP, QUICK_RETRIES, Lake, assert_files_are_whole
+
+pytestmark = pytest.mark.integration
+
+# Each record has two fields to route by, which part the records differently.
+EVENTS = ["a", "b", "a", "b", "c"]
+KINDS = ["b", "x", "x", "b", "a"]
+BY_EVENT: dict[str, Any] = {"table": "lake.{event}"}
+BY_KIND: dict[str, Any] = {"table": "lake.{kind}"}
+# Home with the tables written down, a, b, c, home with the landing.
+COMMITS = 5
+
+
+class Died(BaseException):
+    """Ends a run where it stands, as a kill does: nothing that it left in doubt is cleaned up."""
+
+
+class DiesBeforeCommit(WrappedCatalog):
+    """Lets a run die before the commit with a given number."""
+
+    def __init__(self, catalog: Catalog, number: int) -> None:
+        super().__init__(catalog)
+        self._left = number
+
+    def commit_table(self, *request: Any) -> CommitTableResponse:
+        self._left -= 1
+        if self._left == 0:
+            raise Died
+        return self.real.commit_table(*request)
+
+
+class ActsBeforeCommit(WrappedCatalog):
+    """Does something before the commit with a given number, as another run would."""
+
+    def __init__(self, catalog: Catalog, number: int, action: Callable[[], object]) -> None:
+        super().__init__(catalog)
+        self._left = number
+        self._action = action
+
+    def commit_table(self, *request: Any) -> CommitTableResponse:
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+        return self.real.commit_table(*request)
+
+
+def job(lake: Lake, topic: str, run_id: str, catalog: Catalog | None = None, **config: Any) -> Any:
+    given = {"new_tables": "create", "schema": "n bigint, event string, kind string", **BY_EVENT, **config}
+    return lake.job(topic, run_id, catalog=catalog, table_properties=QUICK_RETRIES, **given)
+
+
+def land(lake: Lake, topic: str, run_id: str = "r", catalog: Catalog | None = None, **config: Any) -> None:
+    land_job(job(lake, topic, run_id, catalog, **config))
+
+
+def report(lake: Lake, topic: str, run_id: str = "r") -> RunReport:
+    config = ExtractConfig(topic=topic, consumer_group=GROUP, new_tables="create", **BY_EVENT)
+    return land_run(config, lake.kafka, lake.catalog(), run_id=run_id)
+
+
+def dies_before(lake: Lake, topic: str, number: int, **config: Any) -> bool:
+    try:
+        land(lake, topic, "r", DiesBeforeCommit(lake.catalog(), number), **config)
+    except Died:
+        return True
+    return False
+
+
+def die_before(lake: Lake, topic: str, number: int, **config: Any) -> None:
+    assert dies_before(lake, topic, number, **config)
+
+
+def records(first: int = 0) -> list[str]:
+    pairs = zip(EVENTS, KINDS, strict=True)
+    return [json.dumps({"n": first + i, "event": event, "kind": kind}) for i, (event, kind) in enumerate(pairs)]
+
+
+@pytest.fixture
+def name(topic: Topics, produce: Producing) -> str:
+    """Give a topic of two partitions with the records in each."""
+    made = topic(2)
+    produce(made, 0, records(0))
+    produce(made, 1, records(100))
+    return made
+
+
+def found(lake: Lake) -> dict[str, list[int]]:
+    """Return the numbers in each table that has rows."""
+    names = [".".join(name) for name in lake.catalog().list_tables("lake")]
+    rows = {name: lake.table(name).scan().to_arrow().sort_by("n")["n"].to_pylist() for name in names}
+    return {name: numbers for name, numbers in rows.items() if numbers}
+
+
+def expected(values: list[str]) -> dict[str, list[int]]:
+    wanted: dict[str, list[int]] = {}
+    for start in (0, 100):
+        for i, value in enumerate(values):
+            wanted.setdefault(f"lake.{value}", []).append(start + i)
+    return wanted
+
+
+def assert_tables_are_whole(lake: Lake) -> None:
+    for identifier in lake.catalog().list_tables("lake"):
+        assert_files_are_whole(lake.table(".".join(identifier)), leftovers_of_a_kill=True)
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 1))
+def test_a_run_that_died_between_two_tables_is_finished_by_its_retry(lake: Lake, name: str, number: int) -> None:
+    die_before(lake, name, number)
+    retried = report(lake, name)
+    assert found(lake) == expected(EVENTS)
+    assert retried.tables == {"lake.a": 4, "lake.b": 4, "lake.c": 2}
+    assert_tables_are_whole(lake)
+    assert report(lake, name, "next").changed_nothing
+
+
+def test_a_run_that_dies_again_and_again_gets_there(lake: Lake, name: str) -> None:
+    # The second and third find the home written, and go on from where the one before stood.
+    for number in (3, 2, 2):
+        die_before(lake, name, number)
+    land(lake, name)
+    assert found(lake) == expected(EVENTS)
+    assert_tables_are_whole(lake)
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 1))
+def test_what_was_half_landed_under_another_template_is_done_again(lake: Lake, name: str, number: int) -> None:
+    die_before(lake, name, number)
+    land(lake, name, **BY_KIND)
+    assert found(lake) == expected(KINDS)
+    assert_tables_are_whole(lake)
+
+
+@pytest.mark.parametrize("number", [3, 4, 5])
+def test_what_was_half_landed_with_another_schema_is_done_again(lake: Lake, name: str, number: int) -> None:
+    die_before(lake, name, number)
+    land(lake, name, schema="n bigint, event string")
+    assert found(lake) == expected(EVENTS)
+    for table in expected(EVENTS):
+        assert set(lake.table(table).scan().to_arrow()["kind"].to_pylist()) == {None}
+
+
+def test_a_run_that_dies_after_each_of_its_commits_takes_over_in_the_end(lake: Lake, name: str) -> None:
+    die_before(lake, name, 4)
+    tries = 1
+    while dies_before(lake, name, 2, **BY_KIND):
+        tries += 1
+        assert tries < 20
+    # The claim, a fence for each of a, b, c, x, two tables done again, two new ones, the home.
+    assert tries == 10
+    assert found(lake) == expected(KINDS)
+    assert_tables_are_whole(lake)
+
+
+def test_there_and_back_again(lake: Lake, name: str) -> None:
+    die_before(lake, name, 4)
+    die_before(lake, name, 7, **BY_KIND)
+    land(lake, name)
+    assert found(lake) == expected(EVENTS)
+
+
+def test_a_template_may_change_between_runs(lake: Lake, name: str, produce: Producing) -> None:
+    land(lake, name)
+    produce(name, 0, records(500))
+    land(lake, name, "next", **BY_KIND)
+    after = expected(EVENTS)
+    for i, kind in enumerate(KINDS):
+        after.setdefault(f"lake.{kind}", []).append(500 + i)
+    assert found(lake) == {table: sorted(numbers) for table, numbers in after.items()}
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 1))
+def test_a_zombie_of_another_configuration_can_write_nothing_any_more(lake: Lake, name: str, number: int) -> None:
+    def take_over() -> None:
+        land(lake, name, "new", **BY_KIND)
+
+    zombie = job(lake, name, "old", ActsBeforeCommit(lake.catalog(), number, take_over))
+    if number == 1:
+        # It comes too late for the home itself, whose configuration it then finds, takes over, and has nothing to do.
+        land_job(zombie)
+    else:
+        with pytest.raises(Superseded):
+            land_job(zombie)
+    assert found(lake) == expected(KINDS)
+    assert_tables_are_whole(lake)
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 1))
+def test_another_run_of_the_same_configuration_may_come_in_between(lake: Lake, name: str, number: int) -> None:
+    slow = job(lake, name, "slow", ActsBeforeCommit(lake.catalog(), number, lambda: land(lake, name, "quick")))
+    land_job(slow)
+    assert found(lake) == expected(EVENTS)
+    assert_tables_are_whole(lake)
+
+
+def test_two_runs_at_once(lake: Lake, name: str) -> None:
+    barrier = threading.Barrier(2)
+
+    catalogs = {run: ActsBeforeCommit(lake.catalog(), 1, lambda: barrier.wait(30)) for run in ("one", "two")}
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(land, lake, name, run, catalog) for run, catalog in catalogs.items()]:
+            future.result()
+    assert found(lake) == expected(EVENTS)
+    assert_tables_are_whole(lake)
+
+
+def test_the_ledgers_say_what_the_tables_hold_after_all(lake: Lake, name: str) -> None:
+    die_before(lake, name, 4)
+    land(lake, name, **BY_KIND)
+    rows: Mapping[str, int] = {table: len(numbers) for table, numbers in found(lake).items()}
+    for table, count in rows.items():
+        [entry] = read_ledger(lake.table(table), GROUP).topics.values()
+        assert entry.counts.written == count
