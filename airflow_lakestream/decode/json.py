@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json_bulk import BulkParser, NotInBulk
+from airflow_lakestream.decode.json_columns import ShapeParser
 from airflow_lakestream.decode.json_document import parse_object
 from airflow_lakestream.decode.json_values import fields_coercer, is_uuid
 from airflow_lakestream.decode.misfit import Misfit
@@ -37,6 +40,7 @@ class JsonDecoder:
         ignore = self.unknown_fields is UnknownFields.IGNORE
         self._coerce = fields_coercer(list(schema), fail_unknown=not ignore)
         self._plain = [_without_uuids(field.type) for field in schema]
+        self._shapes: ShapeParser | None = ShapeParser(schema, ignore_unknown=ignore)
         self._bulk: BulkParser | None
         try:
             self._bulk = BulkParser(schema, ignore_unknown=ignore)
@@ -48,10 +52,21 @@ class JsonDecoder:
 
     def decode(self, batch: RawBatch) -> pa.Table:
         """Return one row for each record, in order. Raises BadRecord for the first that can't become one."""
-        pieces = list(self._pieces(batch, 0, len(batch), _SIZES))
-        table = pa.concat_tables(pieces) if pieces else self.schema.empty_table()
+        tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
+        left = np.ones(len(batch), np.bool_)
+        for taken in rows:
+            left[taken] = False
+        rest = np.flatnonzero(left)
+        # All others are good, so the first bad one among these is the first of all.
+        if len(rest) == len(batch):
+            tables = list(self._pieces(batch, 0, len(batch), _SIZES))
+        elif len(rest):
+            tables += self._pieces(_pick(batch, rest), 0, len(rest), _SIZES)
+        table = pa.concat_tables(tables) if tables else self.schema.empty_table()
         if table.num_rows != len(batch):
             raise AssertionError(f"{table.num_rows} rows of {len(batch)} records")
+        if len(rows) > 1 or 0 < len(rest) < len(batch):
+            table = table.take(pa.array(np.argsort(np.concatenate([*rows, rest]))))
         return table
 
     def _pieces(self, batch: RawBatch, start: int, stop: int, sizes: tuple[int, ...]) -> Iterator[pa.Table]:
@@ -88,6 +103,11 @@ class JsonDecoder:
         if required:
             raise Misfit(f"{required[0]}: the value is null (a tombstone), and the column is required")
         return dict.fromkeys(self.schema.names)
+
+
+def _pick(batch: RawBatch, rows: npt.NDArray[np.int64]) -> RawBatch:
+    offsets = [batch.offsets[row] for row in rows]
+    return RawBatch(batch.topic, batch.partition, offsets, [-1] * len(rows), batch.values.take(pa.array(rows)))
 
 
 def _without_uuids(kind: pa.DataType) -> pa.DataType:

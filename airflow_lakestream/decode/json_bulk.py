@@ -132,7 +132,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which a column is read before `_fit` makes its own type of it. Raises NotInBulk."""
+    """Return the type as which a column is read before `fit` makes its own type of it. Raises NotInBulk."""
     if t.is_struct(kind):
         # Nullable throughout: the reader fails on a missing required field even where the struct around it is null.
         return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
@@ -150,10 +150,11 @@ def _fit_field(array: pa.Array, field: pa.Field, parent: pa.Array | None = None)
         missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
         if pc.any(missing).as_py():
             raise NotInBulk(f"{field.name} is required")
-    return _fit(array, field.type)
+    return fit(array, field.type)
 
 
-def _fit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def fit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array of `transport_type(kind)` in its own type. Raises NotInBulk, Misfit and pyarrow's errors."""
     if t.is_struct(kind):
         children = [_fit_field(array.field(i), kind.field(i), array) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
@@ -192,11 +193,15 @@ def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return instants.cast(pa.int64()).cast(kind)
 
 
+def exact_up_to(kind: pa.DataType) -> float:
+    """Return from where on a floating point type does not hold every integer exactly."""
+    return 2.0**24 if t.is_float32(kind) else 2.0**53
+
+
 def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # From here on not every integer is held exactly, and only the text tells whether it was an integer. NaN and
-    # infinity, which the reader accepts, are not smaller either.
-    limit = 2.0**24 if t.is_float32(kind) else 2.0**53
-    if not pc.all(pc.less(pc.abs(array), pa.scalar(limit, kind)), min_count=0).as_py():
+    # Only the text tells whether a larger one was an integer. NaN and infinity, which the reader accepts, are not
+    # smaller either.
+    if not pc.all(pc.less(pc.abs(array), pa.scalar(exact_up_to(kind), kind)), min_count=0).as_py():
         raise NotInBulk("a number whose text has to be looked at")
     return array
 

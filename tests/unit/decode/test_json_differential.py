@@ -162,9 +162,11 @@ def check(schema: pa.Schema, values: list[bytes | None], unknown_fields: str) ->
     for index, value in enumerate(values):
         check_path(slow, [value], want[index : index + 1])
         check_bulk(decoder, [value], want[index : index + 1])
+        check_shapes(decoder, [value], want[index : index + 1])
     check_path(slow, values, want)
     check_path(decoder, values, want)
     check_bulk(decoder, values, want)
+    check_shapes(decoder, values, want)
 
 
 def check_path(decoder: JsonDecoder, values: list[bytes | None], want: list[str | None]) -> None:
@@ -190,6 +192,23 @@ def check_bulk(decoder: JsonDecoder, values: list[bytes | None], want: list[str 
         return
     table.validate(full=True)
     assert [shown(row) for row in table.to_pylist()] == want
+
+
+def check_shapes(decoder: JsonDecoder, values: list[bytes | None], want: list[str | None]) -> int:
+    """Check what the path by layouts takes, and return how many rows that are."""
+    assert decoder._shapes is not None
+    # A part of a longer array, as a batch is when it was cut.
+    array = pa.array([b'{"s":"', *values, b'"}'], pa.binary())[1:-1]
+    tables, rows = decoder._shapes.parse(array)
+    taken = [int(row) for part in rows for row in part]
+    assert len(set(taken)) == len(taken)
+    got = []
+    for table in tables:
+        table.validate(full=True)
+        assert table.schema == decoder.schema
+        got += [shown(row) for row in table.to_pylist()]
+    assert got == [want[row] for row in taken]
+    return len(taken)
 
 
 @given(cases(), st.sampled_from(["ignore", "fail"]))

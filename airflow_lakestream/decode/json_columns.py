@@ -1,0 +1,203 @@
+"""Scalars of JSON documents of one layout, as they are written, to columns of a schema."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.decode.json_bulk import NotInBulk, exact_up_to, fit
+from airflow_lakestream.decode.json_layout import Path
+from airflow_lakestream.decode.json_shapes import Integers, Mask, Shaped, shaped
+from airflow_lakestream.decode.misfit import Misfit
+
+_NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
+_INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
+# What Arrow takes, but for days that no calendar has, and the like.
+_DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
+_MOST_REPAIRS = 4
+# Documents taken at once: few enough that they and what is made of them stay in the cache, which is worth a third of
+# the time; many enough that threads seldom stand in line for the interpreter.
+_ROWS = 12_500
+
+
+class OddRows(Exception):
+    """Some rows keep the others from being converted at once."""
+
+    def __init__(self, odd: Mask) -> None:
+        super().__init__()
+        self.odd = odd
+
+
+class ShapeParser:
+    """Parses those documents of a batch that share a layout with many others."""
+
+    def __init__(self, schema: pa.Schema, *, ignore_unknown: bool) -> None:
+        self._schema = schema
+        self._ignore_unknown = ignore_unknown
+
+    def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
+        """Return tables, and for each one the rows that it holds; what is in no table could not be proven right."""
+        tables, rows = [], []
+        for first in range(0, len(values), _ROWS):
+            for part in shaped(values[first : first + _ROWS]):
+                parsed = self._parse(part)
+                if parsed is not None:
+                    tables.append(parsed[0])
+                    rows.append(parsed[1] + first)
+        return tables, rows
+
+    def _parse(self, part: Shaped) -> tuple[pa.Table, Integers] | None:
+        for _ in range(_MOST_REPAIRS):
+            try:
+                return _Columns(part, self._ignore_unknown).table(self._schema), part.rows
+            except OddRows as found:
+                part = part.without(found.odd)
+                if not len(part.rows):
+                    break
+            except (NotInBulk, Misfit, pa.ArrowException):
+                break
+        return None
+
+
+class _Columns:
+    """The columns of documents of one layout. Its methods raise NotInBulk, OddRows, Misfit and pyarrow's errors."""
+
+    def __init__(self, part: Shaped, ignore_unknown: bool) -> None:
+        self._part = part
+        self._ignore_unknown = ignore_unknown
+        self._slots = {slot.path: index for index, slot in enumerate(part.layout.slots)}
+        self._unused = set(self._slots)
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        columns = self._members(list(schema), ())
+        for path in self._unused:
+            self._skip(path)
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _members(self, fields: list[pa.Field], path: Path) -> list[pa.Array]:
+        if not self._ignore_unknown:
+            names = {field.name for field in fields}
+            depth = len(path)
+            members = {p for p in (*self._slots, *self._part.layout.objects) if len(p) == depth + 1}
+            if any(p[:depth] == path and p[depth] not in names for p in members):
+                raise NotInBulk("unknown fields")
+        return [self._column(field, (*path, field.name)) for field in fields]
+
+    def _column(self, field: pa.Field, path: Path) -> pa.Array:
+        array = self._any(field.type, path)
+        if array.null_count and not field.nullable:
+            raise OddRows(_mask(array.is_null()))
+        return array
+
+    def _any(self, kind: pa.DataType, path: Path) -> pa.Array:
+        if path in self._part.layout.objects:
+            if not t.is_struct(kind):
+                raise NotInBulk("an object for a column that is none")
+            return pa.StructArray.from_arrays(self._members(list(kind), path), fields=list(kind))
+        if path not in self._slots:
+            return pa.nulls(len(self._part.rows), kind)
+        self._unused.discard(path)
+        index = self._slots[path]
+        texts = self._part.texts(index)
+        if not self._part.layout.slots[index].is_text:
+            return _from_literals(texts, kind)
+        if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind):
+            raise NotInBulk("strings for a column of another type")
+        return _from_texts(texts, kind)
+
+    def _skip(self, path: Path) -> None:
+        """Make sure that a scalar for which there is no column is one."""
+        index = self._slots[path]
+        if not self._part.layout.slots[index].is_text:
+            _from_literals(self._part.texts(index), pa.string())
+
+
+def _from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of what was written as strings."""
+    if t.is_decimal(kind):
+        return _decimals(texts, kind)
+    try:
+        return fit(texts, kind)
+    except pa.ArrowInvalid:
+        if t.is_timestamp(kind):
+            _require(pc.match_substring_regex(texts, _DATE_TIME))
+        raise
+
+
+def _from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of what is no string: numbers, true, false and null."""
+    missing = pc.equal(texts, "null")
+    if missing.true_count:
+        if missing.true_count == len(texts):
+            return pa.nulls(len(texts), kind)
+        texts = pc.if_else(missing, pa.scalar(None, texts.type), texts)
+    if t.is_boolean(kind):
+        true = pc.equal(texts, "true")
+        _require(pc.or_(true, pc.equal(texts, "false")))
+        return true
+    if t.is_string(kind) or t.is_large_string(kind):
+        _require(pc.or_(pc.is_in(texts, pa.array(["true", "false"])), pc.match_substring_regex(texts, _NUMBER)))
+        return texts.cast(kind)
+    if t.is_signed_integer(kind):
+        return _integers(texts, kind)
+    if t.is_decimal(kind):
+        return _decimals(texts, kind)
+    if t.is_floating(kind):
+        _require_numbers(texts, _NUMBER)
+        numbers = texts.cast(kind)
+        # Larger ones may be integers that are not held exactly.
+        _require(pc.less(pc.abs(numbers), pa.scalar(exact_up_to(kind), kind)))
+        return fit(numbers, kind)
+    raise NotInBulk("numbers for a column of another type")
+
+
+def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    _require_numbers(texts, _INTEGER)
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        # The digits that surely fit. Those that may not are looked at by others.
+        digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
+        _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
+        raise
+
+
+def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return decimals with no more digits than the type has; Arrow's cast makes 0 of a one with 300 zeros."""
+    whole = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
+    fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale > 0 else ""
+    _require(pc.match_substring_regex(texts, rf"\A-?(?:0{whole}){fraction}\z"))
+    return fit(texts.cast(kind), kind)
+
+
+def _require_numbers(texts: pa.Array, grammar: str) -> None:
+    """Raise OddRows unless all are numbers, but for a second point, which no cast takes."""
+    if texts.null_count or not _all_plain(texts):
+        _require(pc.match_substring_regex(texts, grammar))
+
+
+def _all_plain(texts: pa.Array) -> bool:
+    """Whether all are digits, perhaps with points between them, and no needless zero ahead; a regex takes longer."""
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    text = np.frombuffer(data, np.uint8)
+    starts, sizes = ends[:-1], np.diff(ends)
+    if sizes.min() < 1 or (text - ord(".") > ord("9") - ord(".")).any() or (text == ord("/")).any():
+        return False
+    first, second = text[starts], text[np.minimum(starts + 1, len(text) - 1)]
+    if (first == ord(".")).any() or (text[ends[1:] - 1] == ord(".")).any():
+        return False
+    return bool(((first != ord("0")) | (sizes == 1) | (second == ord("."))).all())
+
+
+def _require(good: pa.Array) -> None:
+    """Raise OddRows for those that are false; a null is fine."""
+    if good.false_count:
+        raise OddRows(~_mask(good.fill_null(True)))
+
+
+def _mask(array: pa.Array) -> Mask:
+    mask: Mask = np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
+    return mask
