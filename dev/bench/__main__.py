@@ -1,4 +1,4 @@
-"""`python -m dev.bench`: land what kcat reads too, commit to tables with a long past, and say which bounds hold.
+"""`python -m dev.bench`: land what kcat reads too, commit to long-lived tables, audit one; say which bounds hold.
 
 Writes `.bench/latest.json`: a list of {"case", "metric", "value", "unit", "bound", "holds"}.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -15,9 +14,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
-from dev.bench import commits
+from dev.bench import audit, commits
+from dev.bench.airflow_home import airflow_env
 from dev.bench.figures import Figure
 from dev.bench.process_tree import run_measured
 from dev.progress import Clock, Say
@@ -39,14 +38,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="runs of each case, in turn; medians are reported")
     parser.add_argument("--records", type=int, default=RECORDS, help="how many records the topic holds")
+    parser.add_argument("--audited", type=int, default=audit.RECORDS, help="how many the audited table has in the end")
     args = parser.parse_args()
     say = Clock().say
     with Stack.owned("bench", say=say) as stack:
         kafka = stack.up_kafka()
         say(f"producing {args.records:,} clickstream records")
         produce_clickstream(kafka.client_config(), TOPIC, rate=0, count=args.records, partitions=PARTITIONS)
-        figures = list(measure(kafka, stack.folder / "bench", args.records, args.runs, say))
+        env = airflow_env(kafka, stack.folder / "bench")
+        figures = list(measure(kafka, env, args.records, args.runs, say))
         figures += commits.measure(stack.folder / "bench" / "commits", say)
+        # Last, since it makes the topic longer than the others read it.
+        figures += audit.measure(kafka, env, TOPIC, args.records, args.audited, say)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
     print("\n".join(map(str, figures)))
@@ -55,9 +58,8 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def measure(kafka: Kafka, folder: Path, records: int, runs: int, say: Say) -> Iterator[Figure]:
+def measure(kafka: Kafka, env: Mapping[str, str], records: int, runs: int, say: Say) -> Iterator[Figure]:
     """Run kcat and the extract path in turn, so that both see the same machine; yield the medians."""
-    env = airflow_env(kafka, folder)
     kcat = shutil.which("kcat")
     kcat_rates, rates, peaks = [], [], []
     for run in range(runs):
@@ -91,29 +93,6 @@ def kcat_seconds(kcat: str, bootstrap: str) -> float:
         [kcat, "-b", bootstrap, "-t", TOPIC, "-C", "-e", "-q", "-f", ""], check=True, stdout=subprocess.DEVNULL
     )
     return time.perf_counter() - began
-
-
-def airflow_env(kafka: Kafka, folder: Path) -> Mapping[str, str]:
-    """Make an Airflow home with its database, and the two connections, for the measured processes."""
-    folder.mkdir(parents=True)
-    iceberg = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-    env = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
-    env |= {
-        "AIRFLOW_HOME": str(folder / "airflow"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
-        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
-        "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
-    }
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        env=env,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    return env
 
 
 if __name__ == "__main__":
