@@ -16,11 +16,11 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.job import Job
-from airflow_lakestream.core.parallel import TableGone
-from airflow_lakestream.core.plan import Plan, TopicReplaced
+from airflow_lakestream.core.parallel import TableGone, plan_shares
+from airflow_lakestream.core.plan import DataLoss, Plan, TopicReplaced
 from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import OffsetRange
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
@@ -381,6 +381,42 @@ def test_the_plan_writes_down_where_the_group_begins(lake: Lake, name: str, prod
     plan = second.plan(2)
     second.commit(plan, second.read_all(plan), without_reading)
     assert lake.landed(name) == {1: [(40, 45)]}
+
+
+def test_what_kafka_lost_between_plan_and_commit_is_loud_though_nobody_landed_before(
+    lake: Lake, name: str, topic: Topics, produce: Producing, admin: AdminClient
+) -> None:
+    # The table is there, the topic's beginning is not written down in it yet.
+    other = topic(1)
+    produce(other, 0, events(0, 0, 5))
+    lake.land(other)
+    run = SharedRun(lake, name)
+    plan = run.plan(2)
+    for future in admin.delete_records([TopicPartition(name, 0, 50)]).values():
+        future.result(30)
+    with pytest.raises(DataLoss) as caught:
+        run.commit(plan, [])
+    assert list(caught.value.ranges) == [OffsetRange(name, 0, 0, 50)]
+
+
+def test_another_run_that_creates_the_table_first_is_no_obstacle(lake: Lake, name: str) -> None:
+    run = SharedRun(lake, name)
+    catalog = BeforeCommit(lake.catalog(), lambda: lake.land(name, mode="ranges", ranges=[[0, 0, 100]]))
+    plan = plan_shares(lake.job(name, run.run_id, catalog=catalog), 3, least_width=1)
+    assert sum(share.ranges.width for share in plan.shares) == 900
+    run.commit(plan, run.read_all(plan), without_reading)
+    assert_landed_once(lake, name, COUNTS)
+    assert_files_are_whole(lake.table())
+
+
+def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = topic(1)
+    produce(name, 0, [*events(0, 0, 100), "not json"])
+    run = SharedRun(lake, name, {"schema": "id bigint, name string, score double"})
+    plan = run.plan(1)
+    with pytest.raises(BadRecord):
+        run.read(plan.shares[0])
+    assert run.files() == set()
 
 
 def test_nothing_to_read_makes_no_shares_and_no_table(lake: Lake, topic: Topics) -> None:
