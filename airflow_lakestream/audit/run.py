@@ -20,7 +20,7 @@ from airflow_lakestream.audit.rows import check_positions, count_rows
 from airflow_lakestream.audit.statistics import table_files
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg import fan_out_books, ledger_store
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -60,9 +60,12 @@ class Audit:
     def run(self, catalog: Catalog) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
-        Raises TableMissing, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the errors of the Kafka side.
+        Raises TableMissing, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the errors of
+        the Kafka side.
         """
         table = load(catalog, self.table)
+        if note := fan_out_books.note_on(table.metadata.properties):
+            raise fan_out_books.PartOfFanOut(self.table, note)
         check_positions(table)
         books = Books.of(table, self.consumer_group, self.topic)
         head = ledger_store.facts_of(table.metadata).head_id

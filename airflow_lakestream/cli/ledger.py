@@ -19,8 +19,12 @@ def show(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_defaul
     with aside():
         from airflow_lakestream.audit.books import Books
         from airflow_lakestream.audit.run import load
+        from airflow_lakestream.iceberg.fan_out_books import note_on
 
-        ledger = Books.of(load(open_catalog(iceberg_conn), table), group, None).own
+        loaded = load(open_catalog(iceberg_conn), table)
+        ledger = Books.of(loaded, group, None).own
+    if note := note_on(loaded.metadata.properties):
+        typer.echo(f"{table}: {note}", err=True)
     typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
 
 

@@ -133,3 +133,23 @@ class StampingGuard(CommitGuard):
 
 class StampingReplaceGuard(StampingGuard, ReplaceGuard):
     """The same for a replace."""
+
+
+class PartOfFanOut(LakestreamError, Terminal):
+    """A table that is one of several of a fan-out: what its group's ledger says is not what it has rows of."""
+
+    def __init__(self, table: str, note: str) -> None:
+        super().__init__(
+            f"{table}: {note} So records that are elsewhere would look as if they were missing here: fan-out can't be "
+            "audited or repaired yet. Nothing was looked at."
+        )
+
+
+def note_on(properties: Properties) -> str | None:
+    """Return a sentence on the part that a table has in a fan-out; None for one that has none."""
+    if (books := Books.of(properties)) is not None:
+        tables = ", ".join(sorted(books.tables)) or "none yet"
+        return f"it is the home of a fan-out of {books.topic}: the ledger of all its tables, without rows ({tables})."
+    if homes := homes_of(properties):
+        return f"it is one table of a fan-out, whose ledger is that of its home {', '.join(homes)}."
+    return None
