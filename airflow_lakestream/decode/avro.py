@@ -1,0 +1,87 @@
+"""Avro messages to rows of a schema: in Confluent's wire format, or single-object encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.decode import avro_schema, confluent
+from airflow_lakestream.decode.avro_columns import Compiler
+from airflow_lakestream.decode.framed import FramedDecoder, Read
+from airflow_lakestream.decode.lanes import Integers, Lanes
+from airflow_lakestream.decode.leaves import Unfit
+from airflow_lakestream.registry.schemas import SchemaSource
+
+# How single-object encoding begins; eight bytes of the schema's fingerprint follow, little-endian.
+_SINGLE_OBJECT = 0x01C3
+_SINGLE_HEADER = 10
+
+
+class AvroDecoder(FramedDecoder):
+    """Decodes Avro; each value tells which schema it was written with.
+
+    :param registry: where the schemas of Confluent's wire format come from.
+    :param schemas: those of single-object encoding, as JSON text; a record names one by its fingerprint.
+    """
+
+    kind = "AVRO"
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
+        registry: SchemaSource | None = None,
+        schemas: Sequence[str] = (),
+    ) -> None:
+        super().__init__(schema, unknown_fields, registry)
+        self._schemas = tuple(schemas)
+        self._by_fingerprint = {avro_schema.fingerprint(text): text for text in self._schemas}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, str(self.unknown_fields), self.registry, self._schemas)
+
+    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+        framed = confluent.is_framed(lanes)
+        long_enough = lanes.end - lanes.pos >= _SINGLE_HEADER
+        single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
+        problem = "begins neither as Confluent's wire format (a zero) nor as Avro's single-object encoding"
+        lanes.fail(~framed & ~single, f"the value {problem}")
+        if single.any():
+            # Unsigned: as signed numbers they would not be found.
+            prints = lanes.words[lanes.pos + np.where(single, 2, 0)].view(np.int64)
+            lanes.pos = lanes.pos + np.where(single, _SINGLE_HEADER, 0)
+            for value, rows in confluent.groups(prints, single):
+                yield ("fingerprint", value % 2**64), None, rows
+        ids = confluent.schema_ids(lanes, framed)
+        for schema_id, rows in confluent.groups(ids, framed & (lanes.why == 0)):
+            yield schema_id, schema_id, rows
+
+    def _compile(self, key: Hashable) -> Read:
+        text, references = self._text(key)
+        compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE)
+        try:
+            node = avro_schema.parse(text, references)
+        except avro_schema.SchemaRefused as refused:
+            raise Unfit(str(refused)) from None
+        read = compiler.record(node, list(self.schema))
+
+        def whole(lanes: Lanes) -> list[pa.Array]:
+            columns = read(lanes)
+            lanes.fail(lanes.pos != lanes.end, "bytes are left over behind the value")
+            return columns
+
+        return whole
+
+    def _text(self, key: Hashable) -> tuple[str, list[str]]:
+        if isinstance(key, tuple):
+            found = self._by_fingerprint.get(key[1])
+            if found is None:
+                raise Unfit(f"no schema with the fingerprint {key[1]:016x} is given")
+            return found, []
+        assert isinstance(key, int)
+        schema = self._registered(key)
+        return schema.text, [needed.text for _, needed in schema.all_references()]

@@ -1,0 +1,348 @@
+"""Avro schemas: their text to a tree of types, their fingerprint, and the columns they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+class SchemaRefused(LakestreamError, Terminal, ValueError):
+    """A schema that is not one, or that no table can be made for."""
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One of Avro's eight; `logical` is a logical type that is valid for it, else None."""
+
+    name: str
+    logical: str | None = None
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """So many bytes."""
+
+    name: str
+    size: int
+    logical: str | None = None
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class Enum:
+    """One of some symbols."""
+
+    name: str
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Array:
+    """Any number of items."""
+
+    items: Node
+    name: str = "array"
+
+
+@dataclass(frozen=True)
+class Map:
+    """Values by text."""
+
+    values: Node
+    name: str = "map"
+
+
+@dataclass(frozen=True)
+class Union:
+    """One of some types; `name` is of no use, a union has none."""
+
+    branches: tuple[Node, ...]
+    name: str = "union"
+
+    @property
+    def values(self) -> list[tuple[int, Node]]:
+        """The branches other than null, with their numbers."""
+        return [(index, node) for index, node in enumerate(self.branches) if node.name != "null"]
+
+
+@dataclass(eq=False)
+class Record:
+    """Named fields; it may hold itself, so it is compared by identity."""
+
+    name: str
+    fields: list[tuple[str, Node]] = field(default_factory=list)
+
+
+Node = Primitive | Fixed | Enum | Array | Map | Union | Record
+
+_LOGICAL = {
+    "int": ("date", "time-millis"),
+    "long": (
+        "time-micros",
+        *(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos")),
+    ),
+    "bytes": ("decimal",),
+    "string": ("uuid",),
+}
+
+
+def parse(text: str, references: Iterable[str] = ()) -> Node:
+    """Return the tree of a schema, whose references are given in an order in which each finds what it needs.
+
+    Raises SchemaRefused.
+    """
+    parser = _Parser()
+    try:
+        for reference in references:
+            parser.node(_document(reference), "")
+        return parser.node(_document(text), "")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SchemaRefused(f"Not an Avro schema ({type(error).__name__}: {error}).") from None
+    except RecursionError:
+        raise SchemaRefused("The Avro schema is nested too deep.") from None
+
+
+def _document(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        name = text.strip()
+        if name in PRIMITIVES:
+            return name
+        raise SchemaRefused(f"Not an Avro schema: not JSON ({text[:60]!r}).") from None
+
+
+class _Parser:
+    """Names met so far, and the types they stand for."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Node] = {}
+
+    def node(self, schema: Any, namespace: str) -> Node:
+        if isinstance(schema, list):
+            return self._union(schema, namespace)
+        if isinstance(schema, str):
+            return self._named(schema, namespace)
+        kind = schema["type"]
+        if kind in ("record", "error"):
+            return self._record(schema, namespace)
+        if kind == "enum":
+            return self._define(schema, namespace, lambda name: Enum(name, tuple(schema["symbols"])))
+        if kind == "fixed":
+            return self._define(schema, namespace, lambda name: _fixed(name, schema))
+        if kind == "array":
+            return Array(self.node(schema["items"], namespace))
+        if kind == "map":
+            return Map(self.node(schema["values"], namespace))
+        if not isinstance(kind, str):
+            return self.node(kind, namespace)
+        return _logical(kind, schema) if kind in PRIMITIVES else self._named(kind, namespace)
+
+    def _union(self, schema: list[Any], namespace: str) -> Union:
+        branches = tuple(self.node(branch, namespace) for branch in schema)
+        if not branches or any(isinstance(branch, Union) for branch in branches):
+            raise SchemaRefused("A union in an Avro schema is empty, or stands right inside another one.")
+        return Union(branches)
+
+    def _named(self, name: str, namespace: str) -> Node:
+        if name in PRIMITIVES:
+            return Primitive(name)
+        found = self._names.get(_full_name(name, namespace)) or self._names.get(name)
+        if found is None:
+            raise SchemaRefused(f"The Avro schema names a type that it does not define, and no reference does: {name}.")
+        return found
+
+    def _define(self, schema: Any, namespace: str, make: Any) -> Node:
+        name = _full_name(schema["name"], schema.get("namespace", namespace))
+        node: Node = make(name)
+        self._names[name] = node
+        return node
+
+    def _record(self, schema: Any, namespace: str) -> Node:
+        record = self._define(schema, namespace, Record)
+        inner = record.name.rpartition(".")[0]
+        # After it has its name: a record may hold itself.
+        fields = [(str(item["name"]), self.node(item["type"], inner)) for item in schema["fields"]]
+        assert isinstance(record, Record)
+        if len({name for name, _ in fields}) < len(fields):
+            raise SchemaRefused(f"Two fields of the Avro record {record.name} have the same name.")
+        record.fields.extend(fields)
+        return record
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _fixed(name: str, schema: Any) -> Fixed:
+    size = schema["size"]
+    if not isinstance(size, int) or size < 0:
+        raise SchemaRefused(f"The Avro type {name} has no size.")
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        decimal = _decimal(schema)
+        return Fixed(name, size, "decimal", *decimal) if decimal else Fixed(name, size)
+    known = (logical == "uuid" and size == 16) or (logical == "duration" and size == 12)
+    return Fixed(name, size, logical if known else None)
+
+
+def _logical(kind: str, schema: Any) -> Primitive:
+    # A logical type that is not known, or not valid for this type, is to be ignored, says the specification.
+    logical = schema.get("logicalType")
+    if logical not in _LOGICAL.get(kind, ()):
+        return Primitive(kind)
+    if logical == "decimal":
+        decimal = _decimal(schema)
+        return Primitive(kind, logical, *decimal) if decimal else Primitive(kind)
+    return Primitive(kind, logical)
+
+
+def _decimal(schema: Any) -> tuple[int, int] | None:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
+    return (precision, scale) if valid else None
+
+
+def branch_name(node: Node) -> str:
+    """Return what a branch of a union is called as a column: its type, or the last part of its name."""
+    return node.name.rpartition(".")[2]
+
+
+def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
+    """Return the columns that a table for records of this schema has. Raises SchemaRefused, with the field's path."""
+    node = parse(text, references)
+    if not isinstance(node, Record):
+        raise SchemaRefused(f"The Avro schema is of type {node.name}, not a record: a table needs named fields.")
+    return pa.schema(_fields(node, "", ()))
+
+
+def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Field]:
+    if record in above:
+        raise SchemaRefused(f"{path}: the record {record.name} holds itself, which no table can: leave the field out.")
+    if not record.fields:
+        raise SchemaRefused(f"{path or record.name}: a record without fields can't be a column: leave the field out.")
+    return [_field(name, node, f"{path}.{name}" if path else name, (*above, record)) for name, node in record.fields]
+
+
+def _field(name: str, node: Node, path: str, above: tuple[Record, ...]) -> pa.Field:
+    nullable = isinstance(node, Union) and len(node.values) < len(node.branches)
+    return pa.field(name, _type(node, path, above), nullable=nullable)
+
+
+def _type(node: Node, path: str, above: tuple[Record, ...]) -> pa.DataType:
+    if isinstance(node, Record):
+        return pa.struct(_fields(node, path, above))
+    if isinstance(node, Array):
+        return pa.list_(_field("element", node.items, f"{path}[]", above))
+    if isinstance(node, Map):
+        return pa.map_(pa.string(), _field("value", node.values, f"{path}{{}}", above))
+    if isinstance(node, Union):
+        return _union_type(node, path, above)
+    return pa.string() if isinstance(node, Enum) else _scalar(node, path)
+
+
+def _scalar(node: Primitive | Fixed, path: str) -> pa.DataType:
+    if node.logical == "decimal":
+        if node.precision > 38:
+            raise SchemaRefused(f"{path}: a decimal of {node.precision} digits; a column holds 38 at most.")
+        return pa.decimal128(node.precision, node.scale)
+    if node.logical in _LOGICAL_TYPES:
+        return _LOGICAL_TYPES[node.logical]
+    if isinstance(node, Fixed):
+        return pa.binary(node.size)
+    if node.name == "null":
+        raise SchemaRefused(f"{path}: its only type is null: leave the field out.")
+    return _TYPES[node.name]
+
+
+def _union_type(union: Union, path: str, above: tuple[Record, ...]) -> pa.DataType:
+    values = [node for _, node in union.values]
+    names = {node.name for node in values if isinstance(node, Primitive) and node.logical is None}
+    if len(values) == 1:
+        return _type(values[0], path, above)
+    if len(names) == len(values):
+        if names == {"int", "long"}:
+            return pa.int64()
+        if names == {"float", "double"}:
+            return pa.float64()
+    if not values:
+        raise SchemaRefused(f"{path}: its only type is null: leave the field out.")
+    branches = [branch_name(node) for node in values]
+    if len(set(branches)) < len(branches):
+        raise SchemaRefused(f"{path}: two types of the union are called alike: leave the field out.")
+    return pa.struct(
+        [pa.field(name, _type(node, f"{path}.{name}", above)) for name, node in zip(branches, values, strict=True)]
+    )
+
+
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+
+_LOGICAL_TYPES = {
+    "date": pa.date32(),
+    "time-millis": pa.time64("us"),
+    "time-micros": pa.time64("us"),
+    "uuid": pa.uuid(),
+    **{f"timestamp-{unit}": pa.timestamp("us", "UTC") for unit in ("millis", "micros", "nanos")},
+    **{f"local-timestamp-{unit}": pa.timestamp("us") for unit in ("millis", "micros", "nanos")},
+}
+
+
+def fingerprint(text: str) -> int:
+    """Return the 64-bit Rabin fingerprint of the schema's canonical form, as single-object encoding has it."""
+    value = _EMPTY
+    for byte in json.dumps(_canonical(_document(text), ""), separators=(",", ":"), ensure_ascii=False).encode():
+        value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]
+    return value
+
+
+_EMPTY = 0xC15D213AA4D7A795
+_TABLE = []
+for _byte in range(256):
+    for _ in range(8):
+        _byte = (_byte >> 1) ^ (_EMPTY & -(_byte & 1))
+    _TABLE.append(_byte)
+
+
+def _canonical(schema: Any, namespace: str) -> Any:
+    """Return the schema in Avro's Parsing Canonical Form: full names, and only what reading needs, in fixed order."""
+    if isinstance(schema, list):
+        return [_canonical(branch, namespace) for branch in schema]
+    if isinstance(schema, str):
+        return schema if schema in PRIMITIVES else _full_name(schema, namespace)
+    kind = schema["type"]
+    if isinstance(kind, (dict, list)):
+        return _canonical(kind, namespace)
+    if kind in ("array", "map"):
+        inner = "items" if kind == "array" else "values"
+        return {"type": kind, inner: _canonical(schema[inner], namespace)}
+    if kind not in ("record", "error", "enum", "fixed"):
+        return _canonical(kind, namespace)
+    name = _full_name(schema["name"], schema.get("namespace", namespace))
+    form: dict[str, Any] = {"name": name, "type": kind}
+    if kind in ("record", "error"):
+        inner = name.rpartition(".")[0]
+        form["fields"] = [{"name": f["name"], "type": _canonical(f["type"], inner)} for f in schema["fields"]]
+    elif kind == "enum":
+        form["symbols"] = schema["symbols"]
+    else:
+        form["size"] = schema["size"]
+    return form

@@ -1,0 +1,197 @@
+"""Many byte strings read side by side: each step takes the next item of all of them at once, with numpy.
+
+A binary format has no borders that a columnar reader could trust, but a decoder that goes through it field by field
+needs none: each lane is one record, with a position and an end of its own, and one that fails leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+# Reads go a little over the end of a lane before anybody looks whether they did.
+_PADDING = 64
+
+_HIGH = np.uint64(0x8080808080808080)
+_LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ONE = np.uint64(1)
+# Groups of 7 bits move together in three steps: pairs of bytes, of 16 bits, of 32 bits.
+_STEPS = (
+    (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
+    (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
+    (np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000), np.uint64(4)),
+)
+
+
+class Lanes:
+    """Positions in one buffer, one for each lane; `why` is 0 or tells by which of `reasons` the lane failed.
+
+    A failed lane is empty and stands at 0: what is read from it has no meaning, and does no harm.
+    """
+
+    __slots__ = ("data", "end", "pos", "reasons", "why", "words")
+
+    def __init__(self, data: Bytes, pos: Integers, end: Integers, why: Integers, reasons: list[str]) -> None:
+        self.data = data
+        # Eight bytes at every place, aligned or not, without a copy.
+        self.words = np.ndarray((len(data) - 8,), np.dtype("<u8"), data, strides=(1,))
+        self.pos = pos
+        self.end = end
+        self.why = why
+        self.reasons = reasons
+
+    @classmethod
+    def over(cls, values: pa.Array) -> Lanes:
+        """Return a lane for each value of a binary array; a null is an empty one."""
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+        first, last = int(ends[0]), int(ends[-1])
+        padded = np.zeros(last - first + _PADDING, np.uint8)
+        if last > first:
+            padded[: last - first] = np.frombuffer(data, np.uint8, last - first, first)
+        return cls(padded, ends[:-1] - first, ends[1:] - first, np.zeros(len(values), np.int64), [""])
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    def take(self, rows: Integers | Mask) -> Lanes:
+        """Return some of the lanes; what they read is not seen here before `put`."""
+        return self._with(self.pos[rows], self.end[rows], self.why[rows])
+
+    def put(self, rows: Integers | Mask, lanes: Lanes) -> None:
+        """Go on where `lanes`, taken from these rows, stand now."""
+        self.pos[rows] = lanes.pos
+        self.end[rows] = lanes.end
+        self.why[rows] = lanes.why
+
+    def inside(self, starts: Integers, lengths: Integers) -> Lanes:
+        """Return lanes over a part of each of these."""
+        return self._with(starts.copy(), starts + lengths, self.why.copy())
+
+    def _with(self, pos: Integers, end: Integers, why: Integers) -> Lanes:
+        part = Lanes.__new__(Lanes)
+        part.data, part.words, part.reasons = self.data, self.words, self.reasons
+        part.pos, part.end, part.why = pos, end, why
+        return part
+
+    def fail(self, hit: Mask, reason: str) -> None:
+        """Let lanes fail; the first reason stays."""
+        if not hit.any():
+            return
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        self.why[hit & (self.why == 0)] = self.reasons.index(reason)
+        self.pos[hit] = 0
+        self.end[hit] = 0
+
+    def fail_with(self, other: Lanes) -> None:
+        """Let lanes fail that failed in `other`, which has as many."""
+        failed = other.why != 0
+        if failed.any():
+            self.why[failed & (self.why == 0)] = other.why[failed & (self.why == 0)]
+            self.pos[failed] = 0
+            self.end[failed] = 0
+
+    def skip(self, count: int | Integers, path: str) -> None:
+        """Move on by so many bytes, which have to be there."""
+        self.pos = self.pos + count
+        self.fail(self.pos > self.end, f"{path}: the value ends early")
+
+    def bytes(self, path: str) -> Bytes:
+        """Read a byte."""
+        values = self.data[self.pos]
+        self.skip(1, path)
+        return values
+
+    def fixed64(self, path: str) -> Words:
+        """Read eight bytes, little-endian."""
+        values = self.words[self.pos]
+        self.skip(8, path)
+        return values
+
+    def fixed32(self, path: str) -> npt.NDArray[np.uint32]:
+        """Read four bytes, little-endian."""
+        values = self.words[self.pos].astype(np.uint32)
+        self.skip(4, path)
+        return values
+
+    def varints(self, path: str) -> Words:
+        """Read a base-128 number of up to 64 bits."""
+        first = self.data[self.pos]
+        if not np.any(first >= 0x80):
+            self.skip(1, path)
+            return first.astype(np.uint64)
+        word = self.words[self.pos]
+        stops = ~word & _HIGH
+        below = (stops & (~stops + _ONE)) - _ONE
+        # Bytes up to the first without its high bit; 8 where all eight have it.
+        sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
+        values = word & below & _LOW
+        for low, high, shift in _STEPS:
+            values = (values & low) | ((values & high) >> shift)
+        long = stops == 0
+        if long.any():
+            self._long_varints(np.flatnonzero(long), values, sizes, path)
+        self.skip(sizes, path)
+        return values
+
+    def _long_varints(self, rows: Integers, values: Words, sizes: Integers, path: str) -> None:
+        ninth = self.data[self.pos[rows] + 8].astype(np.uint64)
+        tenth = np.where(ninth < 0x80, np.uint8(0), self.data[self.pos[rows] + 9]).astype(np.uint64)
+        values[rows] |= ((ninth & np.uint64(0x7F)) << np.uint64(56)) | ((tenth & _ONE) << np.uint64(63))
+        sizes[rows] = np.where(ninth < 0x80, 9, 10)
+        too_long = np.zeros(len(self), np.bool_)
+        too_long[rows] = tenth > 1
+        sizes[too_long] = 0
+        self.fail(too_long, f"{path}: a number of more than 64 bits")
+
+    def zigzags(self, path: str) -> Integers:
+        """Read a signed number, written such that small ones are short."""
+        values = self.varints(path)
+        return ((values >> _ONE) ^ (~(values & _ONE) + _ONE)).view(np.int64)
+
+    def spans(self, lengths: Integers, path: str) -> tuple[Integers, Integers]:
+        """Move over so many bytes; return where they start and how many there are: none in lanes that failed."""
+        starts = self.pos
+        bad = (lengths < 0) | (lengths > self.end - starts)
+        if bad.any():
+            self.fail(bad, f"{path}: the value ends early")
+            starts = np.where(bad, 0, starts)
+            lengths = np.where(bad, 0, lengths)
+        self.pos = starts + lengths
+        return starts, lengths
+
+    def binary(self, starts: Integers, lengths: Integers) -> pa.Array:
+        """Return the bytes of these spans."""
+        empty = lengths == 0
+        if empty.any():
+            # An empty span is anywhere: let it stand where it does not spoil the order.
+            ends = np.maximum.accumulate(np.where(empty, 0, starts + lengths))
+            starts = np.where(empty, ends, starts)
+        if np.all(starts[1:] >= starts[:-1] + lengths[:-1]):
+            return self._ordered(starts, lengths, np.arange(0, 2 * len(starts), 2))
+        order = np.argsort(starts, kind="stable")
+        if np.any(starts[order][1:] < (starts + lengths)[order][:-1]):
+            raise AssertionError("spans that overlap")
+        places = np.empty(len(starts), np.int64)
+        places[order] = np.arange(0, 2 * len(starts), 2)
+        return self._ordered(starts[order], lengths[order], places)
+
+    def _ordered(self, starts: Integers, lengths: Integers, places: Integers) -> pa.Array:
+        # An array of the spans and of what is between them, over the very same buffer: Arrow copies each span at once.
+        offsets = np.zeros(2 * len(starts) + 1, np.int32)
+        offsets[0:-1:2] = starts
+        offsets[1::2] = starts + lengths
+        offsets[-1] = offsets[-2] if len(starts) else 0
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.binary(), 2 * len(starts), buffers).take(pa.array(places))
+
+    def rows_of_bytes(self, starts: Integers, size: int) -> Bytes:
+        """Return `size` bytes from each start, as a table of bytes; those of a failed lane have no meaning."""
+        return self.data[np.minimum(starts, len(self.data) - size)[:, None] + np.arange(size)]

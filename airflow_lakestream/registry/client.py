@@ -1,0 +1,257 @@
+"""A small reading client for the API of Confluent's Schema Registry, on the standard library.
+
+The client that comes with confluent-kafka brings an HTTP library, an OAuth library and more into every environment that
+decodes a record, Spark's executors included, for three GET requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from http.client import HTTPException
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.schemas import RegisteredSchema, RegistryRefused, RegistryUnavailable, SchemaNotFound
+
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+_MOST_BYTES = 16 << 20
+_MOST_REFERENCES = 32
+_FIRST_PAUSE = 0.2
+# An id that is not there now may be registered in a moment.
+_ABSENT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class RegistryConfig:
+    """Where a registry is, and how to talk to it.
+
+    :param url: its base, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
+    :param username: for basic authentication, with `password`.
+    :param token: for bearer authentication, instead.
+    :param ca_file: certificates to trust, in PEM (default: the system's).
+    :param cert_file: this client's own certificate, in PEM, with `key_file` and perhaps `key_password`.
+    :param timeout: seconds for each answer.
+    :param retries: how often to ask again after a failure that may pass.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    timeout: float = 10.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgument("schema_registry", "its url is not one of http or https.")
+        if parts.username or parts.password:
+            raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
+        if self.token and self.username:
+            raise InvalidArgument("schema_registry", "both a token and a username are given.", "Leave one out.")
+        if (self.username is None) != (self.password is None):
+            raise InvalidArgument("schema_registry", "a username needs a password, and the other way round.")
+        if self.cert_file is None and (self.key_file or self.key_password):
+            raise InvalidArgument("schema_registry", "a key without a certificate.", "Give cert_file.")
+        if self.timeout <= 0 or self.retries < 0:
+            raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below.")
+
+    @classmethod
+    def parse(cls, value: Any) -> RegistryConfig:
+        """Return the configuration that a URL or a mapping of these names stands for. Raises InvalidArgument."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(set(value) - set(known))
+        if unknown or "url" not in value:
+            problem = f"unknown settings {', '.join(unknown)}." if unknown else "its url is missing."
+            raise InvalidArgument("schema_registry", problem, f"It takes {', '.join(known)}.")
+        return cls(**value)
+
+
+class _Cache:
+    """Answers of this process, by registry and path: bounded, the least recently used go first."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any) -> Any:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry[0] < time.monotonic():
+                return None
+            self._entries.move_to_end(key)
+            return entry[1]
+
+    def put(self, key: Any, value: Any, seconds: float = float("inf")) -> None:
+        with self._lock:
+            self._entries[key] = (time.monotonic() + seconds, value)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+
+
+# What an id stands for never changes, so decoders of one process share what they know.
+_FOUND = _Cache(2_000)
+_ABSENT = _Cache(10_000)
+
+
+class RegistryClient:
+    """Reads schemas. It can be pickled, credentials included: Spark's executors ask by themselves.
+
+    All methods raise RegistryUnavailable (may pass) and RegistryRefused (does not), with the URL asked.
+    """
+
+    def __init__(self, config: RegistryConfig) -> None:
+        self.config = config
+        self._base = config.url.rstrip("/")
+        self._context = self._tls() if self._base.startswith("https:") else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema of this id, with all that it refers to. Raises SchemaNotFound."""
+        key = (self.config, schema_id)
+        found = _FOUND.get(key)
+        if found is None:
+            if _ABSENT.get(key):
+                raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.")
+            try:
+                answer = self._get(f"/schemas/ids/{schema_id}")
+            except SchemaNotFound:
+                _ABSENT.put(key, True, _ABSENT_SECONDS)
+                raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.") from None
+            found = self._registered(schema_id, answer, 0)
+            _FOUND.put(key, found)
+        schema: RegisteredSchema = found
+        return schema
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the newest schema of a subject, such as "orders-value". Raises SchemaNotFound."""
+        return self._version(subject, "latest", 0)
+
+    def _version(self, subject: str, version: int | str, depth: int) -> RegisteredSchema:
+        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}"
+        answer = self._get(path)
+        try:
+            schema_id = int(answer["id"])
+        except (KeyError, TypeError, ValueError):
+            raise RegistryRefused(self._not_a_registry(path)) from None
+        return self._registered(schema_id, answer, depth)
+
+    def _registered(self, schema_id: int, answer: Any, depth: int) -> RegisteredSchema:
+        if depth > _MOST_REFERENCES:
+            raise RegistryRefused(f"References from schema {schema_id} go deeper than {_MOST_REFERENCES} levels.")
+        try:
+            wanted = [(str(r["name"]), r["subject"], r["version"]) for r in answer.get("references") or ()]
+            # A registry leaves the type out where it is Avro.
+            kind, text = str(answer.get("schemaType") or "AVRO"), str(answer["schema"])
+        except (KeyError, TypeError, AttributeError):
+            raise RegistryRefused(self._not_a_registry(f"/schemas/ids/{schema_id}")) from None
+        references = []
+        for name, subject, version in wanted:
+            try:
+                references.append((name, self._version(subject, version, depth + 1)))
+            except SchemaNotFound:
+                problem = f"Schema {schema_id} refers to {name}, version {version} of subject {subject}"
+                raise RegistryRefused(f"{problem}, which is not in the registry {self._base}.") from None
+        return RegisteredSchema(schema_id, kind, text, tuple(references))
+
+    def _get(self, path: str) -> Any:
+        pause = _FIRST_PAUSE
+        for attempt in range(self.config.retries + 1):
+            try:
+                return self._get_once(path)
+            except RegistryUnavailable:
+                if attempt == self.config.retries:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+        raise AssertionError("unreachable")
+
+    def _get_once(self, path: str) -> Any:
+        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310 - http(s) only
+        if authorization := self._authorization():
+            # Not sent on to where a redirect may lead.
+            request.add_unredirected_header("Authorization", authorization)
+        try:
+            with urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context) as answer:  # noqa: S310
+                body = answer.read(_MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            raise self._explained(path, error) from None
+        except (OSError, ValueError, HTTPException) as error:
+            raise self._unreachable(path, error) from None
+        if len(body) > _MOST_BYTES:
+            raise RegistryRefused(f"The answer of the schema registry to {self._base}{path} is too large.")
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise RegistryRefused(self._not_a_registry(path)) from None
+
+    def _authorization(self) -> str | None:
+        if self.config.token:
+            return f"Bearer {self.config.token}"
+        if self.config.username is None:
+            return None
+        pair = f"{self.config.username}:{self.config.password}".encode()
+        return f"Basic {base64.b64encode(pair).decode()}"
+
+    def _explained(self, path: str, error: urllib.error.HTTPError) -> Exception:
+        where = f"{self._base}{path}"
+        try:
+            answer = json.loads(error.read(_MOST_BYTES))
+            said, code = str(answer.get("message", ""))[:200], answer.get("error_code")
+        except (ValueError, OSError, AttributeError):
+            said, code = "", None
+        if error.code == 404:
+            # Any server knows that answer; one of a registry says what it has not found.
+            if code is None:
+                return RegistryRefused(self._not_a_registry(path))
+            return SchemaNotFound(f"{where}: {said or 'not found'}")
+        if error.code in (401, 403):
+            remedy = "Check the credentials of schema_registry, and what they may read."
+            return RegistryRefused(f"The schema registry refused {where} with {error.code}. {remedy}")
+        if error.code in (408, 429) or error.code >= 500:
+            return RegistryUnavailable(f"The schema registry answered {where} with {error.code}: {said}")
+        return RegistryRefused(f"The schema registry answered {where} with {error.code}: {said}")
+
+    def _unreachable(self, path: str, error: Exception) -> Exception:
+        where = f"{self._base}{path}"
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            remedy = "Give the certificate of its authority as ca_file."
+            return RegistryRefused(f"The schema registry's certificate is not trusted ({where}): {reason}. {remedy}")
+        remedy = "Check that it runs, and its url."
+        return RegistryUnavailable(f"The schema registry could not be asked for {where}: {reason}. {remedy}")
+
+    def _not_a_registry(self, path: str) -> str:
+        remedy = "Check its url: for Apicurio it ends with /apis/ccompat/v7."
+        return f"{self._base}{path} did not answer as a schema registry does. {remedy}"
+
+    def _tls(self) -> ssl.SSLContext:
+        config = self.config
+        try:
+            context = ssl.create_default_context(cafile=config.ca_file)
+            if config.cert_file:
+                context.load_cert_chain(config.cert_file, config.key_file, config.key_password)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument("schema_registry", f"its certificates can't be loaded: {error}.") from None
+        return context

@@ -1,0 +1,21 @@
+"""A registry in memory, for tests that are about decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+
+
+@dataclass(frozen=True)
+class FakeRegistry:
+    """Knows schemas by their ids, each as (kind, text)."""
+
+    schemas: Mapping[int, tuple[str, str]]
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema of this id."""
+        if schema_id not in self.schemas:
+            raise SchemaNotFound(f"Schema {schema_id} is not in the registry.")
+        return RegisteredSchema(schema_id, *self.schemas[schema_id])
