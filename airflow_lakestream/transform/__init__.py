@@ -1,0 +1,8 @@
+"""Records changed by SQL on their way to the table: DuckDB inside the micro-batch. Knows Arrow, DuckDB and the core."""
+
+from __future__ import annotations
+
+from airflow_lakestream.transform.outcome import FailedRecord, Transformed
+from airflow_lakestream.transform.transform import SqlTransform
+
+__all__ = ["FailedRecord", "SqlTransform", "Transformed"]

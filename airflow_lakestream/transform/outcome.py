@@ -1,0 +1,45 @@
+"""What a statement makes of a batch: rows, the records that it leaves out, and those that it fails on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """A record on which the statement fails: which of the batch, and why."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """The rows of a batch, and which of its records each of them is.
+
+    `kept[i]` is the record that row `i` was made from; `filtered` are the records for which the WHERE was not true.
+    All indices count records of the batch, and rise. Every record is in exactly one of the three.
+    """
+
+    rows: pa.Table
+    kept: Indices
+    filtered: Indices
+    bad: Sequence[FailedRecord] = ()
+
+
+def spans(offsets: Sequence[int], indices: Indices) -> list[tuple[int, int]]:
+    """Return the offsets of these records as half-open ranges, joined where the records stand next to each other.
+
+    Holes of the log between two neighbours count as part of the range: no record can ever be there.
+    """
+    if not len(indices):
+        return []
+    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+    return [(offsets[int(run[0])], offsets[int(run[-1])] + 1) for run in np.split(indices, breaks)]

@@ -1,0 +1,177 @@
+"""A checked statement made to carry the number of the record that each row comes from, and to find bad records.
+
+What users write stays as it is; the number is a hidden column handed from SELECT to SELECT, out of reach of `*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import duckdb
+
+from airflow_lakestream.transform.sandbox import parse
+from airflow_lakestream.transform.statement import HIDDEN, INPUT, Node, arguments_of, constant, ctes, expressions
+
+ROW = f"{HIDDEN}row"
+BAD = f"{HIDDEN}bad"
+_JSON = f"{HIDDEN}json_"
+
+
+class NotTraceable(Exception):
+    """The statement has a form in which bad records are found by halving the batch only."""
+
+
+class Rewriter:
+    """Rewrites one statement; `columns` are those of the input, `hidden` those that `*` leaves out."""
+
+    def __init__(self, database: duckdb.DuckDBPyConnection, columns: list[str], hidden: list[str]) -> None:
+        self._database = database
+        self._columns = {name.lower() for name in columns}
+        self._hidden = hidden
+
+    def carrying(self, node: Node) -> Node:
+        """Return the statement with the hidden number as its last column."""
+        node = deepcopy(node)
+        self._carry(node, self._select)
+        return node
+
+    def tracing(self, node: Node) -> Node:
+        """Return a statement that never fails for a record, but tells where it would in a last column.
+
+        Raises NotTraceable where one expression makes several columns.
+        """
+        node = deepcopy(node)
+        self._carry(node, self._trace)
+        return node
+
+    def _carry(self, node: Node, rewrite: Callable[[Node, bool], None]) -> None:
+        for _, entry, query in ctes(node):
+            entry["materialized"] = "CTE_MATERIALIZE_NEVER"
+            self._carry(query, rewrite)
+        source = node["from_table"]
+        if source["type"] == "SUBQUERY":
+            self._carry(source["subquery"]["node"], rewrite)
+        reads_input = source["type"] == "BASE_TABLE" and source["table_name"].lower() == INPUT
+        rewrite(node, reads_input)
+
+    def _select(self, node: Node, reads_input: bool) -> None:
+        self._hide(node, [ROW, *self._hidden] if reads_input else [ROW])
+        if reads_input:
+            self._look_up_json_at_once(node)
+        node["select_list"].append(self._expression(ROW))
+
+    def _trace(self, node: Node, reads_input: bool) -> None:
+        self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, BAD])
+        if reads_input:
+            self._look_up_json_at_once(node)
+        fails: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
+        if condition := _replaced(node["where_clause"], self._failing_by_a_cast):
+            fails.append(("WHERE", condition))
+            # What a condition leaves out is not bad, whatever its columns would do; what it fails for goes on as bad.
+            known = self._failures(fails)
+            kept = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
+            node["where_clause"] = kept
+        for index, item in enumerate(node["select_list"]):
+            if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
+                continue
+            if any(part["class"] == "STAR" for part in expressions(item)):
+                raise NotTraceable
+            plain = _replaced({**item, "alias": ""}, self._failing_by_a_cast)
+            fails.append((f"column {item['alias']}", plain))
+            node["select_list"][index] = {**self._expression("TRY(_e)", _e=plain), "alias": item["alias"]}
+        node["select_list"] += [self._expression(ROW), {**self._failures(fails), "alias": BAD}]
+
+    def _failing_by_a_cast(self, node: Node) -> Node | None:
+        """TRY takes no volatile function, and `error` counts as one."""
+        if node["class"] != "FUNCTION" or node["function_name"].lower() != "error":
+            return None
+        failing = self._expression("CAST(CAST('!' || _e AS TINYINT) AS \"NULL\")", _e=arguments_of(node)[0])
+        return {**failing, "alias": node["alias"]}
+
+    def _failures(self, fails: list[tuple[str, Node]]) -> Node:
+        """Return an expression for the first place that fails; the place "" is one that an inner SELECT found."""
+        parts, cases = {}, []
+        for index, (name, expression) in enumerate(fails):
+            parts[f"_e{index}"] = expression
+            if name:
+                # A struct is never NULL, so NULL can only mean that making it failed.
+                cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {_literal(name)}")
+            else:
+                cases.append(f"WHEN _e{index} IS NOT NULL THEN _e{index}")
+        none = "CAST(NULL AS VARCHAR)"
+        first: Node = self._expression(f"CASE {' '.join(cases)} ELSE {none} END" if cases else none, **parts)
+        return first
+
+    def _hide(self, node: Node, names: list[str]) -> None:
+        for part in expressions([node["select_list"], node["where_clause"]]):
+            if part["class"] == "STAR":
+                there = {name.lower() for name in part["exclude_list"]}
+                part["exclude_list"] += [name for name in names if name.lower() not in there]
+
+    def _look_up_json_at_once(self, node: Node) -> None:
+        """Let all paths of a column be looked up in one go: each json_value of its own reads the document twice."""
+        source = node["from_table"]
+        table = source["alias"] or source["table_name"]
+        paths: dict[str, list[str]] = {}
+        collect = partial(self._replace_json_value, paths)
+        node["select_list"] = [_replaced(item, collect) for item in node["select_list"]]
+        node["where_clause"] = _replaced(node["where_clause"], collect)
+        if not paths:
+            return
+        texts = [
+            f"TRY(json_extract_string({_quoted(column)}, [{', '.join(map(_literal, found))}])) AS {_JSON}{column}"
+            for column, found in paths.items()
+        ]
+        query = f"SELECT *, {', '.join(texts)} FROM {INPUT}"  # noqa: S608
+        outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"  # noqa: S608
+        node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
+        self._hide(node, [f"{_JSON}{column}" for column in paths])
+
+    def _replace_json_value(self, paths: dict[str, list[str]], node: Node) -> Node | None:
+        if node["class"] != "FUNCTION" or node["function_name"].lower() != "json_value":
+            return None
+        document, path = arguments_of(node)
+        text = constant(path)
+        if document["class"] != "COLUMN_REF" or text is None or len(document["column_names"]) > 2:
+            return None
+        column = document["column_names"][-1].lower()
+        if column not in self._columns:
+            return None
+        found = paths.setdefault(column, [])
+        if text not in found:
+            found.append(text)
+        texts = f'"{_JSON}{column}"'
+        call = f"_lakestream_json_value(_d, {_literal(text)}, {texts}, {texts}[{found.index(text) + 1}])"
+        replaced: Node = self._expression(call, _d={**document, "alias": ""})
+        return {**replaced, "alias": node["alias"]}
+
+    def _expression(self, sql: str, **parts: Node) -> Any:
+        """Return the parsed expression, with parts put in where their names stand."""
+        parsed = parse(self._database, f"SELECT {sql}")["statements"][0]["node"]["select_list"][0]
+
+        def put_in(node: Node) -> Node | None:
+            return parts.get(node["column_names"][0]) if node["class"] == "COLUMN_REF" else None
+
+        return _replaced(parsed, put_in)
+
+
+def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
+    """Return the tree with every expression for which `replace` has another one. Names inside lambdas are their own."""
+    if isinstance(node, list):
+        return [_replaced(child, replace) for child in node]
+    if not isinstance(node, dict) or node.get("class") == "LAMBDA":
+        return node
+    if "class" in node and (other := replace(node)) is not None:
+        return other
+    return {key: _replaced(child, replace) for key, child in node.items()}
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

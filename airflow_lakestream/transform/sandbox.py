@@ -1,0 +1,169 @@
+"""A DuckDB of our own in memory that reaches nothing outside itself, and the functions that a statement may call.
+
+A statement is templated, so parts of it come from whoever may trigger a DAG. Two walls stand one behind the other:
+the settings here, and the closed list of what a statement may consist of (`statement`).
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import duckdb
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.json_macros import MACROS
+
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "temp_directory": "",
+    "max_temp_directory_size": "0KB",
+}
+
+_LOCKED = (
+    # Python variables are no tables.
+    "SET GLOBAL python_enable_replacements = false",
+    # What a timestamp without zone means may not hang on the machine's zone: a retry runs on another worker.
+    "SET GLOBAL TimeZone = 'UTC'",
+    # Conditions would be moved into the Arrow scan, which compares by rules of its own; and what several expressions
+    # share would be moved out of the TRY or CASE that guards it.
+    "SET GLOBAL disabled_optimizers = 'filter_pushdown,common_subexpressions'",
+    "SET GLOBAL lock_configuration = true",
+)
+
+# Listed as constant by mistake; and as volatile, so that it is not called before its time: how to reject a record.
+_MISLABELLED = frozenset({"current_localtime", "current_localtimestamp", "current_setting", "getvariable"})
+_ALLOWED_ANYWAY = frozenset({"error"})
+
+# SQL's functions without parentheses: DuckDB's parser takes them for columns.
+BARE_FUNCTIONS = frozenset(
+    {
+        "current_catalog",
+        "current_date",
+        "current_role",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "localtime",
+        "localtimestamp",
+        "session_user",
+        "user",
+    }
+)
+
+
+def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
+    """Return a new, locked database. Raises InvalidArgument for limits that DuckDB does not understand."""
+    if threads < 1:
+        raise InvalidArgument("threads", f"{threads} is less than 1.")
+    config: dict[str, Any] = {**_SETTINGS, "memory_limit": memory_limit, "threads": threads}
+    try:
+        database = duckdb.connect(":memory:", config=config)
+    except duckdb.Error as error:
+        raise InvalidArgument("memory_limit", f"{memory_limit!r}: {error}", 'Such as "256MB".') from None
+    for statement in (*MACROS, *_LOCKED):
+        database.execute(statement)
+    return database
+
+
+def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
+    """Return DuckDB's own parsed form of the statements. Raises duckdb.Error for what is no SQL."""
+    ((text,),) = database.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def unparse(database: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
+    """Return the SQL text of one parsed SELECT."""
+    text = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
+    ((sql,),) = database.execute("SELECT json_deserialize_sql(?::JSON)", [text]).fetchall()
+    return str(sql)
+
+
+@cache
+def scalar_functions() -> dict[str, str]:
+    """Return each function that this DuckDB has, with why a statement may not call it; "" where it may.
+
+    Asked of DuckDB itself, so that a new version's functions are judged by what they are, not by a list of ours.
+    """
+    database = duckdb.connect(":memory:", config=dict(_SETTINGS))
+    database.execute("SET threads = 1")
+    for macro in MACROS:
+        database.execute(macro)
+    query = """SELECT DISTINCT lower(function_name), function_type, stability,
+        CASE function_type WHEN 'macro' THEN json_serialize_sql('SELECT ' || macro_definition) END
+        FROM duckdb_functions()"""
+    overloads: dict[str, set[tuple[str, str]]] = {}
+    calls: dict[str, set[str]] = {}
+    for name, kind, stability, parsed in database.execute(query).fetchall():
+        overloads.setdefault(name, set()).add((kind, stability or ""))
+        if parsed:
+            _collect(json.loads(parsed), calls.setdefault(name, set()))
+    database.close()
+    verdicts = {name: _verdict(name, kinds) for name, kinds in overloads.items()}
+    _judge_macros(verdicts, calls)
+    return verdicts
+
+
+def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
+    kinds = {kind for kind, _ in overloads}
+    if name in BARE_FUNCTIONS or name in _MISLABELLED:
+        return CHANGING
+    if kinds & {"aggregate", "window"}:
+        return AGGREGATE
+    if not kinds <= {"scalar", "macro"}:
+        return TABLE_FUNCTION
+    if name not in _ALLOWED_ANYWAY and any(kind == "scalar" and s != "CONSISTENT" for kind, s in overloads):
+        return CHANGING
+    return ""
+
+
+def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
+    """Let what a macro calls speak for the macro, through macros of macros."""
+    changed = True
+    while changed:
+        changed = False
+        for name, called in calls.items():
+            bare = [CHANGING for _ in called & BARE_FUNCTIONS]
+            reasons = bare + [why for c in sorted(called) if (why := verdicts.get(c, TABLE_FUNCTION))]
+            if reasons and not verdicts[name]:
+                verdicts[name], changed = reasons[0], True
+
+
+def _collect(node: Any, names: set[str]) -> None:
+    if isinstance(node, list):
+        for child in node:
+            _collect(child, names)
+    elif isinstance(node, dict):
+        kind = node.get("class")
+        if kind == "FUNCTION" and is_word(node["function_name"]):
+            names.add(node["function_name"].lower())
+        elif kind in ("SUBQUERY", "WINDOW"):
+            names.add("unnest")
+        elif kind == "COLUMN_REF" and node["column_names"][-1].lower() in BARE_FUNCTIONS:
+            names.add(node["column_names"][-1].lower())
+        for child in node.values():
+            _collect(child, names)
+
+
+def is_word(name: str) -> bool:
+    """Tell a function's name from an operator's: operators only compute."""
+    return name[:1].isalpha() or name[:1] == "_"
+
+
+CHANGING = (
+    "its result changes from one try to the next, so a retry would land other rows. "
+    "Use the record's own event_timestamp, _kafka_partition and _kafka_offset, or a value that Airflow renders into "
+    "the statement, such as TIMESTAMPTZ '{{ ts }}': it is the same for each try"
+)
+AGGREGATE = (
+    "it makes one value of several records, and which records share a batch changes from run to run; such a row "
+    "belongs to no one offset either, so that no replay, audit or replace could find it. Land the records, and "
+    "aggregate over the table"
+)
+TABLE_FUNCTION = "it makes rows of its own; a statement turns each record of {{ input }} into one row, or none"

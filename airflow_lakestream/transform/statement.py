@@ -1,0 +1,274 @@
+"""What a statement may be: a SELECT that turns each record of {{ input }} into one row, or leaves it out.
+
+Works on DuckDB's own parsed form, and knows nothing of data. Whatever is not known here to be harmless is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
+
+Node = dict[str, Any]
+
+INPUT = "_lakestream_input"
+HIDDEN = "_lakestream_"
+METADATA = "_kafka_"
+_PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
+
+_ROW_BY_ROW = "a statement turns each record of {{ input }} into one row, or none, by itself"
+_BATCHES = (
+    "its result hangs on which records share a batch, and that changes from run to run: a retry would land other rows. "
+    "Land the records, and do this over the table"
+)
+_MODIFIERS = {
+    "DISTINCT_MODIFIER": ("DISTINCT", _BATCHES),
+    "LIMIT_MODIFIER": ("LIMIT", _BATCHES),
+    "LIMIT_PERCENT_MODIFIER": ("LIMIT", _BATCHES),
+    "ORDER_MODIFIER": ("ORDER BY", "rows are written in the order of their offsets. To sort files, use sort_order"),
+}
+_SOURCES = {
+    "JOIN": ("a join", _ROW_BY_ROW),
+    "TABLE_FUNCTION": ("a table function", _ROW_BY_ROW + ", and reads nothing else"),
+    "EXPRESSION_LIST": ("VALUES", _ROW_BY_ROW),
+    "COLUMN_DATA": ("VALUES", _ROW_BY_ROW),
+    "PIVOT": ("PIVOT", _BATCHES),
+    "SHOW_REF": ("DESCRIBE, SHOW or SUMMARIZE", _ROW_BY_ROW),
+    "EMPTY": ("a SELECT without FROM", "write SELECT ... FROM {{ input }}"),
+}
+_NODES = {
+    "SET_OPERATION_NODE": ("UNION, INTERSECT or EXCEPT", _ROW_BY_ROW),
+    "RECURSIVE_CTE_NODE": ("a recursive query", _ROW_BY_ROW),
+}
+_EXPRESSIONS = {
+    "WINDOW": ("a window function", _BATCHES),
+    "SUBQUERY": ("a subquery in an expression", _ROW_BY_ROW),
+    "POSITIONAL_REFERENCE": ("a column by its number", "name the column"),
+    "PARAMETER": ("a parameter", "let Airflow render the value into the statement: {{ params.x }}"),
+    "DEFAULT": ("DEFAULT", _ROW_BY_ROW),
+}
+_KNOWN_EXPRESSIONS = frozenset(
+    {
+        "BETWEEN",
+        "CASE",
+        "CAST",
+        "COLLATE",
+        "COLUMN_REF",
+        "COMPARISON",
+        "CONJUNCTION",
+        "CONSTANT",
+        "FUNCTION",
+        "LAMBDA",
+        "LAMBDA_REF",
+        "OPERATOR",
+        "STAR",
+        "TYPE",
+    }
+)
+_SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
+
+
+def refuse(what: str, why: str) -> InvalidArgument:
+    """Return the error of a statement that holds something it may not."""
+    return InvalidArgument("sql", f"{what} is not allowed here: {why}.")
+
+
+def with_input(sql: str) -> str:
+    """Put the table's name where {{ input }} stands.
+
+    Raises InvalidArgument for a statement without it, or one that uses names of ours.
+    """
+    if HIDDEN in sql.lower():
+        raise refuse(f"a name with {HIDDEN} in it", "such names are taken")
+    replaced, count = _PLACEHOLDER.subn(INPUT, sql)
+    if not count:
+        raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
+    return replaced
+
+
+class Checker:
+    """Goes through a parsed statement, and refuses what is not known to keep one row for one record."""
+
+    def __init__(self, functions: Mapping[str, str], columns: frozenset[str]) -> None:
+        self._functions = functions
+        self._columns = columns
+
+    def statement(self, parsed: Node) -> Node:
+        """Return the one SELECT that was parsed. Raises InvalidArgument with the reason where it may not be run."""
+        if parsed["error"]:
+            message = parsed["error_message"]
+            if "Only SELECT" in message:
+                raise InvalidArgument("sql", "only a SELECT is allowed here.")
+            raise InvalidArgument("sql", f"DuckDB does not understand it: {message.replace(INPUT, '{{ input }}')}.")
+        if len(parsed["statements"]) != 1:
+            raise InvalidArgument("sql", f"{len(parsed['statements'])} statements; one SELECT is allowed.")
+        node: Node = parsed["statements"][0]["node"]
+        self._select(node, frozenset())
+        return node
+
+    def _select(self, node: Node, tables: frozenset[str]) -> None:
+        if node["type"] != "SELECT_NODE":
+            raise refuse(*_NODES.get(node["type"], (_words(node["type"]), _ROW_BY_ROW)))
+        for modifier in node["modifiers"]:
+            raise refuse(*_MODIFIERS.get(modifier["type"], (_words(modifier["type"]), _BATCHES)))
+        for name, entry, query in ctes(node):
+            if entry["aliases"]:
+                raise refuse("a list of column names after WITH", "name the columns in the SELECT")
+            self._select(query, tables)
+            tables |= {name.lower()}
+        self._no_groups(node)
+        names = tables | self._source(node["from_table"], tables)
+        for item in node["select_list"]:
+            self._named(item)
+        for part in expressions([node["select_list"], node["where_clause"]]):
+            self._expression(part, names)
+
+    def _named(self, item: Node) -> None:
+        if item["alias"] or item["class"] in ("COLUMN_REF", "STAR"):
+            return
+        if not any(part["class"] in ("STAR", "WINDOW", "SUBQUERY") for part in expressions(item)):
+            self._expression({**item, "alias": ""}, frozenset())
+            raise InvalidArgument("sql", "an expression has no name.", "Give each one the name of its column: AS ...")
+
+    def _no_groups(self, node: Node) -> None:
+        grouped = node["group_expressions"] or node["group_sets"] or node["aggregate_handling"] != "STANDARD_HANDLING"
+        for what, there in (("GROUP BY", grouped), ("HAVING", node["having"]), ("QUALIFY", node["qualify"])):
+            if there:
+                raise refuse(what, AGGREGATE if what != "QUALIFY" else _BATCHES)
+        if node["sample"]:
+            raise refuse("a sample", CHANGING)
+
+    def _source(self, source: Node, tables: frozenset[str]) -> frozenset[str]:
+        """Check what a SELECT reads from; return the names by which it may call that."""
+        if source["type"] == "SUBQUERY":
+            self._select(source["subquery"]["node"], tables)
+            name = ""
+        elif source["type"] == "BASE_TABLE":
+            name = source["table_name"].lower()
+            if source["schema_name"] or source["catalog_name"] or name not in tables | {INPUT}:
+                raise refuse(f"the table {source['table_name']!r}", "a statement reads from {{ input }} alone")
+            if source.get("at_clause"):
+                raise refuse("AT", "{{ input }} has no versions")
+        else:
+            raise refuse(*_SOURCES.get(source["type"], (_words(source["type"]), _ROW_BY_ROW)))
+        if source.get("sample"):
+            raise refuse("a sample", CHANGING)
+        if source.get("column_name_alias"):
+            raise refuse("a list of column names after a table", "name the columns in the SELECT")
+        return frozenset({name, source["alias"].lower()} - {""})
+
+    def _expression(self, node: Node, tables: frozenset[str]) -> None:
+        kind = node["class"]
+        if kind not in _KNOWN_EXPRESSIONS:
+            raise refuse(*_EXPRESSIONS.get(kind, (_words(kind), _ROW_BY_ROW)))
+        if node["type"] == "GROUPING_FUNCTION":
+            raise refuse("GROUPING", AGGREGATE)
+        if (node.get("alias") or "").lower().startswith(METADATA):
+            why = f"names that begin with {METADATA} say where a record stands in Kafka. Choose another"
+            raise refuse(f"the name {node['alias']!r}", why)
+        if kind == "FUNCTION":
+            self._function(node)
+        elif kind == "COLUMN_REF":
+            self._column(node["column_names"], tables)
+        elif kind == "CONSTANT" and INPUT in str(node):
+            raise refuse("{{ input }} inside a string", "it stands for the table")
+        elif kind == "STAR":
+            self._star(node)
+
+    def _function(self, node: Node) -> None:
+        name = node["function_name"].lower()
+        if node["schema"] not in ("", "main") or node["catalog"]:
+            raise refuse(f"{node['schema']}.{name}", "functions are called by their plain names")
+        if node["filter"] or node["distinct"] or node["order_bys"]["orders"]:
+            raise refuse(f"{name} with FILTER, DISTINCT or ORDER BY", AGGREGATE)
+        if is_word(name):
+            why = self._functions.get(name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function")
+            if why:
+                raise refuse(name, why)
+        arguments = arguments_of(node)
+        if name == "age" and len(arguments) == 1:
+            raise refuse("age of one time", CHANGING)
+        if name == "json_value":
+            path = constant(arguments[1]) if len(arguments) == 2 else None
+            if path is None or not _SCALAR_PATH.fullmatch(path):
+                problem = "takes a document and a path of one value, written out, such as '$.items[0].\"unit price\"'"
+                raise InvalidArgument("sql", f"json_value {problem}.", "For all else, use json_extract.")
+
+    def _star(self, node: Node) -> None:
+        if node["columns"] and node["expr"]:
+            raise refuse("COLUMNS with a pattern", "name the columns, or write COLUMNS(*)")
+        if METADATA in str([node["replace_list"], node.get("rename_list")]).lower():
+            raise refuse(f"REPLACE or RENAME with a name that begins with {METADATA}", "name the columns")
+
+    def _column(self, names: list[str], tables: frozenset[str]) -> None:
+        name = names[0].lower()
+        if len(names) > 1:
+            if names[-1].lower().startswith(METADATA) and name not in tables:
+                raise refuse(f"the field {'.'.join(names)} without another name", "give it one: AS ...")
+            return
+        if name in self._columns:
+            return
+        if name in BARE_FUNCTIONS:
+            raise refuse(name, CHANGING)
+        if name in tables:
+            raise refuse(f"{names[0].replace(INPUT, '{{ input }}')} as a value", "name its columns, or write *")
+
+
+def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:
+    """Yield name, entry and parsed query of each WITH; DuckDB 2 keeps the query in another place."""
+    for item in node["cte_map"]["map"]:
+        entry = item["value"]
+        yield item["key"], entry, entry["query_node"] if "query_node" in entry else entry["query"]["node"]
+
+
+def expressions(node: Any) -> Iterator[Node]:
+    """Yield an expression and all that it is made of, not into subqueries: these are refused as a whole."""
+    if isinstance(node, list):
+        for child in node:
+            yield from expressions(child)
+    elif isinstance(node, dict):
+        if "class" in node:
+            yield node
+            if node["class"] == "SUBQUERY":
+                return
+        for child in node.values():
+            yield from expressions(child)
+
+
+def names_read(node: Any, names: set[str]) -> None:
+    """Collect what a statement may read: lower-case names of columns, and "*"."""
+    if isinstance(node, list):
+        for child in node:
+            names_read(child, names)
+    elif isinstance(node, dict):
+        if node.get("class") == "COLUMN_REF":
+            names.update(name.lower() for name in node["column_names"])
+        elif node.get("class") == "STAR":
+            names.add("*")
+        for child in node.values():
+            names_read(child, names)
+
+
+def arguments_of(function: Node) -> list[Node]:
+    """Return the arguments of a function; DuckDB 2 keeps them with their names."""
+    if "arguments" in function:
+        return [argument["expression"] for argument in function["arguments"]]
+    children: list[Node] = function["children"]
+    return children
+
+
+def constant(node: Node) -> str | None:
+    """Return the text of a string literal, None for anything else."""
+    if node["class"] != "CONSTANT":
+        return None
+    if "literal" in node:
+        return node["literal"]["text"] if node["literal"]["kind"] == "STRING" else None
+    value = node["value"]
+    return value["value"] if value["type"]["id"] == "VARCHAR" and not value["is_null"] else None
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_NODE").removesuffix("_MODIFIER").replace("_", " ").lower()

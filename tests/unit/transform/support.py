@@ -1,0 +1,26 @@
+"""Batches for these tests, and what a statement makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.transform import SqlTransform
+
+
+def batch(values: Sequence[bytes | None], **more: Any) -> RawBatch:
+    """Return a batch of these values; offsets with holes, so that an index is never taken for an offset."""
+    offsets = [1000 + 3 * i for i in range(len(values))]
+    times = [1_763_000_000_000 + i for i in range(len(values))]
+    return RawBatch("orders", 7, offsets, more.pop("timestamps", times), pa.array(values, pa.binary()), **more)
+
+
+def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:
+    """Return what an expression over raw records makes of each; the message of the error where it fails."""
+    result = SqlTransform(f"SELECT {expression} AS v FROM {{{{ input }}}}").apply(batch(values, **more))
+    found: dict[int, Any] = {failed.index: failed for failed in result.bad}
+    found.update(zip(result.kept.tolist(), result.rows["v"].to_pylist(), strict=True))
+    return [found[index] for index in range(len(values))]
