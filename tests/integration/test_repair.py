@@ -151,7 +151,8 @@ def everything(lake: Lake, topic: str) -> None:
 )
 def test_each_damage_is_repaired(lake: Lake, landed: str, wrong: Break) -> None:
     wrong(lake, landed)
-    assert_repaired_in_one_snapshot(lake, landed, {0: 30, 1: 10})
+    done = assert_repaired_in_one_snapshot(lake, landed, {0: 30, 1: 10})
+    assert wrong is not file_listed_twice or done.rows_out == 2 * done.rows_in
 
 
 @pytest.mark.parametrize(
