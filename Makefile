@@ -9,7 +9,10 @@ OLD := .venv-airflow-3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-airflow-3.1 test-backfill demo bench constraints clean
+N ?= 1000
+SEED ?= 0
+
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker demo bench constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -31,6 +34,12 @@ test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads 
 
 test-backfill: setup ## Prove Airflow's own backfill of a day of hours, minutes long (needs a JDK 17)
 	$(BIN)/python -m pytest tests/backfill
+
+faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEED on; see docs/faults.md
+	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED)
+
+faults-broker: setup ## The same with topics of a real broker, slower: N=20 (needs a JDK 17)
+	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED) --broker
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)

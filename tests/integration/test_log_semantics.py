@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.plan import Plan
@@ -21,6 +19,7 @@ from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.faults import InterposedSource
 from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
 
@@ -30,41 +29,6 @@ SCHEMA = "n bigint"
 @pytest.fixture
 def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
     return OpenLake(tmp_path, kafka.client_config())
-
-
-class Transaction:
-    """One producer's transactions. A transaction puts a marker of one offset into each partition that it wrote to."""
-
-    def __init__(self, kafka: Kafka, admin: AdminClient) -> None:
-        identity = f"test-{uuid.uuid4().hex}"
-        self._producer = Producer({**kafka.client_config(), "transactional.id": identity, "log_level": 2})
-        self._producer.init_transactions(30)
-        self._admin = admin
-
-    def begin(self, topic: str, partition: int, values: Iterable[str]) -> None:
-        """Write the values in a transaction that stays open."""
-        self._where = TopicPartition(topic, partition)
-        self._producer.begin_transaction()
-        for value in values:
-            self._producer.produce(topic, value, partition=partition)
-        assert self._producer.flush(30) == 0
-        self._end = self._end_of_log(IsolationLevel.READ_UNCOMMITTED)
-
-    def commit(self) -> None:
-        self._producer.commit_transaction(30)
-        self._await_marker()
-
-    def abort(self) -> None:
-        self._producer.abort_transaction(30)
-        self._await_marker()
-
-    def _await_marker(self) -> None:
-        """The coordinator answers before the marker is in the partition."""
-        poll_until(lambda: self._end_of_log(IsolationLevel.READ_COMMITTED) > self._end, "the transaction's marker")
-
-    def _end_of_log(self, isolation: IsolationLevel) -> int:
-        found = self._admin.list_offsets({self._where: OffsetSpec.latest()}, isolation_level=isolation)
-        return int(found[self._where].result(30).offset)
 
 
 @pytest.fixture

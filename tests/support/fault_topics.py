@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Reader, Source
 from tests.support.fault_log import Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog
+from tests.support.fault_run import Run
 
 
 class Topic:
@@ -63,9 +64,9 @@ class Topic:
     def client_config(self) -> Mapping[str, Any]:
         return {}
 
-    def ports(self, job: Job, midway: Callable[[], object], records: int) -> tuple[Source, Reader]:
+    def ports(self, job: Job, run: Run, records: int) -> tuple[Source, Reader]:
         """Return source and reader of a run; chunks have at most so many records."""
-        return ModelSource(self.log), ModelReader(self.log, records, midway)
+        return ModelSource(self.log), ModelReader(self.log, records, run.midway)
 
     def committed(self, group: str) -> Mapping[int, int]:
         """Return the group's committed offsets."""

@@ -23,6 +23,7 @@ from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_log import EPOCH_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation
 from tests.support.fault_outside import Outside
+from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSource
 from tests.support.fault_run import (
     POINTS,
     Asked,
@@ -31,10 +32,6 @@ from tests.support.fault_run import (
     InjectedFault,
     PausesEverywhere,
     Run,
-    RunCatalog,
-    RunDecoders,
-    RunSink,
-    RunSource,
 )
 from tests.support.fault_topics import ModelKafka, Topic
 from tests.support.fault_turns import Killed
@@ -226,7 +223,7 @@ class World:
             **asked.config,
         )
         job = build_job(config, topic.client_config(), RunCatalog(self.catalog, run), run_id=asked.run_id)
-        source, reader = topic.ports(job, run.midway, self.random.randint(1, 4))
+        source, reader = topic.ports(job, run, self.random.randint(1, 4))
         run.job = replace(
             job,
             source=RunSource(source, run, self.oracle.looked),

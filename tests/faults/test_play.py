@@ -1,0 +1,49 @@
+"""Playing by hand: the commands of docs/faults.md, and what a failing seed looks like."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.faults import play
+from tests.support.fault_oracle import Violation
+from tests.support.fault_play import Playground
+
+CHECKOUT = Path(__file__).parents[2]
+COMMANDS = re.findall(r"^    make (\S+)((?: [A-Z]+=\d+)*)", (CHECKOUT / "docs" / "faults.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("target", "arguments"), COMMANDS)
+def test_every_documented_command_plays_what_it_says(target: str, arguments: str) -> None:
+    told = dict(word.split("=") for word in arguments.split())
+    shown = subprocess.run(
+        ["make", "--dry-run", target, *arguments.split()], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    words = re.search(r"-m tests\.faults\.play (.*)", shown.stdout)
+    assert words is not None
+    parsed = play._parser().parse_args(words[1].split())
+    assert parsed.n == int(told["N"])
+    assert parsed.seed == int(told.get("SEED", 0))
+    assert parsed.broker == (target == "faults-broker")
+
+
+def test_a_failing_seed_is_told_with_its_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def violate(ground: Playground, random: Random) -> list[str]:
+        raise Violation("a record is missing", ["run #0", "retention"])
+
+    monkeypatch.setattr(Playground, "play", violate)
+    assert play.main(["-n", "1", "--seed", "7"]) == 1
+    assert capsys.readouterr().out.splitlines()[1:4] == ["  run #0", "  retention", "a record is missing"]
+
+
+def test_a_seed_that_holds_tells_its_story_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play.main(["-n", "1", "--seed", "7"]) == 0
+    out = capsys.readouterr().out
+    assert "run #0" in out
+    assert "1 sequences on the model, seeds 7 to 7: 0 failed" in out
