@@ -209,6 +209,24 @@ def test_a_zombie_of_another_configuration_can_write_nothing_any_more(lake: Lake
     assert_tables_are_whole(lake)
 
 
+def test_a_zombie_can_not_even_write_to_a_table_that_gets_nothing_any_more(
+    lake: Lake, name: str, produce: Producing
+) -> None:
+    land(lake, name)
+    produce(name, 0, records(500))
+
+    def take_over() -> None:
+        land(lake, name, "new", **BY_KIND)
+
+    # Its third commit is to lake.c, which is there, and for which the new template has no records.
+    with pytest.raises(Superseded):
+        land_job(job(lake, name, "old", ActsBeforeCommit(lake.catalog(), 3, take_over)))
+    assert found(lake)["lake.c"] == [4, 104]
+    assert sorted(n for numbers in found(lake).values() for n in numbers) == sorted(
+        [*range(5), *range(100, 105), *range(500, 505)]
+    )
+
+
 @pytest.mark.parametrize("number", range(1, COMMITS + 1))
 def test_another_run_of_the_same_configuration_may_come_in_between(lake: Lake, name: str, number: int) -> None:
     slow = job(lake, name, "slow", ActsBeforeCommit(lake.catalog(), number, lambda: land(lake, name, "quick")))
