@@ -145,6 +145,17 @@ class PartOfFanOut(LakestreamError, Terminal):
         )
 
 
+class LandedByFanOut(LakestreamError, Terminal):
+    """A landing of one table alone, where the records of a fan-out go by the same group's ledger."""
+
+    def __init__(self, table: str, consumer_group: str, note: str) -> None:
+        super().__init__(
+            f"{table}: {note} Consumer group {consumer_group!r} landed it as such; landing all records into this table "
+            "alone would mix up what the ledger says, so nothing was landed. Give the table template of the fan-out, "
+            "or another consumer_group or table."
+        )
+
+
 def note_on(properties: Properties) -> str | None:
     """Return a sentence on the part that a table has in a fan-out; None for one that has none."""
     if (books := Books.of(properties)) is not None:

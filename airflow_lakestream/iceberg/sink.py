@@ -30,6 +30,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
 from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused
 from airflow_lakestream.iceberg.new_table import NewTable
@@ -215,6 +216,12 @@ class IcebergSink:
             check_metadata(table.schema(), self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
         retention.limit(table.properties)
+        self._check_part(table)
+
+    def _check_part(self, table: Table) -> None:
+        """Refuse a table that has a part in a fan-out of this group. Raises LandedByFanOut."""
+        if self._group in ledger_store.groups(table) and (note := note_on(table.metadata.properties)):
+            raise LandedByFanOut(self._name, self._group, note)
 
     def _target(self, rows: pa.Table | None) -> Table:
         """Return the table to write for: the real one, or the staged one that the first commit creates."""

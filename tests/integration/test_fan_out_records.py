@@ -14,6 +14,7 @@ from airflow_lakestream.core.plan import LandedByAnotherGroup
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.fan_out import RunReport, land_run
+from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut
 from airflow_lakestream.iceberg.fan_out_target import LandedOutside
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from tests.support.broker import Producing, Topics
@@ -372,3 +373,16 @@ def test_many_values_in_one_batch(lake: Lake, land: Land, topic: Topics, produce
 
 def each(values: int, times: int) -> Iterable[str]:
     return [f"v{n % values}" for n in range(values * times)]
+
+
+@pytest.mark.parametrize("table", ["lake.click", "home"])
+def test_a_table_of_a_fan_out_is_not_landed_into_alone(
+    lake: Lake, land: Land, topic: Topics, produce: Producing, table: str
+) -> None:
+    name = topic(1)
+    produce(name, 0, records("click", "view"))
+    land(name)
+    produce(name, 0, records("view"))
+    with pytest.raises(LandedByFanOut, match="nothing was landed"):
+        land(name, table=home_of(name) if table == "home" else table)
+    assert tables(lake) == {"lake.click": [0], "lake.view": [1]}
