@@ -7,6 +7,7 @@ the settings here, and the closed list of what a statement may consist of (`stat
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,8 @@ _SETTINGS = {
     "temp_directory": "",
     "max_temp_directory_size": "0KB",
 }
+
+_SIZE = re.compile(r"[1-9]\d*(\.\d+)? ?[KMGT]i?B", re.IGNORECASE)
 
 _LOCKED = (
     # Python variables are no tables.
@@ -61,11 +64,11 @@ def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
     """Return a new, locked database. Raises InvalidArgument for limits that DuckDB does not understand."""
     if threads < 1:
         raise InvalidArgument("threads", f"{threads} is less than 1.")
+    # DuckDB takes a negative one, and a share, too.
+    if not _SIZE.fullmatch(memory_limit):
+        raise InvalidArgument("memory_limit", f"{memory_limit!r} is no size.", 'Give one such as "256MB" or "1GiB".')
     config: dict[str, Any] = {**_SETTINGS, "memory_limit": memory_limit, "threads": threads}
-    try:
-        database = duckdb.connect(":memory:", config=config)
-    except duckdb.Error as error:
-        raise InvalidArgument("memory_limit", f"{memory_limit!r}: {error}", 'Such as "256MB".') from None
+    database = duckdb.connect(":memory:", config=config)
     for statement in (*MACROS, *_LOCKED):
         database.execute(statement)
     return database
@@ -112,6 +115,9 @@ def scalar_functions() -> dict[str, str]:
 
 def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
     kinds = {kind for kind, _ in overloads}
+    if "scalar" in kinds:
+        # In an expression it is the scalar one that is called.
+        kinds -= {"table", "pragma"}
     if name in BARE_FUNCTIONS or name in _MISLABELLED:
         return CHANGING
     if kinds & {"aggregate", "window"}:

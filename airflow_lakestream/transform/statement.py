@@ -68,6 +68,18 @@ _KNOWN_EXPRESSIONS = frozenset(
         "TYPE",
     }
 )
+# DuckDB's memory limit does not count the value that a function is making: these make any size out of nothing.
+_GROWING = {
+    "repeat": (1,),
+    "lpad": (1,),
+    "rpad": (1,),
+    "range": (0, 1),
+    "generate_series": (0, 1),
+    "list_resize": (1,),
+    "array_resize": (1,),
+    "bitstring": (1,),
+}
+_LARGEST = 10_000
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
 
 
@@ -188,14 +200,7 @@ class Checker:
             why = self._functions.get(name, TABLE_FUNCTION if name == "unnest" else "DuckDB has no such function")
             if why:
                 raise refuse(name, why)
-        arguments = arguments_of(node)
-        if name == "age" and len(arguments) == 1:
-            raise refuse("age of one time", CHANGING)
-        if name == "json_value":
-            path = constant(arguments[1]) if len(arguments) == 2 else None
-            if path is None or not _SCALAR_PATH.fullmatch(path):
-                problem = "takes a document and a path of one value, written out, such as '$.items[0].\"unit price\"'"
-                raise InvalidArgument("sql", f"json_value {problem}.", "For all else, use json_extract.")
+        _check_arguments(name, arguments_of(node))
 
     def _star(self, node: Node) -> None:
         if node["columns"] and node["expr"]:
@@ -215,6 +220,23 @@ class Checker:
             raise refuse(name, CHANGING)
         if name in tables:
             raise refuse(f"{names[0].replace(INPUT, '{{ input }}')} as a value", "name its columns, or write *")
+
+
+def _check_arguments(name: str, arguments: list[Node]) -> None:
+    """Refuse arguments with which an allowed function does what a statement may not."""
+    if name == "age" and len(arguments) == 1:
+        raise refuse("age of one time", CHANGING)
+    for position in _GROWING.get(name, ()):
+        if position < len(arguments) and not (0 <= integer(arguments[position]) <= _LARGEST):
+            why = f"its value may grow out of all memory. Write the number out, and not above {_LARGEST}"
+            raise refuse(f"{name} with this size", why)
+    if name in ("printf", "format") and re.search(r"\d{5}", constant(arguments[0]) or "00000"):
+        raise refuse(f"{name} with this pattern", "write the pattern out, without widths above 9999")
+    if name == "json_value":
+        path = constant(arguments[1]) if len(arguments) == 2 else None
+        if path is None or not _SCALAR_PATH.fullmatch(path):
+            problem = "takes a document and a path of one value, written out, such as '$.items[0].\"unit price\"'"
+            raise InvalidArgument("sql", f"json_value {problem}.", "For all else, use json_extract.")
 
 
 def ctes(node: Node) -> Iterator[tuple[str, Node, Node]]:
@@ -238,18 +260,20 @@ def expressions(node: Any) -> Iterator[Node]:
             yield from expressions(child)
 
 
-def names_read(node: Any, names: set[str]) -> None:
-    """Collect what a statement may read: lower-case names of columns, and "*"."""
+def names_read(node: Any, names: set[str], *, of_input: bool = False) -> None:
+    """Collect what a statement may read: lower-case names, and "*" where that stands for the columns of the input."""
     if isinstance(node, list):
         for child in node:
-            names_read(child, names)
+            names_read(child, names, of_input=of_input)
     elif isinstance(node, dict):
+        if node.get("type") == "SELECT_NODE":
+            of_input = node["from_table"].get("table_name", "").lower() == INPUT
         if node.get("class") == "COLUMN_REF":
             names.update(name.lower() for name in node["column_names"])
-        elif node.get("class") == "STAR":
+        elif node.get("class") == "STAR" and of_input:
             names.add("*")
         for child in node.values():
-            names_read(child, names)
+            names_read(child, names, of_input=of_input)
 
 
 def arguments_of(function: Node) -> list[Node]:
@@ -268,6 +292,14 @@ def constant(node: Node) -> str | None:
         return node["literal"]["text"] if node["literal"]["kind"] == "STRING" else None
     value = node["value"]
     return value["value"] if value["type"]["id"] == "VARCHAR" and not value["is_null"] else None
+
+
+def integer(node: Node) -> int:
+    """Return the value of a number that is written out, -1 for anything else."""
+    if node["class"] == "CONSTANT":
+        literal = node["literal"]["text"] if "literal" in node else str(node["value"].get("value"))
+        return int(literal) if literal.isdecimal() else -1
+    return -1
 
 
 def _words(name: str) -> str:
