@@ -14,6 +14,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import leaves
 from airflow_lakestream.decode.lanes import Integers, Lanes
 from airflow_lakestream.decode.leaves import Unfit
+from airflow_lakestream.decode.nesting import with_uuids
 from airflow_lakestream.decode.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource
@@ -104,11 +105,7 @@ class FramedDecoder(ABC):
         return [pa.nulls(count, leaves.plain(field.type)) for field in self.schema]
 
     def _table(self, columns: list[pa.Array]) -> pa.Table:
-        # UUIDs come as bytes.
-        fitting = [
-            column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(columns, self.schema, strict=True)
-        ]
+        fitting = [with_uuids(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
     def _reader(self, key: Hashable) -> Read:

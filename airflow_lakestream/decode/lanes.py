@@ -90,6 +90,12 @@ class Lanes:
         self.pos[hit] = 0
         self.end[hit] = 0
 
+    def blame(self, lane: int, reason: str) -> None:
+        """Say anew why a lane failed; no reason: it did not."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        self.why[lane] = self.reasons.index(reason)
+
     def fail_with(self, other: Lanes) -> None:
         """Let lanes fail that failed in `other`, which has as many."""
         failed = other.why != 0

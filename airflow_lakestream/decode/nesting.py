@@ -52,3 +52,23 @@ def last_of_each_key(entries: pa.Array, lengths: Integers) -> tuple[pa.Array, In
         return entries, lengths
     kept = np.sort(len(places) - 1 - found)
     return entries.take(pa.array(kept)), np.bincount(owners[kept], minlength=len(lengths))
+
+
+def with_uuids(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values of `leaves.plain(kind)` as values of `kind`.
+
+    Arrow's own cast refuses a null struct around a required field.
+    """
+    if values.type == kind:
+        return values
+    if isinstance(kind, pa.UuidType):
+        return pa.ExtensionArray.from_storage(kind, values)
+    nulls = values.is_null() if values.null_count else None
+    if t.is_struct(kind):
+        children = [with_uuids(values.field(place), field.type) for place, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=nulls)
+    if t.is_map(kind):
+        keys, items = with_uuids(values.keys, kind.key_type), with_uuids(values.items, kind.item_type)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, type=kind, mask=nulls)
+    maker = pa.LargeListArray if t.is_large_list(kind) else pa.ListArray
+    return maker.from_arrays(values.offsets, with_uuids(values.values, kind.value_type), type=kind, mask=nulls)

@@ -18,7 +18,7 @@ from airflow_lakestream.decode.avro import AvroDecoder
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle
 from tests.unit.decode.avro_oracle import Bad
-from tests.unit.decode.support import batch, shown
+from tests.unit.decode.binary_support import batch, damaged, normal
 
 RECORDS = 24
 
@@ -122,24 +122,6 @@ def write(writer: avro.io.DatumWriter, value: Any) -> bytes:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, payload: bytes) -> bytes:
-    """Change a few bytes: values change, lengths and counts lie, the end comes early or late."""
-    data = bytearray(payload)
-    for _ in range(draw(st.integers(0, 3))):
-        how = draw(st.sampled_from(["set", "cut", "insert", "remove"]))
-        place = draw(st.integers(0, max(len(data) - 1, 0)))
-        if how == "set" and data:
-            data[place] = draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
-        elif how == "cut":
-            del data[place:]
-        elif how == "insert":
-            data[place:place] = draw(st.binary(min_size=1, max_size=3))
-        elif data:
-            del data[place]
-    return bytes(data)
-
-
-@st.composite
 def cases(draw: st.DrawFn) -> tuple[Any, list[bytes]]:
     schema = uniquely_named(draw(records()), itertools.count())
     writer = avro.io.DatumWriter(avro_oracle.official(schema))
@@ -168,17 +150,6 @@ def check(schema: Any, payloads: list[bytes]) -> None:
             continue
         assert index not in bad, f"{bad[index]}, but {expected}"
         assert normal(next(rows)) == expected
-
-
-def normal(value: Any) -> str:
-    """Return a value as text that tells all but the order of a map's keys."""
-
-    def ordered(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: ordered(part[key]) for key in sorted(part)}
-        return [ordered(item) for item in part] if isinstance(part, list) else part
-
-    return shown(ordered(value))
 
 
 @given(cases())

@@ -1,0 +1,188 @@
+"""Protobuf schemas: their text to descriptors, and the columns that their messages stand for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+# No file that a schema imports is called so.
+_MAIN = "lakestream-main.proto"
+_PROTOC_SECONDS = 60
+
+JSON_TYPES = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
+TIMESTAMP = "google.protobuf.Timestamp"
+WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+
+
+class SchemaRefused(LakestreamError, Terminal, ValueError):
+    """A schema that is not one, or that no table can be made for."""
+
+
+class MissingExtra(LakestreamError, Terminal, ImportError):
+    """Packages are missing that the format needs; the text has the command that installs them."""
+
+    def __init__(self, extra: str, missing: str) -> None:
+        super().__init__(f"{missing} is not installed: pip install 'airflow-lakestream[{extra}]'", name=missing)
+
+
+@dataclass(frozen=True)
+class Proto:
+    """A compiled schema: the descriptors of its messages, and the class of any of them."""
+
+    pool: Any
+    messages: Any
+
+    def descriptor(self, path: Sequence[int]) -> Any:
+        """Return a message's descriptor: which of the file's messages, which of those inside it, and so on.
+
+        Raises SchemaRefused where there is none.
+        """
+        found, inside, name = None, self.messages.message_type, self.messages.package
+        for index in path:
+            if not 0 <= index < len(inside):
+                raise SchemaRefused(f"the schema has no message number {list(path)}")
+            found = inside[index]
+            name = f"{name}.{found.name}" if name else found.name
+            inside = found.nested_type
+        if found is None:
+            raise SchemaRefused("the record names no message")
+        return self.pool.FindMessageTypeByName(name)
+
+
+@lru_cache(maxsize=256)
+def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> Proto:
+    """Return the descriptors of a .proto file, given all files that it imports as (name, text).
+
+    Google's own compiler does it, in a process of its own: nothing else knows the language to the letter.
+    Raises SchemaRefused with what the compiler says, and MissingExtra.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool
+    except ImportError:
+        raise MissingExtra("protobuf", "protobuf") from None
+    with tempfile.TemporaryDirectory(prefix="lakestream-proto-") as folder:
+        for name, content in (*references, (_MAIN, text)):
+            _place(Path(folder), name, content)
+        files = descriptor_pb2.FileDescriptorSet.FromString(_run_protoc(Path(folder)))
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    return Proto(pool, files.file[-1])
+
+
+def _place(folder: Path, name: str, content: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise SchemaRefused(f"The Protobuf schema refers to a file with a strange name: {name!r}.")
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(content, encoding="utf-8")
+
+
+def _run_protoc(folder: Path) -> bytes:
+    from importlib.util import find_spec
+
+    spec = find_spec("grpc_tools")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra("protobuf", "grpcio-tools")
+    well_known = Path(next(iter(spec.submodule_search_locations))) / "_proto"
+    output = folder / "descriptors"
+    arguments = [f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={output}", _MAIN]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *arguments]
+    # No shell, and nothing of the schema in the command.
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=_PROTOC_SECONDS, check=False, cwd=folder
+    )
+    if done.returncode != 0 or not output.exists():
+        said = re.sub(r"\s+", " ", done.stderr.replace(str(folder), "").replace(f"{_MAIN}:", "line ")).strip()
+        raise SchemaRefused(f"The Protobuf schema does not compile: {said[:300]}")
+    return output.read_bytes()
+
+
+def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:
+    """Return the columns that a table for messages of this schema has; all of them may be null.
+
+    :param message: which of the file's messages, as the wire format counts them (default: the first).
+
+    Raises SchemaRefused, with the field's path.
+    """
+    descriptor = compile_proto(text, tuple(references)).descriptor(message)
+    return pa.schema(_fields(descriptor, "", ()))
+
+
+def _fields(descriptor: Any, path: str, above: tuple[str, ...]) -> list[pa.Field]:
+    name = descriptor.full_name
+    if name in above:
+        raise SchemaRefused(f"{path}: the message {name} holds itself, which no table can: leave the field out.")
+    if not descriptor.fields:
+        raise SchemaRefused(f"{path or name}: a message without fields can't be a column: leave the field out.")
+    return [
+        pa.field(field.name, _type(field, f"{path}.{field.name}" if path else field.name, (*above, name)))
+        for field in descriptor.fields
+    ]
+
+
+def _type(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
+    if is_map(field):
+        key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
+        item = pa.field("value", _single(value, f"{path}{{}}", above), nullable=False)
+        return pa.map_(_single(key, path, above), item)
+    single = _single(field, path, above)
+    if field.is_repeated:
+        return pa.list_(pa.field("element", single, nullable=False))
+    return single
+
+
+def is_map(field: Any) -> bool:
+    """Whether the field is a map, which is a list of entries on the wire."""
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def _single(field: Any, path: str, above: tuple[str, ...]) -> pa.DataType:
+    if field.type == field.TYPE_GROUP:
+        raise SchemaRefused(f"{path}: a group can't be a column: leave the field out.")
+    if field.type != field.TYPE_MESSAGE:
+        return _TYPES[field.type]
+    name = field.message_type.full_name
+    if name == TIMESTAMP:
+        return pa.timestamp("us", "UTC")
+    if name in WRAPPERS:
+        return _single(field.message_type.fields_by_name["value"], path, above)
+    if name in JSON_TYPES:
+        return pa.string()
+    return pa.struct(_fields(field.message_type, path, above))
+
+
+# By the numbers that descriptors have for types: TYPE_DOUBLE is 1, TYPE_SINT64 is 18.
+_TYPES = {
+    1: pa.float64(),
+    2: pa.float32(),
+    3: pa.int64(),
+    4: pa.decimal128(20, 0),
+    5: pa.int32(),
+    6: pa.decimal128(20, 0),
+    7: pa.int64(),
+    8: pa.bool_(),
+    9: pa.string(),
+    12: pa.binary(),
+    13: pa.int64(),
+    14: pa.string(),
+    15: pa.int32(),
+    16: pa.int64(),
+    17: pa.int32(),
+    18: pa.int64(),
+}

@@ -1,0 +1,179 @@
+"""Any value, any damage, any order of fields: each is the row that the official package reads, or bad in both."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+
+from google.protobuf import message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.decode import protobuf_schema
+from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from tests.support.registry import FakeRegistry
+from tests.unit.decode import protobuf_oracle
+from tests.unit.decode.binary_support import batch, damaged, normal
+from tests.unit.decode.protobuf_oracle import Bad
+
+RECORDS = 24
+
+PROTO3 = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/duration.proto";
+import "google/protobuf/wrappers.proto";
+import "google/protobuf/struct.proto";
+import "google/protobuf/any.proto";
+enum Kind { NONE = 0; CLICK = 1; BUY = -5; }
+message Scalars {
+  double a = 1; float b = 2; int32 c = 3; int64 d = 4; uint32 e = 5; uint64 f = 6; sint32 g = 7; sint64 h = 8;
+  fixed32 i = 9; fixed64 j = 10; sfixed32 k = 11; sfixed64 l = 12; bool m = 13; string n = 14; bytes o = 15;
+  Kind p = 16; optional int32 q = 17; optional string r = 2000;
+}
+message Lists {
+  repeated int32 a = 1; repeated sint64 b = 2; repeated fixed32 c = 3; repeated double d = 4; repeated string e = 5;
+  repeated Kind f = 6; repeated Inner g = 7; repeated bool h = 8; repeated int32 i = 9 [packed = false];
+  repeated google.protobuf.Timestamp j = 10;
+}
+message Inner { int32 a = 1; string b = 2; Innermost c = 3; }
+message Innermost { repeated uint64 a = 1; optional bool b = 2; }
+message Maps {
+  map<string, int32> a = 1; map<int64, string> b = 2; map<string, Inner> c = 3; map<bool, Kind> d = 4;
+  map<sint32, double> e = 5;
+}
+message Choice {
+  oneof one { string a = 1; int64 b = 2; Inner c = 3; Kind d = 4; }
+  string between = 5;
+  oneof other { bool e = 6; bytes f = 7; }
+}
+message Known {
+  google.protobuf.Timestamp a = 1; google.protobuf.Duration b = 2; google.protobuf.Int64Value c = 3;
+  google.protobuf.StringValue d = 4; google.protobuf.BoolValue e = 5; google.protobuf.DoubleValue f = 6;
+  google.protobuf.Struct g = 7; google.protobuf.Value h = 8; google.protobuf.ListValue i = 9;
+  google.protobuf.Any j = 10; google.protobuf.BytesValue k = 11; google.protobuf.UInt64Value l = 12;
+}
+"""
+PROTO2 = """
+syntax = "proto2";
+package shop;
+enum Closed { ZERO = 0; ONE = 1; TWO = 2; }
+message Old {
+  required int32 a = 1; optional string b = 2 [default = "x"]; optional Closed c = 3; repeated Closed d = 4;
+  repeated int32 e = 5 [packed = true]; optional Part f = 6; map<string, Closed> g = 7; repeated int64 h = 8;
+}
+message Part { required string a = 1; optional double b = 2; }
+"""
+MESSAGES = [(PROTO3, index) for index in range(7)] + [(PROTO2, 0)]
+
+
+@cache
+def columns(text: str, index: int) -> Any:
+    return protobuf_schema.arrow_schema(text, (), (index,))
+
+
+def descriptor(text: str, index: int) -> Any:
+    return protobuf_schema.compile_proto(text).descriptor((index,))
+
+
+def integer(bits: int, *, signed: bool = True) -> st.SearchStrategy[int]:
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    return st.integers(low, high) | st.integers(0, 100)
+
+
+SCALARS = {
+    1: st.floats(),
+    2: st.floats(width=32),
+    3: integer(64),
+    4: integer(64, signed=False),
+    5: integer(32),
+    6: integer(64, signed=False),
+    7: integer(32, signed=False),
+    8: st.booleans(),
+    9: st.text(max_size=10),
+    12: st.binary(max_size=10),
+    13: integer(32, signed=False),
+    15: integer(32),
+    16: integer(64),
+    17: integer(32),
+    18: integer(64),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Any, depth: int = 3) -> Any:
+    message = message_factory.GetMessageClass(kind)()
+    for field in kind.fields:
+        if not (field.is_required or draw(st.booleans())) or (depth == 0 and field.message_type is not None):
+            continue
+        if protobuf_schema.is_map(field):
+            entry = field.message_type.fields_by_name
+            for _ in range(draw(st.integers(0, 3))):
+                key = draw(single(entry["key"], depth))
+                if entry["value"].message_type is not None:
+                    getattr(message, field.name)[key].CopyFrom(draw(single(entry["value"], depth)))
+                else:
+                    getattr(message, field.name)[key] = draw(single(entry["value"], depth))
+        elif field.is_repeated:
+            getattr(message, field.name).extend(draw(st.lists(single(field, depth), max_size=3)))
+        elif field.message_type is not None:
+            getattr(message, field.name).CopyFrom(draw(single(field, depth)))
+        else:
+            setattr(message, field.name, draw(single(field, depth)))
+    return message
+
+
+def single(field: Any, depth: int) -> st.SearchStrategy[Any]:
+    if field.enum_type is not None:
+        known = st.sampled_from([value.number for value in field.enum_type.values])
+        return known if field.enum_type.is_closed else known | st.integers(-9, 9)
+    if field.message_type is not None and field.message_type.full_name == protobuf_schema.TIMESTAMP:
+        return instants(field.message_type) | messages(field.message_type, depth - 1)
+    if field.message_type is not None:
+        return messages(field.message_type, depth - 1)
+    return SCALARS[field.type]
+
+
+def instants(kind: Any) -> st.SearchStrategy[Any]:
+    make = message_factory.GetMessageClass(kind)
+    seconds = st.integers(-70_000_000_000, 260_000_000_000)
+    return st.builds(lambda s, micros: make(seconds=s, nanos=micros * 1000), seconds, st.integers(0, 999_999))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, int, list[bytes]]:
+    text, index = draw(st.sampled_from(MESSAGES))
+    written = messages(descriptor(text, index)).map(lambda message: message.SerializePartialToString())
+    # Messages one behind the other are one that has all fields of both: in any order, and twice.
+    payloads = draw(st.lists(st.lists(written, min_size=1, max_size=2).map(b"".join), min_size=1, max_size=RECORDS))
+    return text, index, [draw(damaged(payload)) if draw(st.booleans()) else payload for payload in payloads]
+
+
+def framed(payload: bytes, index: int) -> bytes:
+    which = b"\0" if index == 0 else bytes([2, 2 * index])
+    return struct.pack(">bI", 0, 7) + which + payload
+
+
+def check(text: str, index: int, payloads: list[bytes]) -> None:
+    schema = columns(text, index)
+    decoder = ProtobufDecoder(schema, registry=FakeRegistry({7: ("PROTOBUF", text)}))
+    decoded = decoder.decode(batch([framed(payload, index) for payload in payloads]))
+    assert decoded.rows.schema == schema
+    decoded.rows.validate(full=True)
+    rows = iter(decoded.rows.to_pylist(maps_as_pydicts="strict"))
+    bad = {row.index: row.reason for row in decoded.bad}
+    for place, payload in enumerate(payloads):
+        try:
+            expected = normal(protobuf_oracle.decode(descriptor(text, index), payload, schema))
+        except Bad:
+            assert bad.get(place), f"a row: {payload!r}"
+            continue
+        assert place not in bad, f"{bad[place]}, but {expected}"
+        assert normal(next(rows)) == expected
+
+
+@given(cases())
+def test_every_message_is_what_the_official_package_reads_or_bad(case: tuple[str, int, list[bytes]]) -> None:
+    check(*case)
