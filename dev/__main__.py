@@ -23,10 +23,13 @@ def up(args: argparse.Namespace) -> None:
     overrides = dict(setting.split("=", 1) for setting in args.set) if args.set else None
     if unknown := set(args.services) - set(SERVICES):
         raise UnknownService(f"No service {', '.join(sorted(unknown))}: there are {', '.join(SERVICES)}.")
-    wanted = args.services or SERVICES
+    # A registry is for those who ask for it.
+    wanted = args.services or [service for service in SERVICES if service != "registry"]
     # Airflow brings Kafka up by itself, at the same time; settings for Kafka have to come first.
     if "airflow" not in wanted or overrides:
         stack.up_kafka(overrides)
+    if "registry" in wanted:
+        stack.up_registry()
     if "airflow" in wanted:
         stack.up_airflow()
 
@@ -98,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     starting = command(up)
-    starting.add_argument("services", nargs="*", metavar="SERVICE", help="which services (default: all)")
+    starting.add_argument("services", nargs="*", metavar="SERVICE", help="which services (default: kafka and airflow)")
     starting.add_argument("--set", action="append", metavar="KEY=VALUE", help="a line for Kafka's server.properties")
     ending = command(down)
     ending.add_argument("--all", action="store_true", help="every stack of this checkout")

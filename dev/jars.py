@@ -24,20 +24,43 @@ class JarSet:
 
     name: str
     modules: tuple[tuple[str, str, str], ...]
+    archive: str = ""
+    """The classifier of a tar.gz that is wanted of each module, and nothing that it needs: all is inside."""
+    size: str = "45 MB"
 
     def ivy_file(self) -> str:
         """Ivy's description of the set."""
-        lines = (
-            f'    <dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"/>'
-            for org, name, rev in self.modules
-        )
+        lines = (self._dependency(*module) for module in self.modules)
         return (
-            '<ivy-module version="2.0">\n'
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
             f'  <info organisation="airflow-lakestream" module="{self.name}"/>\n'
             '  <configurations><conf name="default"/></configurations>\n'
             "  <dependencies>\n" + "\n".join(lines) + "\n  </dependencies>\n</ivy-module>\n"
         )
 
+    def _dependency(self, org: str, name: str, rev: str) -> str:
+        start = f'    <dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"'
+        if not self.archive:
+            return f"{start}/>"
+        artifact = f'<artifact name="{name}" type="tar.gz" ext="tar.gz" m:classifier="{self.archive}"/>'
+        return f'{start} transitive="false">{artifact}</dependency>'
+
+    def file_of(self, name: str, rev: str) -> str:
+        """Name of the file that a module comes as."""
+        return f"{name}-{rev}-{self.archive}.tar.gz" if self.archive else f"{name}-{rev}.jar"
+
+
+REGISTRY = JarSet(
+    "apicurio-registry-3.0.9", (("io.apicurio", "apicurio-registry-app", "3.0.9"),), archive="all", size="109 MB"
+)
+
+# Apicurio's pom has a parent that is not to be had; an archive needs none.
+_WITHOUT_POMS = """\
+<ivysettings>
+  <settings defaultResolver="public"/>
+  <resolvers><ibiblio name="public" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
 
 KAFKA = JarSet(
     "kafka-4.1.0",
@@ -65,11 +88,11 @@ def _fetch_anew(jars: JarSet, target: Path, jdk: Jdk, say: Say) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{jars.name}-", dir=target.parent))
     try:
-        say(f"jars: fetching {jars.name} (some 45 MB the first time; a minute or so)")
+        say(f"jars: fetching {jars.name} (some {jars.size} the first time; a minute or so)")
         _run_ivy(jars, scratch, jdk, say)
-        found = list((scratch / "lib").glob("*.jar"))
+        found = list((scratch / "lib").iterdir())
         for _, module, revision in jars.modules:
-            if not (scratch / "lib" / f"{module}-{revision}.jar").is_file():
+            if not (scratch / "lib" / jars.file_of(module, revision)).is_file():
                 raise JarsUnavailable(f"Ivy came back without {module} {revision}: run it again.")
         size = sum(jar.stat().st_size for jar in found) / 1e6
         # The rename is what makes the set complete: an interrupted fetch leaves no folder of that name.
@@ -81,7 +104,11 @@ def _fetch_anew(jars: JarSet, target: Path, jdk: Jdk, say: Say) -> None:
 
 def _run_ivy(jars: JarSet, scratch: Path, jdk: Jdk, say: Say) -> None:
     (scratch / "ivy.xml").write_text(jars.ivy_file())
-    command = [jdk.java, "-jar", str(ivy_jar()), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
+    command = [jdk.java, "-jar", str(ivy_jar()), "-ivy", "ivy.xml", "-confs", "default"]
+    if jars.archive:
+        (scratch / "settings.xml").write_text(_WITHOUT_POMS)
+        command += ["-settings", "settings.xml"]
+    command.append("-retrieve")
     command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
     problems, resolved, downloaded = [], 0, 0
     with subprocess.Popen(

@@ -31,16 +31,18 @@ from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import kafka as kafka_service
+from dev.services import registry as registry_service
 from dev.services.airflow import Airflow
 from dev.services.kafka import Kafka
+from dev.services.registry import Registry
 
-Handle = TypeVar("Handle", Kafka, Airflow)
+Handle = TypeVar("Handle", Kafka, Airflow, Registry)
 
 HOME = CHECKOUT / ".dev"
 DEFAULT = "default"
 
 # In the order of their start; the way down is the reverse.
-SERVICES = ("kafka", "airflow")
+SERVICES = ("kafka", "registry", "airflow")
 
 _OWNER_FILE = "owner.json"
 
@@ -117,6 +119,22 @@ class Stack:
             kafka = kafka_service.start(self._service("kafka"), setup, self._kafka_ports)
             self._say(f"kafka: up at {kafka.bootstrap} (SASL_SSL at {kafka.secure_bootstrap})")
             return kafka
+
+    def up_registry(self) -> Registry:
+        """Have a healthy schema registry: the running one, or a new one."""
+        with self._lock("registry"):
+            running = self._running("registry", Registry)
+            if running is not None:
+                self._say(f"registry: already up at {running.url}")
+                return running
+            self._refuse_when_gone()
+            jdk = find_jdk()
+            archives = jars.fetch(jars.REGISTRY, self.home / "jars", jdk, self._say)
+            (archive,) = archives.glob("*.tar.gz")
+            self._say("registry: starting")
+            registry = registry_service.start(self._service("registry"), archive, jdk, self._owner)
+            self._say(f"registry: up at {registry.url}")
+            return registry
 
     def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
         """Have a healthy Airflow whose connections lead to this stack's broker, which comes up as well.
@@ -210,13 +228,18 @@ class Stack:
     def _status_of(self, name: str) -> ServiceStatus:
         folder = self._service(name)
         process = folder.process("service")
-        handle = self._running(name, Kafka) if name == "kafka" else self._running(name, Airflow)
+        handle = self._handle_of(name)
         if handle is None:
             health = "starting" if folder.running else "not up"
         else:
             health = "healthy" if handle.healthy() else "not answering"
         pid = process.pid if process else None
         return ServiceStatus(name, pid, handle.ports if handle else {}, health, folder.path)
+
+    def _handle_of(self, name: str) -> Kafka | Registry | Airflow | None:
+        if name == "registry":
+            return self._running(name, Registry)
+        return self._running(name, Kafka) if name == "kafka" else self._running(name, Airflow)
 
     def _running(self, name: str, handle: type[Handle]) -> Handle | None:
         folder = self._service(name)

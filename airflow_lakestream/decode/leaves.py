@@ -202,7 +202,7 @@ def texts(kind: pa.DataType, path: str) -> Fit:
         try:
             text = values.cast(target)
         except pa.ArrowInvalid:
-            wrong = np.fromiter(map(_not_utf8, values.to_pylist()), np.bool_, len(values))
+            wrong = np.fromiter(map(not_utf8, values.to_pylist()), np.bool_, len(values))
             lanes.fail(wrong, f"{path}: invalid UTF-8")
             text = pc.if_else(pa.array(wrong), b"", values).cast(target)
         return text if target == kind else text.cast(kind)
@@ -210,9 +210,10 @@ def texts(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def _not_utf8(value: bytes) -> bool:
+def not_utf8(value: bytes | None) -> bool:
+    """Whether these are bytes, and no text."""
     try:
-        value.decode()
+        (value or b"").decode()
     except UnicodeDecodeError:
         return True
     return False

@@ -1,11 +1,15 @@
-"""A registry in memory, for tests that are about decoding."""
+"""The real registry of the test session, and one in memory for tests that are about decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pytest
+
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+from dev.services.registry import Registry
+from dev.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -19,3 +23,9 @@ class FakeRegistry:
         if schema_id not in self.schemas:
             raise SchemaNotFound(f"Schema {schema_id} is not in the registry.")
         return RegisteredSchema(schema_id, *self.schemas[schema_id])
+
+
+@pytest.fixture(scope="session")
+def registry(stack: Stack) -> Registry:
+    """Give the schema registry of this test session, started when the first test asks for it."""
+    return stack.up_registry()

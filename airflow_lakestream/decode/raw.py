@@ -1,0 +1,77 @@
+"""Records as they are: key and value, as bytes or as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import leaves
+from airflow_lakestream.decode.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+
+_COLUMNS = ("key", "value")
+
+
+def arrow_schema(kind: pa.DataType | None = None) -> pa.Schema:
+    """Return the columns of raw records, of one type: binary unless said otherwise."""
+    return pa.schema([pa.field(name, kind or pa.binary()) for name in _COLUMNS])
+
+
+class RawDecoder:
+    """Puts keys and values into columns of these names, `key` and `value`, of a binary type or a text.
+
+    :param schema: one of them, or both; `nullable=False` makes one required.
+    :param unknown_fields: for the sake of the other formats: raw records have no fields, so it says nothing here.
+    """
+
+    def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str = UnknownFields.IGNORE) -> None:
+        if not len(schema):
+            raise InvalidArgument("schema", "it has no columns.")
+        for field in schema:
+            if field.name not in _COLUMNS:
+                remedy = "Name the columns key and value."
+                raise InvalidArgument("schema", f"raw records have no {field.name}.", remedy)
+            if not any(
+                is_kind(field.type) for is_kind in (t.is_binary, t.is_large_binary, t.is_string, t.is_large_string)
+            ):
+                raise InvalidArgument("schema", f"{field.name} can't be {field.type}.", "Make it binary or string.")
+        self.schema = schema
+        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, str(self.unknown_fields))
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records: text that is none, or a null that may not be one.
+
+        Raises InvalidArgument when the schema has keys and the records were read without them.
+        """
+        reasons: dict[int, str] = {}
+        columns = [self._column(field, batch, reasons) for field in self.schema]
+        bad = [BadRow(index, reasons[index]) for index in sorted(reasons)]
+        if bad:
+            good = np.ones(len(batch), np.bool_)
+            good[[row.index for row in bad]] = False
+            columns = [column.filter(pa.array(good)) for column in columns]
+        return Decoded(pa.Table.from_arrays(columns, schema=self.schema), bad)
+
+    def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
+        if field.name == "key" and batch.keys is None:
+            raise InvalidArgument("schema", "it has a column key, and the records were read without their keys.")
+        values = batch.values if field.name == "value" else pa.array(batch.keys, pa.binary())
+        if not field.nullable and values.null_count:
+            for place in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)):
+                reasons.setdefault(int(place), f"{field.name}: null, and the column is required")
+        try:
+            return values.cast(field.type)
+        except pa.ArrowInvalid:
+            texts = [None if leaves.not_utf8(value) else value for value in values.to_pylist()]
+            for index, (text, value) in enumerate(zip(texts, values.to_pylist(), strict=True)):
+                if text is None and value is not None:
+                    reasons.setdefault(index, f"{field.name}: invalid UTF-8")
+            return pa.array(texts, pa.binary()).cast(field.type)
