@@ -164,7 +164,9 @@ def check(schema: pa.Schema, values: list[bytes | None], unknown_fields: str) ->
         check_bulk(decoder, [value], want[index : index + 1])
         check_shapes(decoder, [value], want[index : index + 1])
     check_path(slow, values, want)
-    check_path(decoder, values, want)
+    for is_even in (True, False):
+        decoder._is_even = is_even
+        check_path(decoder, values, want)
     check_bulk(decoder, values, want)
     check_shapes(decoder, values, want)
 
