@@ -31,10 +31,10 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
     try:
         yield engine.run(table)
     except _RECORD_ERRORS as error:
-        if table.num_rows == 1:
-            bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
-        elif places := _places(engine, table):
+        if places := _places(engine, table):
             yield from _without(engine, table, places, bad)
+        elif table.num_rows == 1:
+            bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
         else:
             yield from _halves(engine, table, bad)
     except duckdb.OutOfMemoryException as error:

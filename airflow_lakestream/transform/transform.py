@@ -37,6 +37,8 @@ class SqlTransform:
         self.memory_limit = memory_limit
         self.threads = threads
         self._lock = threading.Lock()
+        # Closing a parent's database in its child would wait for threads that are not there.
+        self._inherited: list[Engine] = []
         self._engine, self._process = self._open(), os.getpid()
         self.schema = pa.schema([column.field for column in self._engine.columns])
         self.input_columns = frozenset(self._engine.input.names)
@@ -95,6 +97,7 @@ class SqlTransform:
         """Return the engine; a forked process makes its own, since threads and locks of DuckDB stay in the parent."""
         with self._lock:
             if self._process != os.getpid():
+                self._inherited.append(self._engine)
                 self._engine, self._process = self._open(), os.getpid()
             return self._engine
 

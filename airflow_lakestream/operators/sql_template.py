@@ -1,0 +1,48 @@
+"""A templated SQL statement in which `{{ input }}` is still there after Airflow has rendered it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+INPUT = "{{ input }}"
+_FILE = ".sql"
+
+
+class RendersSql:
+    """Mixin, left of Airflow's BaseOperator: renders the operator's attribute `sql`.
+
+    `{{ input }}` stands for a table that is there only while a batch is transformed, and Airflow's Jinja raises on
+    names it does not know. So the name is known here, and renders to itself; everything else in the statement renders
+    as usual, and the UI shows the statement as it runs. A value that ends with `.sql` is a file beside the DAG, or
+    below its `template_searchpath`.
+    """
+
+    sql: str | None
+
+    # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped one, and never calls its
+    # `render_template_fields`: this is the one method that every way leads through.
+    def render_template(
+        self, content: Any, context: Any, jinja_env: Any = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """Render a value; for the statement, with `input` in the context."""
+        parent: Any = super()
+        statement: Any = getattr(self, "sql", None)
+        if isinstance(content, str) and content is statement:
+            # Of all fields, only this one: with `template_ext`, a topic called `x.sql` would be a file, too.
+            if content.endswith(_FILE):
+                jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]
+                content = _read(content, jinja_env)
+            # A copy, since what this field may use is no business of the others; Airflow's lazy values stay lazy.
+            context = copy.copy(context)
+            context["input"] = INPUT
+        return parent.render_template(content, context, jinja_env, seen_oids)
+
+
+def _read(name: str, jinja_env: Any) -> str:
+    if jinja_env.loader is None:
+        raise InvalidArgument("sql", f"{name!r} is a file, and there is no DAG beside which to look for it.")
+    source: str = jinja_env.loader.get_source(jinja_env, name)[0]
+    return source

@@ -1,0 +1,209 @@
+"""The columns of a result are known before the first record, and hold the same types for every batch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import pickle
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+
+import pyarrow as pa
+import pytest
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform import SqlTransform
+from tests.unit.transform.support import batch, column
+
+NOON = dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
+NAIVE = dt.datetime(2026, 7, 1, 12)
+D = decimal.Decimal
+ID = "0d0b5b63-8b6b-4a0a-9a0a-0d0b5b638b6b"
+
+# An expression, its Arrow type, and what it makes of the record `5`.
+TYPES = [
+    ("value = '5'", pa.bool_(), True),
+    ("value::TINYINT", pa.int32(), 5),
+    ("value::SMALLINT", pa.int32(), 5),
+    ("value::INTEGER", pa.int32(), 5),
+    ("value::BIGINT", pa.int64(), 5),
+    ("value::UTINYINT", pa.int32(), 5),
+    ("value::USMALLINT", pa.int32(), 5),
+    ("4000000000::UINTEGER", pa.int64(), 4_000_000_000),
+    ("18446744073709551615::UBIGINT", pa.decimal128(20, 0), D(18446744073709551615)),
+    ("value::HUGEINT", pa.decimal128(38, 0), D(5)),
+    ("value::UHUGEINT", pa.decimal128(38, 0), D(5)),
+    ("value::DECIMAL(9, 2)", pa.decimal128(9, 2), D("5.00")),
+    ("value::DECIMAL(38, 10)", pa.decimal128(38, 10), D("5.0000000000")),
+    ("value::FLOAT", pa.float32(), 5.0),
+    ("value::DOUBLE", pa.float64(), 5.0),
+    ("value", pa.string(), "5"),
+    ("value::JSON", pa.string(), "5"),
+    ("'b'::ENUM('a', 'b')", pa.string(), "b"),
+    ("encode(value)", pa.binary(), b"5"),
+    ("DATE '2026-07-01'", pa.date32(), NAIVE.date()),
+    ("TIME '12:00:00.000001'", pa.time64("us"), dt.time(12, 0, 0, 1)),
+    ("TIMESTAMP '2026-07-01 12:00:00'", pa.timestamp("us"), NAIVE),
+    ("'2026-07-01 12:00:00'::TIMESTAMP_S", pa.timestamp("us"), NAIVE),
+    ("'2026-07-01 12:00:00'::TIMESTAMP_MS", pa.timestamp("us"), NAIVE),
+    ("TIMESTAMPTZ '2026-07-01 14:00:00+02:00'", pa.timestamp("us", "UTC"), NOON),
+    ("TIMESTAMP '2026-07-01 12:00:00'::TIMESTAMPTZ", pa.timestamp("us", "UTC"), NOON),
+    ("TIMESTAMPTZ '2026-07-01 14:00:00 Europe/Berlin'", pa.timestamp("us", "UTC"), NOON),
+    (f"'{ID}'::UUID", pa.uuid(), uuid.UUID(ID)),
+    ("[value::TINYINT, NULL]", pa.list_(pa.field("element", pa.int32())), [5, None]),
+    ("[1, 2]::TINYINT[2]", pa.list_(pa.field("element", pa.int32())), [1, 2]),
+    (
+        "{'a': 1::UBIGINT, 'b c': value}",
+        pa.struct([("a", pa.decimal128(20, 0)), ("b c", pa.string())]),
+        {"a": D(1), "b c": "5"},
+    ),
+    ("MAP {value: [1::SMALLINT]}", pa.map_(pa.string(), pa.list_(pa.field("element", pa.int32()))), [("5", [1])]),
+]
+
+
+@pytest.mark.parametrize(("expression", "kind", "value"), TYPES)
+def test_each_type_has_a_place(expression: str, kind: pa.DataType, value: object) -> None:
+    transform = SqlTransform(f"SELECT {expression} AS v FROM {{{{ input }}}}")
+    assert transform.schema == pa.schema([("v", kind)])
+    for values, expected in (([b"5", b"5"], [value, value]), ([], [])):
+        rows = transform.apply(batch(values)).rows
+        assert rows.schema == transform.schema
+        assert rows["v"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "remedy"),
+    [
+        ("NULL", "CAST"),
+        ("INTERVAL 1 DAY", "epoch"),
+        ("'101'::BIT", "VARCHAR"),
+        ("'2026-07-01'::TIMESTAMP_NS", "microseconds"),
+        ("'12:00:00+02'::TIMETZ", "TIME"),
+        ("union_value(a := 1)", "VARCHAR"),
+        (f"['{ID}'::UUID]", "VARCHAR"),
+        ("{'a': [INTERVAL 1 DAY]}", "epoch"),
+    ],
+)
+def test_a_type_without_a_place_is_refused_with_a_cast(expression: str, remedy: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"column 'odd.*: a table has no place for .*{remedy}"):
+        SqlTransform(f"SELECT {expression} AS odd FROM {{{{ input }}}}")
+
+
+@pytest.mark.parametrize(
+    "expression", ["value::HUGEINT * 100000000000000000000000000000000000000", "(value || 'inity')::DATE"]
+)
+def test_a_value_without_a_place_is_a_bad_record(expression: str) -> None:
+    value = b"inf" if "DATE" in expression else b"1"
+    sql = f"SELECT {expression} AS v FROM {{{{ input }}}}"
+    (bad,) = SqlTransform(sql).apply(batch([value])).bad
+    assert bad.reason.startswith("column v: ")
+
+
+def test_the_columns_of_a_raw_record() -> None:
+    raw = RawBatch(
+        "orders",
+        7,
+        range(5, 7),
+        [1_000, -1],
+        pa.array([b"v", None]),
+        [b"k", None],
+        [[("h", b"\xff"), ("n", None)], None],
+    )
+    names = "key, value, event_timestamp, headers, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
+    result = SqlTransform(f"SELECT {names}, _kafka_key, _kafka_headers FROM {{{{ input }}}}").apply(raw)
+    first, second = result.rows.to_pylist()
+    at = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+    headers = [{"key": "h", "value": b"\xff"}, {"key": "n", "value": None}]
+    assert list(first.values()) == ["k", "v", at, headers, "orders", 7, 5, at, b"k", headers]
+    assert list(second.values()) == [None, None, None, None, "orders", 7, 6, None, None, None]
+
+
+def test_a_timestamp_that_no_column_can_hold_is_a_bad_record() -> None:
+    found = column("event_timestamp IS NULL", b"a", b"b", timestamps=[2**62, -(2**63)])
+    assert [bad.reason for bad in found] == [
+        f"the record's timestamp {2**62} ms is out of range",
+        f"the record's timestamp {-(2**63)} ms is out of range",
+    ]
+
+
+def test_decoded_columns_keep_their_types() -> None:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.uuid()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("tags", pa.list_(pa.string())),
+            ("price", pa.decimal128(12, 2)),
+            ("who", pa.struct([("name", pa.string())])),
+            ("_kafka_offset", pa.int64()),
+        ]
+    )
+    row = {
+        "id": uuid.UUID(ID).bytes,
+        "at": NOON,
+        "tags": ["a"],
+        "price": D("1.50"),
+        "who": {"name": "n"},
+        "_kafka_offset": 9,
+    }
+    rows = pa.table({f.name: pa.array([row[f.name]], f.type) for f in schema})
+    transform = SqlTransform(
+        "SELECT * EXCLUDE (tags), who.name AS name, len(tags)::INT AS n FROM {{ input }}", input_schema=schema
+    )
+    assert [str(f.type) for f in transform.schema][:3] == [str(schema.field(n).type) for n in ("id", "at", "price")]
+    (made,) = transform.apply(rows).rows.to_pylist()
+    assert (made["id"], made["price"], made["name"], made["n"]) == (uuid.UUID(ID), D("1.50"), "n", 1)
+
+
+def test_raw_records_are_refused_where_rows_are_expected() -> None:
+    transform = SqlTransform("SELECT a FROM {{ input }}", input_schema=pa.schema([("a", pa.int64())]))
+    with pytest.raises(InvalidArgument, match="raw records"):
+        transform.apply(batch([b"x"]))
+
+
+def test_it_travels_to_other_processes() -> None:
+    transform = SqlTransform("SELECT value::INT AS n FROM {{ input }}")
+    again = pickle.loads(pickle.dumps(transform))
+    assert again.schema == transform.schema
+    assert again.apply(batch([b"1"])).rows.to_pylist() == [{"n": 1}]
+
+
+def _in_child(connection: object, transform: SqlTransform) -> None:
+    connection.send(transform.apply(batch([b"1", b"2"])).rows.to_pylist())  # type: ignore[attr-defined]
+
+
+def test_a_forked_process_gets_a_database_of_its_own() -> None:
+    transform = SqlTransform("SELECT value::INT AS n FROM {{ input }}")
+    transform.apply(batch([b"1"]))
+    ours, theirs = get_context("fork").Pipe()
+    child = get_context("fork").Process(target=_in_child, args=(theirs, transform))
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() == [{"n": 1}, {"n": 2}]
+    child.join()
+
+
+def test_threads_do_not_see_each_other() -> None:
+    transform = SqlTransform("SELECT value AS v, _kafka_offset FROM {{ input }} WHERE value::INT % 3 <> 0")
+    barrier = threading.Barrier(4)
+
+    def work(first: int) -> bool:
+        barrier.wait()
+        for turn in range(5):
+            numbers = range(first + turn, first + turn + 2000)
+            result = transform.apply(batch([str(n).encode() for n in numbers]))
+            if result.rows["v"].to_pylist() != [str(n) for n in numbers if n % 3]:
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, [0, 100_000, 200_000, 300_000]))
+
+
+def test_values_of_floats_are_kept() -> None:
+    values = column("value::DOUBLE", b"NaN", b"inf", b"-0.0")
+    assert math.isnan(values[0])
+    assert [str(v) for v in values[1:]] == ["inf", "-0.0"]
