@@ -144,7 +144,7 @@ class _Columns:
             return self._kind(values[0], path, depth)[0], len(values) < len(choices)
         kinds = schema.get("type")
         kinds = kinds if isinstance(kinds, list) else [kinds]
-        types = [kind for kind in kinds if kind != "null"]
+        types = [kind for kind in kinds if kind not in ("null", None)]
         if len(types) != 1:
             raise SchemaRefused(f"{path}: one of several types, or none given: give the column's type.")
         return self._single(str(types[0]), schema, path, depth), "null" in kinds

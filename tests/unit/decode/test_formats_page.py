@@ -1,0 +1,128 @@
+"""docs/formats.md, row by row: the column that each type becomes, and the value that lands."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import avro.io
+import pyarrow as pa
+import pyarrow.types as t
+import pytest
+from google.protobuf import message_factory, text_format
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema, raw
+from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.outcome import Decoded
+from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.iceberg.schema import to_schema
+from tests.support.registry import FakeRegistry
+from tests.unit.decode import avro_oracle
+from tests.unit.decode.support import batch
+
+PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
+FRAME = struct.pack(">bI", 0, 7)
+
+
+def rows(title: str) -> list[list[str]]:
+    section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(lines) > 10
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+
+
+def code(cell: str) -> str:
+    return cell[1:-1] if cell.startswith("`") else cell
+
+
+def shape(kind: pa.DataType) -> str:
+    """Return a type as text that tells neither nullability nor Arrow's two sizes of offsets."""
+    if t.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {shape(field.type)}' for field in kind)}>"
+    if t.is_map(kind):
+        return f"map<{shape(kind.key_type)}, {shape(kind.item_type)}>"
+    if t.is_list(kind) or t.is_large_list(kind):
+        return f"list<{shape(kind.value_type)}>"
+    return str(kind).removeprefix("large_").replace("tz=+00:00", "tz=UTC")
+
+
+def assert_column(columns: pa.Schema, cell: str) -> None:
+    named = schema_to_pyarrow(to_schema(f"v {code(cell)}"), include_field_ids=False)
+    assert shape(columns.field("v").type) == shape(named.field("v").type)
+
+
+def assert_lands(decoded: Decoded, cell: str) -> None:
+    if cell.startswith("bad: "):
+        assert [row.reason for row in decoded.bad] == [f"v: {cell.removeprefix('bad: ')}"]
+        assert decoded.rows.num_rows == 0
+    else:
+        assert not decoded.bad
+        assert str(decoded.rows.to_pylist(maps_as_pydicts="strict")[0]["v"]) == code(cell)
+
+
+@pytest.mark.parametrize(("kind", "column", "written", "landed"), rows("Avro"))
+def test_avro(kind: str, column: str, written: str, landed: str) -> None:
+    field = {"name": "v", "type": json.loads(code(kind))}
+    schema = {"type": "record", "name": "Top", "fields": [field]}
+    text = json.dumps(schema)
+    if column.startswith("refused: "):
+        with pytest.raises(avro_schema.SchemaRefused, match=re.escape(column.removeprefix("refused: "))):
+            avro_schema.arrow_schema(text)
+        return
+    columns = avro_schema.arrow_schema(text)
+    assert_column(columns, column)
+    stream = io.BytesIO()
+    writer = avro.io.DatumWriter(avro_oracle.official(schema))
+    writer.write({"v": ast.literal_eval(code(written))}, avro.io.BinaryEncoder(stream))
+    decoder = AvroDecoder(columns, registry=FakeRegistry({7: ("AVRO", text)}))
+    assert_lands(decoder.decode(batch([FRAME + stream.getvalue()])), landed)
+
+
+@pytest.mark.parametrize(("kind", "column", "written", "landed"), rows("Protobuf"))
+def test_protobuf(kind: str, column: str, written: str, landed: str) -> None:
+    known = ("timestamp", "duration", "wrappers", "struct", "any")
+    imports = "".join(f'import "google/protobuf/{name}.proto";' for name in known)
+    others = (
+        "enum Kind { NONE = 0; ONE = 1; } message Part { int32 a = 1; string b = 2; } message Node { Node next = 1; }"
+    )
+    text = f'syntax = "proto3"; {imports} message Top {{ {code(kind)} v = 1; }} {others}'
+    if column.startswith("refused: "):
+        with pytest.raises(protobuf_schema.SchemaRefused, match=re.escape(column.removeprefix("refused: "))):
+            protobuf_schema.arrow_schema(text)
+        return
+    columns = protobuf_schema.arrow_schema(text)
+    assert_column(columns, column)
+    message = message_factory.GetMessageClass(protobuf_schema.compile_proto(text).descriptor((0,)))()
+    text_format.Parse(code(written), message)
+    decoder = ProtobufDecoder(columns, registry=FakeRegistry({7: ("PROTOBUF", text)}))
+    assert_lands(decoder.decode(batch([FRAME + b"\0" + message.SerializeToString()])), landed)
+
+
+@pytest.mark.parametrize(("kind", "column"), rows("JSON Schema"))
+def test_json_schema(kind: str, column: str) -> None:
+    text = json.dumps({"type": "object", "properties": {"v": json.loads(code(kind))}})
+    if column.startswith("refused: "):
+        with pytest.raises(json_schema.SchemaRefused, match=re.escape(column.removeprefix("refused: "))):
+            json_schema.arrow_schema(text)
+    else:
+        assert_column(json_schema.arrow_schema(text), column)
+
+
+def test_raw_records_are_key_and_value_as_bytes_or_as_text() -> None:
+    given: Any = batch([b"a", None, b"\xff"])
+    keyed = type(given)(given.topic, 0, given.offsets, given.timestamps, given.values, [b"k", None, b"l"])
+    as_bytes = raw.RawDecoder(raw.arrow_schema()).decode(keyed)
+    expected = [{"key": b"k", "value": b"a"}, {"key": None, "value": None}, {"key": b"l", "value": b"\xff"}]
+    assert (as_bytes.rows.to_pylist(), list(as_bytes.bad)) == (expected, [])
+    as_text = raw.RawDecoder(raw.arrow_schema(pa.string())).decode(keyed)
+    assert as_text.rows.to_pylist() == [{"key": "k", "value": "a"}, {"key": None, "value": None}]
+    assert [(row.index, row.reason) for row in as_text.bad] == [(2, "value: invalid UTF-8")]
+    required = raw.RawDecoder(pa.schema([pa.field("key", pa.binary(), nullable=False)])).decode(keyed)
+    assert required.rows.to_pylist() == [{"key": b"k"}, {"key": b"l"}]
+    assert [row.reason for row in required.bad] == ["key: null, and the column is required"]
