@@ -11,6 +11,7 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode import avro_schema, confluent
 from airflow_lakestream.decode.avro_columns import Compiler
+from airflow_lakestream.decode.avro_fingerprint import fingerprint
 from airflow_lakestream.decode.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes import Integers, Lanes
 from airflow_lakestream.decode.leaves import Unfit
@@ -39,7 +40,7 @@ class AvroDecoder(FramedDecoder):
     ) -> None:
         super().__init__(schema, unknown_fields, registry)
         self._schemas = tuple(schemas)
-        self._by_fingerprint = {avro_schema.fingerprint(text): text for text in self._schemas}
+        self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry, self._schemas)

@@ -105,15 +105,16 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
     parser = _Parser()
     try:
         for reference in references:
-            parser.node(_document(reference), "")
-        return parser.node(_document(text), "")
+            parser.node(document(reference), "")
+        return parser.node(document(text), "")
     except (KeyError, TypeError, AttributeError) as error:
         raise SchemaRefused(f"Not an Avro schema ({type(error).__name__}: {error}).") from None
     except RecursionError:
         raise SchemaRefused("The Avro schema is nested too deep.") from None
 
 
-def _document(text: str) -> Any:
+def document(text: str) -> Any:
+    """Return a schema's JSON. Raises SchemaRefused."""
     try:
         return json.loads(text)
     except ValueError:
@@ -158,13 +159,13 @@ class _Parser:
     def _named(self, name: str, namespace: str) -> Node:
         if name in PRIMITIVES:
             return Primitive(name)
-        found = self._names.get(_full_name(name, namespace)) or self._names.get(name)
+        found = self._names.get(full_name(name, namespace)) or self._names.get(name)
         if found is None:
             raise SchemaRefused(f"The Avro schema names a type that it does not define, and no reference does: {name}.")
         return found
 
     def _define(self, schema: Any, namespace: str, make: Any) -> Node:
-        name = _full_name(schema["name"], schema.get("namespace", namespace))
+        name = full_name(schema["name"], schema.get("namespace", namespace))
         node: Node = make(name)
         self._names[name] = node
         return node
@@ -181,7 +182,8 @@ class _Parser:
         return record
 
 
-def _full_name(name: str, namespace: str) -> str:
+def full_name(name: str, namespace: str) -> str:
+    """Return a name with its namespace."""
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
@@ -304,45 +306,3 @@ _LOGICAL_TYPES = {
     **{f"timestamp-{unit}": pa.timestamp("us", "UTC") for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": pa.timestamp("us") for unit in ("millis", "micros", "nanos")},
 }
-
-
-def fingerprint(text: str) -> int:
-    """Return the 64-bit Rabin fingerprint of the schema's canonical form, as single-object encoding has it."""
-    value = _EMPTY
-    for byte in json.dumps(_canonical(_document(text), ""), separators=(",", ":"), ensure_ascii=False).encode():
-        value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]
-    return value
-
-
-_EMPTY = 0xC15D213AA4D7A795
-_TABLE = []
-for _byte in range(256):
-    for _ in range(8):
-        _byte = (_byte >> 1) ^ (_EMPTY & -(_byte & 1))
-    _TABLE.append(_byte)
-
-
-def _canonical(schema: Any, namespace: str) -> Any:
-    """Return the schema in Avro's Parsing Canonical Form: full names, and only what reading needs, in fixed order."""
-    if isinstance(schema, list):
-        return [_canonical(branch, namespace) for branch in schema]
-    if isinstance(schema, str):
-        return schema if schema in PRIMITIVES else _full_name(schema, namespace)
-    kind = schema["type"]
-    if isinstance(kind, (dict, list)):
-        return _canonical(kind, namespace)
-    if kind in ("array", "map"):
-        inner = "items" if kind == "array" else "values"
-        return {"type": kind, inner: _canonical(schema[inner], namespace)}
-    if kind not in ("record", "error", "enum", "fixed"):
-        return _canonical(kind, namespace)
-    name = _full_name(schema["name"], schema.get("namespace", namespace))
-    form: dict[str, Any] = {"name": name, "type": kind}
-    if kind in ("record", "error"):
-        inner = name.rpartition(".")[0]
-        form["fields"] = [{"name": f["name"], "type": _canonical(f["type"], inner)} for f in schema["fields"]]
-    elif kind == "enum":
-        form["symbols"] = schema["symbols"]
-    else:
-        form["size"] = schema["size"]
-    return form

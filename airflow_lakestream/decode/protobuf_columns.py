@@ -81,17 +81,22 @@ class MessageReader:
             if small > _MOST_SMALL_STEPS and not self._compiler.patient:
                 lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
                 break
-            part = lanes.take(rows)
+            whole = len(rows) == len(lanes)
+            part = lanes if whole else lanes.take(rows)
             if rounds >= _ROUNDS and len(rows) < _FEW:
                 self._walk(int(tag), part, rows, run, depth)
             else:
                 self._step(int(tag), part, rows, run, depth)
             tags[rows] = self._next_tags(part)
-            lanes.put(rows, part)
+            if not whole:
+                lanes.put(rows, part)
         return self._finished(run, lanes)
 
     def _next_tags(self, lanes: Lanes) -> Words:
         more = lanes.pos < lanes.end
+        if more.all():
+            found = np.minimum(lanes.varints(self._name), _MOST_TAG)
+            return found if not lanes.why.any() else np.where(lanes.why == 0, found, _DONE)
         tags = np.full(len(lanes), _DONE)
         rows = np.flatnonzero(more)
         if len(rows):
