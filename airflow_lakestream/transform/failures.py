@@ -13,8 +13,9 @@ from airflow_lakestream.transform.engine import Engine, told
 from airflow_lakestream.transform.outcome import FailedRecord
 from airflow_lakestream.transform.rewrite import ROW
 
-# Of so many bad records of a batch DuckDB's own words are fetched, by a run for each; beyond, the place is told alone.
-_EXPLAINED = 100
+# Of so many bad records of a batch DuckDB's own words are fetched, by a run for each that costs as much as thousands of
+# good records; beyond, the place is told alone.
+_EXPLAINED = 10
 
 # What a value can be at fault for. Anything else that DuckDB raises is no property of a record.
 _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)

@@ -125,10 +125,15 @@ class Rewriter:
             f"TRY(json_extract_string({_quoted(column)}, [{', '.join(map(_literal, found))}])) AS {_JSON}{column}"
             for column, found in paths.items()
         ]
-        query = f"SELECT *, {', '.join(texts)} FROM {INPUT}"  # noqa: S608
+        inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"  # noqa: S608
+        # A column for each text, since each mention of an element would copy it out of the list again.
+        numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
+        single = {f"{_JSON}{column}_{i}": f'"{_JSON}{column}"[{i}]' for column, i in numbered}
+        elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
+        query = f"SELECT *, {elements} FROM ({inner})"  # noqa: S608
         outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"  # noqa: S608
         node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
-        self._hide(node, [f"{_JSON}{column}" for column in paths])
+        self._hide(node, [*(f"{_JSON}{column}" for column in paths), *single])
 
     def _replace_json_value(self, paths: dict[str, list[str]], node: Node) -> Node | None:
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "json_value":
@@ -144,7 +149,8 @@ class Rewriter:
         if text not in found:
             found.append(text)
         texts = f'"{_JSON}{column}"'
-        call = f"_lakestream_json_value(_d, {_literal(text)}, {texts}, {texts}[{found.index(text) + 1}])"
+        single = f'"{_JSON}{column}_{found.index(text) + 1}"'
+        call = f"_lakestream_json_value(_d, {_literal(text)}, {texts}, {single})"
         replaced: Node = self._expression(call, _d={**document, "alias": ""})
         return {**replaced, "alias": node["alias"]}
 
