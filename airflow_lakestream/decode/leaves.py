@@ -202,12 +202,24 @@ def texts(kind: pa.DataType, path: str) -> Fit:
         try:
             text = values.cast(target)
         except pa.ArrowInvalid:
-            wrong = np.fromiter(map(not_utf8, values.to_pylist()), np.bool_, len(values))
+            wrong = _no_texts(values)
             lanes.fail(wrong, f"{path}: invalid UTF-8")
             text = pc.if_else(pa.array(wrong), b"", values).cast(target)
         return text if target == kind else text.cast(kind)
 
     return fit
+
+
+_UNCHECKED = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
+
+
+def _no_texts(values: pa.Array) -> Mask:
+    """Tell which values are no UTF-8: looked at one by one, those apart that are plain ASCII."""
+    ascii_only = pc.string_is_ascii(pc.cast(values, options=_UNCHECKED)).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(~ascii_only)
+    wrong = np.zeros(len(values), np.bool_)
+    wrong[rows] = [not_utf8(value) for value in values.take(pa.array(rows)).to_pylist()]
+    return wrong
 
 
 def not_utf8(value: bytes | None) -> bool:
