@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.json import JsonDecoder
@@ -213,6 +213,7 @@ def check_shapes(decoder: JsonDecoder, values: list[bytes | None], want: list[st
     return len(taken)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(cases(), st.sampled_from(["ignore", "fail"]))
 def test_random_documents(case: tuple[pa.Schema, list[bytes | None]], unknown_fields: str) -> None:
     check(*case, unknown_fields)

@@ -170,9 +170,9 @@ def test_random_batches_of_few_layouts(seed: int, count: int, unknown_fields: st
 
 def test_a_fixed_lot_of_them_is_largely_taken() -> None:
     """Else the other tests here prove nothing."""
-    results = [attack(seed, 40, "ignore") for seed in range(100)]
+    results = [attack(seed, 40, "ignore") for seed in range(30)]
     good, taken = map(sum, zip(*results, strict=True))
-    assert taken > 0.3 * good > 500
+    assert taken > 0.3 * good > 150
 
 
 CLICK = b'{"at":"2026-11-20T05:06:07.%03dZ","name":"a%d","id":%d,"share":%d.5}'

@@ -6,7 +6,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.transform import SqlTransform
@@ -41,6 +41,7 @@ def transform(request: pytest.FixtureRequest) -> SqlTransform:
     return SqlTransform({"traced": ROWS, "nested": NESTED}[request.param])
 
 
+@settings(max_examples=settings.default.max_examples // 5)
 @given(kinds=st.lists(st.sampled_from(KINDS), max_size=60))
 def test_each_record_is_a_row_filtered_or_bad(transform: SqlTransform, kinds: list[tuple[bytes, object]]) -> None:
     raw = batch([value for value, _ in kinds])

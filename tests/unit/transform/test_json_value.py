@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
@@ -118,6 +118,7 @@ SCALARS = st.one_of(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(SCALARS, max_size=20))
 def test_python_reads_the_same_scalars(scalars: list[object]) -> None:
     for ascii_only in (False, True):
