@@ -61,5 +61,5 @@ print("survived", outcomes["rows"] > 50, outcomes["bad"] > 50)
 
 def test_no_input_crashes_the_process() -> None:
     seed = "20261120"
-    run = subprocess.run([sys.executable, "-c", PROGRAM, seed, "500"], capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, seed, "1500"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (0, "survived True True\n"), f"seed {seed}: {run.stderr[-3000:]}"
