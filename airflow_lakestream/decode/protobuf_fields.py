@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Run:
         return seen
 
 
-class Column:
+class Column(ABC):
     """One field of a message: how a value of it is read, and how the values become a column."""
 
     def __init__(self, field: Any, read: Read, path: str) -> None:
@@ -86,9 +87,9 @@ class Column:
         part.why[owners[failed]] = items.why[failed]
         part.pos[owners[failed]] = part.end[owners[failed]] = 0
 
+    @abstractmethod
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
         """Return the column, one entry for each of `lanes`."""
-        raise NotImplementedError
 
     def _places(self, run: Run) -> tuple[list[pa.Array], Integers, bool]:
         """Return all values met, and for each row which of them is its last; -1 where there is none."""

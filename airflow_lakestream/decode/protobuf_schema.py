@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # No file that a schema imports is called so.
 _MAIN = "lakestream-main.proto"
@@ -30,6 +30,13 @@ WRAPPERS = frozenset(
 
 class SchemaRefused(LakestreamError, Terminal, ValueError):
     """A schema that is not one, or that no table can be made for."""
+
+
+class CompilerTimedOut(LakestreamError, Transient):
+    """Google's compiler did not end in time; the schema may be good, so no record is bad for it."""
+
+    def __init__(self) -> None:
+        super().__init__(f"protoc took more than {_PROTOC_SECONDS} s for a schema. Is the worker overloaded?")
 
 
 class MissingExtra(LakestreamError, Terminal, ImportError):
@@ -68,7 +75,7 @@ def compile_proto(text: str, references: tuple[tuple[str, str], ...] = ()) -> Pr
     """Return the descriptors of a .proto file, given all files that it imports as (name, text).
 
     Google's own compiler does it, in a process of its own: nothing else knows the language to the letter.
-    Raises SchemaRefused with what the compiler says, and MissingExtra.
+    Raises SchemaRefused with what the compiler says, CompilerTimedOut, and MissingExtra.
     """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool
@@ -104,9 +111,12 @@ def _run_protoc(folder: Path) -> bytes:
     arguments = [f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={output}", _MAIN]
     command = [sys.executable, "-m", "grpc_tools.protoc", *arguments]
     # No shell, and nothing of the schema in the command.
-    done = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, timeout=_PROTOC_SECONDS, check=False, cwd=folder
-    )
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=_PROTOC_SECONDS, check=False, cwd=folder
+        )
+    except subprocess.TimeoutExpired:
+        raise CompilerTimedOut from None
     if done.returncode != 0 or not output.exists():
         said = re.sub(r"\s+", " ", done.stderr.replace(str(folder), "").replace(f"{_MAIN}:", "line ")).strip()
         raise SchemaRefused(f"The Protobuf schema does not compile: {said[:300]}")

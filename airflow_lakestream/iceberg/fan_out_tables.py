@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -40,11 +41,12 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.takeout import Finder
 
 
-class _StampingSink(IcebergSink):
+class _StampingSink(IcebergSink, ABC):
     """A sink whose commits set table properties, and may say more in the snapshot's summary."""
 
+    @abstractmethod
     def _stamp(self, properties: Properties) -> Properties:
-        raise NotImplementedError
+        """Return the properties that the next commit sets; raises a LakestreamError to refuse it."""
 
     def _check_part(self, table: Table) -> None:
         """Take it: this is the fan-out."""

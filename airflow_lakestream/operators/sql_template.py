@@ -33,7 +33,7 @@ class RendersSql:
         if isinstance(content, str) and content is statement:
             # Of all fields, only this one: with `template_ext`, a topic called `x.sql` would be a file, too.
             if content.endswith(_FILE):
-                jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]
+                jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's
                 content = _read(content, jinja_env)
             # A copy, since what this field may use is no business of the others; Airflow's lazy values stay lazy.
             context = copy.copy(context)

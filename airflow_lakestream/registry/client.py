@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import ssl
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.schemas import RegisteredSchema, RegistryRefused, RegistryUnavailable, SchemaNotFound
+
+log = logging.getLogger(__name__)
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES = 16 << 20
@@ -176,19 +179,18 @@ class RegistryClient:
         return RegisteredSchema(schema_id, kind, text, tuple(references))
 
     def _get(self, path: str) -> Any:
-        pause = _FIRST_PAUSE
-        for attempt in range(self.config.retries + 1):
+        for attempt in range(self.config.retries):
             try:
                 return self._get_once(path)
-            except RegistryUnavailable:
-                if attempt == self.config.retries:
-                    raise
-                time.sleep(pause)
-                pause *= 2
-        raise AssertionError("unreachable")
+            except RegistryUnavailable as e:
+                log.info("%s Trying again.", e)
+                # Growing: a registry that restarts needs the time.
+                time.sleep(_FIRST_PAUSE * 2**attempt)
+        return self._get_once(path)
 
     def _get_once(self, path: str) -> Any:
-        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310 - http(s) only
+        # Any scheme would do for urllib; `RegistryConfig` takes http and https only.
+        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310
         if authorization := self._authorization():
             # Not sent on to where a redirect may lead.
             request.add_unredirected_header("Authorization", authorization)

@@ -122,16 +122,17 @@ class Rewriter:
         if not paths:
             return
         texts = [
-            f"TRY(json_extract_string({_quoted(column)}, [{', '.join(map(_literal, found))}])) AS {_JSON}{column}"
+            f"TRY(json_extract_string({_quoted(column)}, [{', '.join(map(_literal, found))}]))"
+            f" AS {_quoted(_JSON + column)}"
             for column, found in paths.items()
         ]
-        inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"  # noqa: S608
+        inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
         # A column for each text, since each mention of an element would copy it out of the list again.
         numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
-        single = {f"{_JSON}{column}_{i}": f'"{_JSON}{column}"[{i}]' for column, i in numbered}
+        single = {f"{_JSON}{column}_{i}": f"{_quoted(_JSON + column)}[{i}]" for column, i in numbered}
         elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
-        query = f"SELECT *, {elements} FROM ({inner})"  # noqa: S608
-        outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"  # noqa: S608
+        query = f"SELECT *, {elements} FROM ({inner})"
+        outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"
         node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
         self._hide(node, [*(f"{_JSON}{column}" for column in paths), *single])
 

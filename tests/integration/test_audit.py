@@ -53,18 +53,6 @@ def nothing_but(result: AuditResult, *kinds: str) -> bool:
     return not doubled and not any(found(result, kind) for kind in rest)
 
 
-@pytest.fixture
-def landed(lake: Lake, topic: Topics, produce: Producing) -> str:
-    """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
-    name = topic(partitions=2)
-    produce(name, 0, events(0, 0, 20))
-    produce(name, 1, events(1, 0, 10))
-    lake.land(name)
-    produce(name, 0, events(0, 20, 10))
-    lake.land(name)
-    return name
-
-
 # Clean tables
 
 

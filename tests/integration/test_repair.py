@@ -47,18 +47,6 @@ CLEAN, DAMAGE = Verdict.CLEAN, Verdict.DAMAGE
 Break = Callable[[Lake, str], object]
 
 
-@pytest.fixture
-def landed(lake: Lake, topic: Topics, produce: Producing) -> str:
-    """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
-    name = topic(partitions=2)
-    produce(name, 0, events(0, 0, 20))
-    produce(name, 1, events(1, 0, 10))
-    lake.land(name)
-    produce(name, 0, events(0, 20, 10))
-    lake.land(name)
-    return name
-
-
 def repair(lake: Lake, catalog: Catalog | None = None, *, topic: str | None = None, **options: Any) -> AuditResult:
     look = Audit(table=TABLE, consumer_group=GROUP, topic=topic, kafka=lake.kafka)
     return Repair(audit=look, **options).run(catalog or lake.catalog())

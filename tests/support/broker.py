@@ -79,6 +79,7 @@ def poll_until(done: Callable[[], bool], what: str, seconds: float = 30, *, ever
     while not done():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        # Not for luck: between two questions.
         time.sleep(every)
 
 

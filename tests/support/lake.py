@@ -29,6 +29,7 @@ from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.files import write_data_files
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics
 
 GROUP = "g"
 TABLE = "lake.events"
@@ -205,3 +206,15 @@ def append_foreign_rows(table: Table, count: int = 3) -> None:
     schema = table.schema().as_arrow()
     rows = [{"id": -1 - n, "name": "foreign", "score": 0.0} for n in range(count)]
     table.append(pa.Table.from_pylist(rows, schema=schema))
+
+
+@pytest.fixture
+def landed(lake: Lake, topic: Topics, produce: Producing) -> str:
+    """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
+    name = topic(partitions=2)
+    produce(name, 0, events(0, 0, 20))
+    produce(name, 1, events(1, 0, 10))
+    lake.land(name)
+    produce(name, 0, events(0, 20, 10))
+    lake.land(name)
+    return name
