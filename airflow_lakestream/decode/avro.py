@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode import avro_schema, confluent
 from airflow_lakestream.decode.avro_columns import Compiler
 from airflow_lakestream.decode.avro_fingerprint import fingerprint
+from airflow_lakestream.decode.avro_schema import Node, Union
 from airflow_lakestream.decode.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes import Integers, Lanes
 from airflow_lakestream.decode.leaves import Unfit
@@ -27,6 +28,7 @@ class AvroDecoder(FramedDecoder):
 
     :param registry: where the schemas of Confluent's wire format come from.
     :param schemas: those of single-object encoding, as JSON text; a record names one by its fingerprint.
+    :param whole: the schema's one column takes the value as a whole, which need not be a record.
     """
 
     kind = "AVRO"
@@ -37,13 +39,15 @@ class AvroDecoder(FramedDecoder):
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         registry: SchemaSource | None = None,
         schemas: Sequence[str] = (),
+        whole: bool = False,
     ) -> None:
         super().__init__(schema, unknown_fields, registry)
+        self._whole = whole
         self._schemas = tuple(schemas)
         self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, str(self.unknown_fields), self.registry, self._schemas)
+        return type(self), (self.schema, str(self.unknown_fields), self.registry, self._schemas, self._whole)
 
     def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         framed = confluent.is_framed(lanes)
@@ -68,7 +72,7 @@ class AvroDecoder(FramedDecoder):
             node = avro_schema.parse(text, references)
         except avro_schema.SchemaRefused as refused:
             raise Unfit(str(refused)) from None
-        read = compiler.record(node, list(self.schema))
+        read = self._columns(compiler, node)
 
         def whole(lanes: Lanes) -> list[pa.Array]:
             columns = read(lanes)
@@ -76,6 +80,28 @@ class AvroDecoder(FramedDecoder):
             return columns
 
         return whole
+
+    def _columns(self, compiler: Compiler, node: Node) -> Read:
+        if self._whole:
+            one = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
+            return lambda lanes: [one(lanes)]
+        if isinstance(node, Union):
+            return self._optional(compiler.value(node, pa.struct(list(self.schema)), ""))
+        return compiler.record(node, list(self.schema))
+
+    def _optional(self, read: Callable[[Lanes], pa.Array]) -> Read:
+        """Return the columns of a record that may be null as a whole: a row of nulls then, as a tombstone is."""
+        required = [field.name for field in self.schema if not field.nullable]
+
+        def columns(lanes: Lanes) -> list[pa.Array]:
+            rows = read(lanes)
+            if required and rows.null_count:
+                absent = rows.is_null().to_numpy(zero_copy_only=False)
+                lanes.fail(absent, f"{required[0]}: the value is null, and the column is required")
+            flat: list[pa.Array] = rows.flatten()
+            return flat
+
+        return columns
 
     def _text(self, key: Hashable) -> tuple[str, list[str]]:
         if isinstance(key, tuple):

@@ -260,7 +260,9 @@ def _boolean(kind: pa.DataType, path: str) -> Read:
 
 
 def _span(node: Primitive, kind: pa.DataType, path: str) -> Read:
-    if node.name == "string":
+    if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
+        fit = leaves.instants(kind, path)
+    elif node.name == "string":
         fit = leaves.texts(kind, path)
     else:
         fit = leaves.decimals(kind, path, node.scale) if _as_decimal(node, kind) else leaves.blobs(kind, path)
@@ -293,7 +295,7 @@ def _number_fit(logical: str, kind: pa.DataType, path: str) -> leaves.Fit:
         return leaves.dates(kind, path)
     unit = _NANOS.get(logical.rpartition("-")[2], 0)
     if logical.startswith("time-"):
-        return leaves.times(kind, path, unit // 1000)
+        return leaves.times(kind, path, unit)
     if unit:
         return leaves.timestamps(kind, path, unit, zoned=not logical.startswith("local-"))
     return leaves.integers(kind, path)

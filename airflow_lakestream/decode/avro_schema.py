@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
+# Most digits that a decimal column holds.
+DECIMAL_DIGITS = 38
+
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -78,10 +81,14 @@ class Union:
 
 @dataclass(eq=False)
 class Record:
-    """Named fields; it may hold itself, so it is compared by identity."""
+    """Named fields; it may hold itself, so it is compared by identity.
+
+    `defaults` are the fields that have one: records written before there was such a field lack it.
+    """
 
     name: str
     fields: list[tuple[str, Node]] = field(default_factory=list)
+    defaults: set[str] = field(default_factory=set)
 
 
 Node = Primitive | Fixed | Enum | Array | Map | Union | Record
@@ -95,6 +102,24 @@ _LOGICAL = {
     "bytes": ("decimal",),
     "string": ("uuid",),
 }
+
+# What Kafka Connect and Debezium say of a field beside its type, in the words of Avro's own logical types as far as
+# there are any. Debezium's are clocks on the wall: they have no zone.
+_CONNECT_NAMES = {
+    ("int", "io.debezium.time.Date"): "date",
+    ("int", "io.debezium.time.Time"): "time-millis",
+    ("long", "io.debezium.time.MicroTime"): "time-micros",
+    ("long", "io.debezium.time.NanoTime"): "time-nanos",
+    ("long", "io.debezium.time.Timestamp"): "local-timestamp-millis",
+    ("long", "io.debezium.time.MicroTimestamp"): "local-timestamp-micros",
+    ("long", "io.debezium.time.NanoTimestamp"): "local-timestamp-nanos",
+    ("string", "io.debezium.time.ZonedTimestamp"): "zoned-timestamp",
+    ("string", "io.debezium.data.Uuid"): "uuid",
+    ("int", "org.apache.kafka.connect.data.Date"): "date",
+    ("int", "org.apache.kafka.connect.data.Time"): "time-millis",
+    ("long", "org.apache.kafka.connect.data.Timestamp"): "timestamp-millis",
+}
+_CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def parse(text: str, references: Iterable[str] = ()) -> Node:
@@ -179,6 +204,7 @@ class _Parser:
         if len({name for name, _ in fields}) < len(fields):
             raise SchemaRefused(f"Two fields of the Avro record {record.name} have the same name.")
         record.fields.extend(fields)
+        record.defaults.update(str(item["name"]) for item in schema["fields"] if "default" in item)
         return record
 
 
@@ -203,16 +229,19 @@ def _logical(kind: str, schema: Any) -> Primitive:
     # A logical type that is not known, or not valid for this type, is to be ignored, says the specification.
     logical = schema.get("logicalType")
     if logical not in _LOGICAL.get(kind, ()):
-        return Primitive(kind)
-    if logical == "decimal":
-        decimal = _decimal(schema)
-        return Primitive(kind, logical, *decimal) if decimal else Primitive(kind)
-    return Primitive(kind, logical)
+        logical = _CONNECT_NAMES.get((kind, str(schema.get("connect.name"))))
+    if logical != "decimal":
+        return Primitive(kind, logical)
+    decimal = _decimal(schema)
+    return Primitive(kind, logical, *decimal) if decimal else Primitive(kind)
 
 
 def _decimal(schema: Any) -> tuple[int, int] | None:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
+    if valid and precision > DECIMAL_DIGITS and schema.get("connect.name") == _CONNECT_DECIMAL:
+        # Connect knows the scale alone, and writes 64 for a precision that nobody told it.
+        return DECIMAL_DIGITS, scale
     return (precision, scale) if valid else None
 
 
@@ -222,11 +251,24 @@ def branch_name(node: Node) -> str:
 
 
 def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
-    """Return the columns that a table for records of this schema has. Raises SchemaRefused, with the field's path."""
+    """Return the columns that a table for records of this schema has. Raises SchemaRefused, with the field's path.
+
+    Where the schema is a union of null and a record, each column may be null.
+    """
     node = parse(text, references)
+    if isinstance(node, Union) and len(node.values) == 1 and isinstance(node.values[0][1], Record):
+        fields = _fields(node.values[0][1], "", ())
+        return pa.schema([field.with_nullable(True) for field in fields] if len(node.branches) > 1 else fields)
+    if isinstance(node, Union):
+        raise SchemaRefused("The Avro schema is a union of several types: give the columns as schema.")
     if not isinstance(node, Record):
         raise SchemaRefused(f"The Avro schema is of type {node.name}, not a record: a table needs named fields.")
     return pa.schema(_fields(node, "", ()))
+
+
+def arrow_field(name: str, text: str, references: Iterable[str] = ()) -> pa.Field:
+    """Return the one column that takes a whole value of this schema, which need not be a record."""
+    return _field(name, parse(text, references), name, ())
 
 
 def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Field]:
@@ -234,11 +276,14 @@ def _fields(record: Record, path: str, above: tuple[Record, ...]) -> list[pa.Fie
         raise SchemaRefused(f"{path}: the record {record.name} holds itself, which no table can: leave the field out.")
     if not record.fields:
         raise SchemaRefused(f"{path or record.name}: a record without fields can't be a column: leave the field out.")
-    return [_field(name, node, f"{path}.{name}" if path else name, (*above, record)) for name, node in record.fields]
+    return [
+        _field(name, node, f"{path}.{name}" if path else name, (*above, record), optional=name in record.defaults)
+        for name, node in record.fields
+    ]
 
 
-def _field(name: str, node: Node, path: str, above: tuple[Record, ...]) -> pa.Field:
-    nullable = isinstance(node, Union) and len(node.values) < len(node.branches)
+def _field(name: str, node: Node, path: str, above: tuple[Record, ...], *, optional: bool = False) -> pa.Field:
+    nullable = optional or (isinstance(node, Union) and len(node.values) < len(node.branches))
     return pa.field(name, _type(node, path, above), nullable=nullable)
 
 
@@ -256,8 +301,10 @@ def _type(node: Node, path: str, above: tuple[Record, ...]) -> pa.DataType:
 
 def _scalar(node: Primitive | Fixed, path: str) -> pa.DataType:
     if node.logical == "decimal":
-        if node.precision > 38:
-            raise SchemaRefused(f"{path}: a decimal of {node.precision} digits; a column holds 38 at most.")
+        if node.precision > DECIMAL_DIGITS:
+            raise SchemaRefused(
+                f"{path}: a decimal of {node.precision} digits; a column holds {DECIMAL_DIGITS} at most."
+            )
         return pa.decimal128(node.precision, node.scale)
     if node.logical in _LOGICAL_TYPES:
         return _LOGICAL_TYPES[node.logical]
@@ -302,6 +349,8 @@ _LOGICAL_TYPES = {
     "date": pa.date32(),
     "time-millis": pa.time64("us"),
     "time-micros": pa.time64("us"),
+    "time-nanos": pa.time64("us"),
+    "zoned-timestamp": pa.timestamp("us", "UTC"),
     "uuid": pa.uuid(),
     **{f"timestamp-{unit}": pa.timestamp("us", "UTC") for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": pa.timestamp("us") for unit in ("millis", "micros", "nanos")},

@@ -47,7 +47,7 @@ class FramedDecoder(ABC):
         self.schema = schema
         self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
         self.registry = registry
-        self._readers: dict[Hashable, Read] = {}
+        self._readers: dict[Hashable, Read | str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields), self.registry)
@@ -92,7 +92,11 @@ class FramedDecoder(ABC):
     def _read(
         self, key: Hashable, schema_id: int | None, lanes: Lanes, rows: Integers, first: int, bad: list[BadRow]
     ) -> Iterator[tuple[pa.Table, Integers]]:
-        columns = self._reader(key)(lanes)
+        read = self._reader(key)
+        if isinstance(read, str):
+            bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
+            return
+        columns = read(lanes)
         good = lanes.why == 0
         for row in np.flatnonzero(~good):
             bad.append(BadRow(first + int(rows[row]), lanes.reasons[lanes.why[row]], schema_id))
@@ -108,23 +112,17 @@ class FramedDecoder(ABC):
         fitting = [with_uuids(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(fitting, schema=self.schema)
 
-    def _reader(self, key: Hashable) -> Read:
+    def _reader(self, key: Hashable) -> Read | str:
+        """Return the reader for records of this schema, or why there is none."""
         if key not in self._readers:
             try:
                 self._readers[key] = self._compile(key)
             except Unfit as unfit:
-                self._readers[key] = self._failing(str(unfit))
+                self._readers[key] = str(unfit)
             except SchemaNotFound as error:
                 # Not kept: it may be registered in a moment, and bytes that are no id at all would fill the memory.
-                return self._failing(str(error))
+                return str(error)
         return self._readers[key]
-
-    def _failing(self, reason: str) -> Read:
-        def fail(lanes: Lanes) -> list[pa.Array]:
-            lanes.fail(np.ones(len(lanes), np.bool_), reason)
-            return self._nulls(len(lanes))
-
-        return fail
 
     def _registered(self, schema_id: int) -> RegisteredSchema:
         """Return a schema of this decoder's kind from the registry. Raises Unfit for one of another."""

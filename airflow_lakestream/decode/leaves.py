@@ -12,6 +12,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode import iso8601
 from airflow_lakestream.decode.lanes import Bytes, Integers, Lanes, Mask
+from airflow_lakestream.decode.misfit import Misfit
 
 Fit = Callable[[Lanes, Any], pa.Array]
 """Makes a column of the values just read from the lanes: integers, floats, or bytes (an Arrow array of binary)."""
@@ -127,15 +128,18 @@ def dates(kind: pa.DataType, path: str) -> Fit:
     return fit
 
 
-def times(kind: pa.DataType, path: str, micros: int) -> Fit:
-    """Return the fit of a time of day, in units of so many microseconds. Raises Unfit."""
+def times(kind: pa.DataType, path: str, nanos: int) -> Fit:
+    """Return the fit of a time of day, in units of so many nanoseconds. Raises Unfit."""
     if not (t.is_time64(kind) and kind.unit == "us"):
         return integers(kind, path)
-    end = iso8601.MICROS_PER_DAY // micros
 
     def fit(lanes: Lanes, values: Integers) -> pa.Array:
-        lanes.fail((values < 0) | (values >= end), f"{path}: not a time of day")
-        return pa.array(values * micros).view(kind)
+        if nanos == 1:
+            lanes.fail(values % 1000 != 0, f"{path}: finer than microseconds")
+            values = values // 1000
+        scale = max(nanos // 1000, 1)
+        lanes.fail((values < 0) | (values >= iso8601.MICROS_PER_DAY // scale), f"{path}: not a time of day")
+        return pa.array(values * scale).view(kind)
 
     return fit
 
@@ -157,6 +161,28 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool) -> Fit:
         lanes.fail((values < low) | (values > high), f"{path}: not in the years 1 to 9999")
         # Failed lanes may wrap round here.
         return pa.array(values * scale).view(pa.timestamp("us", kind.tz))
+
+    return fit
+
+
+def instants(kind: pa.DataType, path: str) -> Fit:
+    """Return the fit of ISO 8601 text with a zone. Raises Unfit."""
+    if not (t.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None):
+        raise Unfit(f"{path}: an instant can't become {kind}")
+
+    def fit(lanes: Lanes, values: pa.Array) -> pa.Array:
+        micros = np.zeros(len(values), np.int64)
+        for row, value in enumerate(values.to_pylist()):
+            if lanes.why[row]:
+                continue
+            try:
+                micros[row] = iso8601.micros(value.decode(), zoned=True)
+            except (Misfit, UnicodeDecodeError):
+                hit = np.zeros(len(values), np.bool_)
+                hit[row] = True
+                # Without the text: each would be a reason of its own.
+                lanes.fail(hit, f"{path}: not an ISO 8601 date-time with a zone, in microseconds at most")
+        return pa.array(micros).view(kind)
 
     return fit
 

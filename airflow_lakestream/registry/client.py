@@ -16,11 +16,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import OrderedDict
-from dataclasses import dataclass, field, fields
 from http.client import HTTPException
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegisteredSchema, RegistryRefused, RegistryUnavailable, SchemaNotFound
 
 log = logging.getLogger(__name__)
@@ -31,60 +31,6 @@ _MOST_REFERENCES = 32
 _FIRST_PAUSE = 0.2
 # An id that is not there now may be registered in a moment.
 _ABSENT_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class RegistryConfig:
-    """Where a registry is, and how to talk to it.
-
-    :param url: its base, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
-    :param username: for basic authentication, with `password`.
-    :param token: for bearer authentication, instead.
-    :param ca_file: certificates to trust, in PEM (default: the system's).
-    :param cert_file: this client's own certificate, in PEM, with `key_file` and perhaps `key_password`.
-    :param timeout: seconds for each answer.
-    :param retries: how often to ask again after a failure that may pass.
-    """
-
-    url: str
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    timeout: float = 10.0
-    retries: int = 3
-
-    def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgument("schema_registry", "its url is not one of http or https.")
-        if parts.username or parts.password:
-            raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
-        if self.token and self.username:
-            raise InvalidArgument("schema_registry", "both a token and a username are given.", "Leave one out.")
-        if (self.username is None) != (self.password is None):
-            raise InvalidArgument("schema_registry", "a username needs a password, and the other way round.")
-        if self.cert_file is None and (self.key_file or self.key_password):
-            raise InvalidArgument("schema_registry", "a key without a certificate.", "Give cert_file.")
-        if self.timeout <= 0 or self.retries < 0:
-            raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below.")
-
-    @classmethod
-    def parse(cls, value: Any) -> RegistryConfig:
-        """Return the configuration that a URL or a mapping of these names stands for. Raises InvalidArgument."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            return cls(value)
-        known = [item.name for item in fields(cls)]
-        unknown = sorted(set(value) - set(known))
-        if unknown or "url" not in value:
-            problem = f"unknown settings {', '.join(unknown)}." if unknown else "its url is missing."
-            raise InvalidArgument("schema_registry", problem, f"It takes {', '.join(known)}.")
-        return cls(**value)
 
 
 class _Cache:

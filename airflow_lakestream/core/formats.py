@@ -1,0 +1,41 @@
+"""The closed lists of what keys and values hold, and which of them need a schema registry."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Format(StrEnum):
+    """What a record's value holds."""
+
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+    RAW = "raw"
+
+
+class KeyFormat(StrEnum):
+    """What a record's key holds; `RAW` is bytes, `STRING` is text in UTF-8."""
+
+    STRING = "string"
+    RAW = "raw"
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+
+
+class Envelope(StrEnum):
+    """What is wrapped around the row in a value.
+
+    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter; `DEBEZIUM` is a change event
+    with the row before and after it, with or without that.
+    """
+
+    CONNECT = "connect"
+    DEBEZIUM = "debezium"
+
+
+# What these names mean as a schema's type in a registry.
+SCHEMA_KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}

@@ -1,0 +1,127 @@
+"""Where a schema registry is, and how to talk to it."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+# They are kept out of everything that is shown, and belong into a connection.
+SECRETS = ("password", "token", "key_password")
+
+# What the clients of Confluent call these settings, behind a prefix of "schema.registry.".
+_CONFLUENT = {
+    "url": "url",
+    "bearer.auth.token": "token",
+    "ssl.ca.location": "ca_file",
+    "ssl.certificate.location": "cert_file",
+    "ssl.key.location": "key_file",
+    "ssl.key.password": "key_password",
+    "timeout": "timeout",
+    "max.retries": "retries",
+}
+_PREFIX = "schema.registry."
+_USER_INFO = "basic.auth.user.info"
+
+
+@dataclass(frozen=True)
+class RegistryConfig:
+    """Where a registry is, and how to talk to it.
+
+    :param url: its base, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
+    :param username: for basic authentication, with `password`.
+    :param token: for bearer authentication, instead.
+    :param ca_file: certificates to trust, in PEM (default: the system's).
+    :param cert_file: this client's own certificate, in PEM, with `key_file` and perhaps `key_password`.
+    :param timeout: seconds for each answer.
+    :param retries: how often to ask again after a failure that may pass.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    timeout: float = 10.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgument("schema_registry", "its url is not one of http or https.")
+        if parts.username or parts.password:
+            raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
+        if self.token and self.username:
+            raise InvalidArgument("schema_registry", "both a token and a username are given.", "Leave one out.")
+        if (self.username is None) != (self.password is None):
+            raise InvalidArgument("schema_registry", "a username needs a password, and the other way round.")
+        if self.cert_file is None and (self.key_file or self.key_password):
+            raise InvalidArgument("schema_registry", "a key without a certificate.", "Give cert_file.")
+        if self.timeout <= 0 or self.retries < 0:
+            raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below.")
+
+    @classmethod
+    def parse(cls, value: Any) -> RegistryConfig:
+        """Return the configuration that a URL or a mapping (also as JSON text) stands for. Raises InvalidArgument."""
+        if isinstance(value, cls):
+            return value
+        given = settings(value)
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown or "url" not in given:
+            problem = f"unknown settings {', '.join(unknown)}." if unknown else "its url is missing."
+            raise InvalidArgument("schema_registry", problem, f"It takes {', '.join(known)}.")
+        for name, kind in (("timeout", float), ("retries", int)):
+            try:
+                given = given | {name: kind(str(given[name]))} if name in given else given
+            except ValueError:
+                raise InvalidArgument("schema_registry", f"its {name} is not a number.") from None
+        return cls(**given)
+
+    @classmethod
+    def from_client_settings(cls, client: Mapping[str, Any]) -> RegistryConfig | None:
+        """Return what settings such as `schema.registry.url` in a Kafka client's configuration say; None without any.
+
+        Raises InvalidArgument for one that is not known: ignored, it would be missed in the wrong place.
+        """
+        given = {key.removeprefix(_PREFIX): value for key, value in client.items() if key.startswith(_PREFIX)}
+        # Where the user's name and password come from: here, there is one place only.
+        given.pop("basic.auth.credentials.source", None)
+        if not given:
+            return None
+        found = {}
+        if _USER_INFO in given:
+            found["username"], _, found["password"] = str(given.pop(_USER_INFO)).partition(":")
+        if unknown := sorted(set(given) - set(_CONFLUENT)):
+            known = ", ".join(_PREFIX + name for name in sorted([*_CONFLUENT, _USER_INFO]))
+            names = ", ".join(_PREFIX + name for name in unknown)
+            raise InvalidArgument("schema_registry", f"the Kafka connection has {names}.", f"It may have {known}.")
+        return cls.parse(found | {_CONFLUENT[name]: value for name, value in given.items()})
+
+
+def settings(value: Any) -> dict[str, Any]:
+    """Return a registry as users write it, as a mapping that is not checked yet. Raises InvalidArgument."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            # Not shown: it may hold a password.
+            raise InvalidArgument("schema_registry", "it begins as JSON text, and is none.") from None
+    if isinstance(value, str):
+        return {"url": value.strip()}
+    if not isinstance(value, Mapping):
+        problem = f"it is a {type(value).__name__}."
+        raise InvalidArgument("schema_registry", problem, "Give a URL, or a mapping with url in it.")
+    return dict(value)
+
+
+def is_client_setting(key: str) -> bool:
+    """Tell whether a setting of a Kafka connection is about its schema registry, and none of librdkafka's."""
+    return key.startswith(_PREFIX)
