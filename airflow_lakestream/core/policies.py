@@ -33,11 +33,35 @@ class OnDataLoss(StrEnum):
     RECORD = "record"
 
 
+class SchemaEvolution(StrEnum):
+    """How far a landing may change the table's schema: not at all, by new columns, or by wider types, too."""
+
+    NONE = "none"
+    ADD = "add"
+    WIDEN = "widen"
+
+
 class UnknownFields(StrEnum):
     """What to do with a field that the table has no column for."""
 
     IGNORE = "ignore"
     FAIL = "fail"
+
+
+class OnError(StrEnum):
+    """What to do with a record that can't become a row without loss."""
+
+    FAIL = "fail"
+    REJECT = "reject"
+    SKIP = "skip"
+
+
+class Tombstones(StrEnum):
+    """What becomes of a record without a value: a row of nulls, nothing but a count, or a bad record."""
+
+    KEEP = "keep"
+    SKIP = "skip"
+    REJECT = "reject"
 
 
 class OnEmpty(StrEnum):

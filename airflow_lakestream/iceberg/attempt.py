@@ -18,6 +18,7 @@ from pyiceberg.utils.properties import property_as_bool
 from airflow_lakestream.iceberg.files import delete_files
 from airflow_lakestream.iceberg.guard import CommitGuard
 from airflow_lakestream.iceberg.new_table import NewTable
+from airflow_lakestream.iceberg.schema_change import SchemaChange
 from airflow_lakestream.iceberg.transaction import LandingTransaction
 
 log = logging.getLogger(__name__)
@@ -66,13 +67,13 @@ class AppendAttempt:
             self._guard.as_catalog(),
             current.config,
         )
-        transaction = LandingTransaction(table)
+        transaction = LandingTransaction(table, self._guard.change_at(current))
         self._stage(transaction, table, files)
         transaction.commit_transaction()
         return _landed(self._guard, table)
 
-    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
-        _append(transaction, files, self._summary, self._producers)
+    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
+        _append(transaction, files, self._summary | transaction.notes, self._producers)
 
     def clean_up(self, keep: int | None) -> None:
         """Delete the manifests of the tries that were not applied."""
@@ -82,8 +83,10 @@ class AppendAttempt:
 class CreateAttempt:
     """A landing that creates its table."""
 
-    def __init__(self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str]) -> None:
-        self._new, self._guard, self._summary = new, guard, dict(summary)
+    def __init__(
+        self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str], change: SchemaChange | None = None
+    ) -> None:
+        self._new, self._guard, self._summary, self._change = new, guard, dict(summary), change
         self._producers: list[Producer] = []
 
     @property
@@ -95,6 +98,9 @@ class CreateAttempt:
         """Create the table with its first snapshot; the transaction keeps its updates for another try."""
         self._new.table.catalog = self._guard.as_catalog()
         if not self._producers:
+            if self._change is not None:
+                # Private in PyIceberg: columns that came up after the table was staged.
+                self._new.transaction._stage(self._change.updates())
             _append(self._new.transaction, files, self._summary, self._producers)
         self._new.transaction.commit_transaction()
         return _landed(self._guard, self._new.table)

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from airflow_lakestream.core.policies import SchemaEvolution
+
 
 @dataclass(frozen=True, slots=True)
 class TableDesign:
     """`schema` is the payload's, None to infer it; `metadata` are the metadata columns added to each row.
 
     `partition_by` and `sort_order` of None ask for nothing: a new table gets none, an existing one keeps its own.
+    `evolution` says how far an existing table's schema may change, `rescues` that rows come with the column RESCUED,
+    which it is given in any case, and `grows` that rows may come with columns that nobody has asked for.
     """
 
     metadata: pa.Schema
@@ -21,3 +25,6 @@ class TableDesign:
     partition_by: tuple[str, ...] | None = None
     sort_order: tuple[str, ...] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    evolution: SchemaEvolution = SchemaEvolution.NONE
+    rescues: bool = False
+    grows: bool = False

@@ -26,7 +26,9 @@ from pyiceberg.table.update import (
     AssertCreate,
     AssertCurrentSchemaId,
     AssertDefaultSpecId,
+    AssertLastAssignedFieldId,
     AssertRefSnapshotId,
+    SetCurrentSchemaUpdate,
     SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
@@ -37,6 +39,7 @@ from airflow_lakestream.core.ports import Conflict, LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store, retention
+from airflow_lakestream.iceberg.schema_change import SchemaChange
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,10 @@ class Refused(ValidationException):
         super().__init__(str(error))
 
 
+class NotApplied(ValidationException):
+    """The commit was not applied; PyIceberg deletes its manifests and does not send the same changes again."""
+
+
 class OutcomeUnknown(Exception):
     """The commit may have been applied; PyIceberg must delete nothing."""
 
@@ -66,6 +73,9 @@ class CommitGuard:
     """A catalog for the commits of one landing; everything but `commit_table` goes to the real one.
 
     It is used for all attempts of a landing, also after an unknown outcome: then the attempts before count as its own.
+
+    :param written_for: the table that the files were written for, but for the change.
+    :param change: of that table's schema, to be made in the same commit.
     """
 
     def __init__(
@@ -76,11 +86,13 @@ class CommitGuard:
         written_for: TableMetadata,
         *,
         allow_group_overlap: bool = False,
+        change: SchemaChange | None = None,
     ) -> None:
         self._catalog = catalog
         self._group = consumer_group
         self._landing = landing
         self._written_for = written_for
+        self._change = change or SchemaChange.none(written_for)
         self._allow_group_overlap = allow_group_overlap
         self.asked = False
 
@@ -104,18 +116,11 @@ class CommitGuard:
         self.check_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != base_id:
             raise self._not_applied("main moved since the commit was prepared")
+        requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         expiring = retention.expiring(current.metadata)
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
-        requirements += (
-            AssertCurrentSchemaId.model_validate(
-                {"type": "assert-current-schema-id", "current-schema-id": self._written_for.current_schema_id}
-            ),
-            AssertDefaultSpecId.model_validate(
-                {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
-            ),
-        )
         updates = (*updates, SetPropertiesUpdate(updates=properties), *retention.removals(expiring))
         response = self._commit(table, requirements, updates)
         retention.delete_unneeded_manifests(current, response.metadata, expiring)
@@ -138,10 +143,36 @@ class CommitGuard:
         name = ledger_store.name_of(current)
         if current.metadata.table_uuid != self._written_for.table_uuid:
             raise Refused(StaleFiles(name, "the table was dropped and created anew"))
-        if current.metadata.current_schema_id != self._written_for.current_schema_id:
+        if not self._change.fits(current.metadata):
             raise Refused(StaleFiles(name, "the schema was changed"))
         if current.metadata.default_spec_id != self._written_for.default_spec_id:
             raise Refused(StaleFiles(name, "the partition spec was changed"))
+
+    def change_at(self, current: Table) -> SchemaChange | None:
+        """Return what is still to be changed in the schema; None where nothing is, or another run has done it."""
+        return None if not self._change or self._change.is_made_in(current.metadata) else self._change
+
+    def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
+        changes = any(isinstance(update, SetCurrentSchemaUpdate) for update in updates)
+        if changes != (self.change_at(current) is not None):
+            # To be staged anew: PyIceberg would send the change again that another run has made, or undone.
+            raise NotApplied("the schema was changed since the commit was prepared")
+        metadata = current.metadata
+        required: list[TableRequirement] = [
+            AssertCurrentSchemaId.model_validate(
+                {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id}
+            ),
+            AssertDefaultSpecId.model_validate(
+                {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
+            ),
+        ]
+        if changes:
+            required.append(
+                AssertLastAssignedFieldId.model_validate(
+                    {"type": "assert-last-assigned-field-id", "last-assigned-field-id": metadata.last_column_id}
+                )
+            )
+        return tuple(required)
 
     def _landed_by_others(self, current: Table) -> RangeSet:
         ledgers = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]

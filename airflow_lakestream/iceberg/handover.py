@@ -7,12 +7,14 @@ would have been given in one process. Versions stand around it, with the piece.
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.utils.concurrent import ExecutorFactory
@@ -31,7 +33,7 @@ def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str
     """Return files that were written for the table, with what tells whether they still fit it."""
     return {
         "table_uuid": str(metadata.table_uuid),
-        "schema_id": metadata.current_schema_id,
+        "schema": _fingerprint(metadata.schema()),
         "spec_id": metadata.default_spec_id,
         "files": [_encode(file) for file in files],
     }
@@ -46,12 +48,17 @@ def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> st
     """Say why handed files can't go into the table; None if they can."""
     if handed["table_uuid"] != str(metadata.table_uuid):
         return "the table was dropped and created anew since they were written"
-    if handed["schema_id"] != metadata.current_schema_id:
+    if handed["schema"] != _fingerprint(metadata.schema()):
         return "the table's schema was changed since they were written"
     if handed["spec_id"] != metadata.default_spec_id:
         return "the table's partition spec was changed since they were written"
     gone = _gone(io, [item["file_path"] for item in handed["files"]])
     return f"they are gone, such as {gone[0]}" if gone else None
+
+
+def _fingerprint(schema: Schema) -> str:
+    # Not its id: a schema that the commit is to bring along may get another one, and another schema may get that.
+    return hashlib.sha256(schema.as_struct().model_dump_json().encode()).hexdigest()[:16]
 
 
 def _gone(io: FileIO, paths: Sequence[str]) -> list[str]:

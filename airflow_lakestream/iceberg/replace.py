@@ -11,10 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
@@ -24,15 +23,13 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Producer
-from airflow_lakestream.iceberg.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied, Refused
+from airflow_lakestream.iceberg.schema_change import SchemaChange
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.takeout import Finder, Takeout
+from airflow_lakestream.iceberg.transaction import LandingTransaction
 
 log = logging.getLogger(__name__)
-
-
-class NotApplied(ValidationException):
-    """The commit was not applied; PyIceberg deletes its manifests and does not send the same changes again."""
 
 
 def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
@@ -59,8 +56,9 @@ class ReplaceGuard(CommitGuard):
         *,
         first: FirstLook,
         own: Collection[str],
+        change: SchemaChange | None = None,
     ) -> None:
-        super().__init__(catalog, consumer_group, landing, written_for)
+        super().__init__(catalog, consumer_group, landing, written_for, change=change)
         self._ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
         self._first = first
         self._own = own
@@ -136,7 +134,7 @@ class ReplaceAttempt(AppendAttempt):
             for path in self._finder.delete_remainders(self._table.io, takeout):
                 log.warning("An uncommitted data file could not be deleted: %s", path)
 
-    def _stage(self, transaction: Transaction, table: Table, files: Sequence[DataFile]) -> None:
+    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
         self._table = table
         self._replace_guard.check_ledger(table)
         try:
@@ -145,7 +143,8 @@ class ReplaceAttempt(AppendAttempt):
             raise Refused(e) from None
         landing = self._completed(takeout)
         self._replace_guard.expect(landing)
-        update = transaction.update_snapshot(snapshot_properties=codec.encode_summary(self._group, landing))
+        summary = {**codec.encode_summary(self._group, landing), **transaction.notes}
+        update = transaction.update_snapshot(snapshot_properties=summary)
         producer: Producer = update.overwrite()
         # Noted first: writing its manifests may fail halfway.
         self._producers.append(producer)

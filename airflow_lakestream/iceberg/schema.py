@@ -6,6 +6,7 @@ Names that begin with `_kafka_` are the metadata columns'; a payload may not use
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -63,18 +64,23 @@ def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
     return Schema(*payload.fields, *optional, identifier_field_ids=payload.identifier_field_ids)
 
 
-def payload_schema(table: Schema, metadata_names: Collection[str], given: Schema | None = None) -> pa.Schema:
+def payload_schema(
+    table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, with_others: bool = False
+) -> pa.Schema:
     """Return the Arrow schema that a decoder shall produce for a table.
 
-    These are the table's columns without the metadata ones; with a `given` schema only those that it names, required
-    where either says so. Types are the table's. Columns left out are written as null.
+    These are the table's columns without the metadata ones; with a `given` schema only those that it names, and the
+    others if told to, required where either says so. Types are the table's. Columns left out are written as null.
     """
-    wanted = None if given is None else {field.name: field for field in given.fields}
+    wanted = {} if given is None else {field.name: field for field in given.fields}
     fields = []
     for field in table.fields:
-        if _is_metadata(field.name, metadata_names) or (wanted is not None and field.name not in wanted):
+        if _is_metadata(field.name, metadata_names):
             continue
-        fields.append(field if wanted is None else _stricter(field, wanted[field.name]))
+        if field.name in wanted:
+            fields.append(_stricter(field, wanted[field.name], with_others=with_others))
+        elif given is None or with_others:
+            fields.append(field)
     return arrow_schema(Schema(*fields))
 
 
@@ -92,7 +98,8 @@ def check_compatible(given: Schema, table: Schema, table_name: str, metadata: pa
         raise InvalidArgument(
             "schema",
             f"it contradicts the table {table_name}: {'; '.join(problems)}.",
-            "Leave the argument out to take the table's own schema, correct it, or evolve the table.",
+            "Leave the argument out to take the table's own schema, correct it, or let the table be changed: "
+            'schema_evolution="add" adds columns, "widen" also widens types.',
         )
     check_metadata(table, table_name, metadata)
 
@@ -114,7 +121,7 @@ def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
         raise InvalidArgument(
             "metadata_columns",
             f"they contradict the table {table_name}: {'; '.join(problems)}.",
-            "Ask for the columns that the table has, or add the missing ones to the table.",
+            'Ask for the columns that the table has, or set schema_evolution="add" to add the missing ones.',
         )
 
 
@@ -137,27 +144,29 @@ def _refuse_reserved(payload: Schema, metadata_names: Collection[str]) -> None:
         )
 
 
-def _stricter(field: NestedField, given: NestedField) -> NestedField:
+def _stricter(field: NestedField, given: NestedField, *, with_others: bool) -> NestedField:
     return NestedField(
         field.field_id,
         field.name,
-        _stricter_type(field.field_type, given.field_type),
+        _stricter_type(field.field_type, given.field_type, with_others=with_others),
         required=field.required or given.required,
         doc=field.doc,
     )
 
 
-def _stricter_type(table: IcebergType, given: IcebergType) -> IcebergType:
+def _stricter_type(table: IcebergType, given: IcebergType, *, with_others: bool) -> IcebergType:
+    stricter = partial(_stricter, with_others=with_others)
     match table, given:
         case StructType(), StructType():
             wanted = {field.name: field for field in given.fields}
-            return StructType(*(_stricter(f, wanted[f.name]) for f in table.fields if f.name in wanted))
+            fields = (f for f in table.fields if with_others or f.name in wanted)
+            return StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
         case ListType(), ListType():
-            element = _stricter(table.element_field, given.element_field)
+            element = stricter(table.element_field, given.element_field)
             return ListType(element.field_id, element.field_type, element_required=element.required)
         case MapType(), MapType():
-            key = _stricter(table.key_field, given.key_field)
-            value = _stricter(table.value_field, given.value_field)
+            key = stricter(table.key_field, given.key_field)
+            value = stricter(table.value_field, given.value_field)
             return MapType(
                 key.field_id, key.field_type, value.field_id, value.field_type, value_required=value.required
             )

@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -24,19 +24,22 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
+from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
 from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.guard import CommitGuard, Refused, StaleFiles
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.orphans import delete_unreferenced
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
 from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
+from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, changes_in
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.takeout import Finder, check_columns
 
@@ -91,6 +94,8 @@ class IcebergSink:
         self._allow_group_overlap = allow_group_overlap
         self._table: Table | None = None
         self._staged: NewTable | None = None
+        # Of the table's schema, with the next commit; None while there is neither a table nor a staged one.
+        self._change: SchemaChange | None = None
         self._rows: list[pa.Table] = []
         self._rows_bytes = 0
         self._writes: list[Future[list[DataFile]]] = []
@@ -110,10 +115,10 @@ class IcebergSink:
         try:
             self._table = self._catalog.load_table(self._name)
         except NoSuchTableError:
-            self._table = None
+            self._table = self._change = None
             self._first = self._first or FirstLook()
             return self._missing_table()
-        self._check_design(self._table)
+        self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
         others = {
@@ -123,11 +128,15 @@ class IcebergSink:
             ledger=reading.ledger,
             others=others,
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
-            schema=payload_schema(self._table.schema(), self._design.metadata.names, self._design.schema),
+            schema=payload_schema(
+                self._change.schema, self._design.metadata.names, self._design.schema, with_others=self._design.grows
+            ),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Take rows for the next commit; they are written as files in the background."""
+        if self._design.grows:
+            self._make_room(rows)
         self._rows.append(rows)
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= FILE_BYTES:
@@ -164,9 +173,13 @@ class IcebergSink:
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
-        if self._table is None:
+        if self._table is None or self._change is None:
             return "the table is not there (any more)"
-        return handover.misfit(self._table.metadata, self._table.io, files)
+        return handover.misfit(self._change.metadata, self._table.io, files)
+
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say what a landing changed in the table's schema; nothing once its snapshot has expired."""
+        return changes_in(None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id))
 
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Take files that another worker handed over for the next commit."""
@@ -197,7 +210,7 @@ class IcebergSink:
         self._files = []
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
-            self._staged = None
+            self._staged = self._change = None
 
     def _missing_table(self) -> TableState:
         schema = None
@@ -208,15 +221,19 @@ class IcebergSink:
             schema = payload_schema(whole, self._design.metadata.names)
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
-    def _check_design(self, table: Table) -> None:
+    def _check_design(self, table: Table) -> SchemaChange:
         design = self._design
+        change = change_for(design, table.metadata, self._name)
         if design.schema is not None:
-            check_compatible(design.schema, table.schema(), self._name, design.metadata)
+            check_compatible(design.schema, change.schema, self._name, design.metadata)
         else:
-            check_metadata(table.schema(), self._name, design.metadata)
+            check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
         retention.limit(table.properties)
         self._check_part(table)
+        if change:
+            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(change.texts))
+        return change
 
     def _check_part(self, table: Table) -> None:
         """Refuse a table that has a part in a fan-out of this group. Raises LandedByFanOut."""
@@ -225,11 +242,30 @@ class IcebergSink:
 
     def _target(self, rows: pa.Table | None) -> Table:
         """Return the table to write for: the real one, or the staged one that the first commit creates."""
-        if self._table is not None:
-            return self._table
-        if self._staged is None:
-            self._staged = NewTable.stage(self._catalog, self._name, self._whole_schema(rows), self._design)
-        return self._staged.table
+        table = self._table
+        if table is None:
+            if self._staged is None:
+                self._staged = NewTable.stage(self._catalog, self._name, self._whole_schema(rows), self._design)
+            table = self._staged.table
+        if self._change is None:
+            self._change = SchemaChange.none(table.metadata)
+        return self._change.target(table)
+
+    def _make_room(self, rows: pa.Table) -> None:
+        """Add the columns of the rows to those that the next commit changes. Raises StaleFiles where that can't be."""
+        if self._rows and rows.schema.equals(self._rows[-1].schema):
+            return
+        names = self._design.metadata.names
+        payload = fields_from_arrow(pa.schema([f for f in rows.schema if f.name not in names]), "rows")
+        self._target(rows)
+        assert self._change is not None
+        change, problems = self._change.and_then(payload, SchemaEvolution.ADD)
+        if problems:
+            # The decoder knew the table as it was: another run has changed it meanwhile.
+            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
+        if new := change.texts[len(self._change.texts) :]:
+            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(new))
+        self._change = change
 
     def _whole_schema(self, rows: pa.Table | None) -> Schema:
         payload = self._design.schema
@@ -242,7 +278,9 @@ class IcebergSink:
     def _write_out(self) -> None:
         if not self._rows:
             return
-        rows, self._rows, self._rows_bytes = pa.concat_tables(self._rows), [], 0
+        # Columns that came up later are null before.
+        rows = pa.concat_tables(self._rows, promote_options="permissive" if self._design.grows else "none")
+        self._rows, self._rows_bytes = [], 0
         # No rows at all still say what a new table's columns are.
         target = self._target(rows)
         if not rows.num_rows:
@@ -262,20 +300,28 @@ class IcebergSink:
             self._catalog,
             self._group,
             landing,
-            target.metadata,
+            self._change.base if self._change else target.metadata,
             allow_group_overlap=self._allow_group_overlap,
+            change=self._change,
         )
         summary = codec.encode_summary(self._group, landing)
         if self._table is None:
             assert self._staged is not None
-            return CreateAttempt(self._staged, guard, summary)
+            return CreateAttempt(self._staged, guard, summary, self._change)
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
     def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
         guard = ReplaceGuard(
-            self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
+            self._catalog,
+            self._group,
+            landing,
+            table.metadata,
+            first=self._first or FirstLook(),
+            own=self._landed,
+            change=self._change,
         )
-        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        metadata = self._target(None).metadata
+        write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
         return ReplaceAttempt(
             self._catalog, self._name, guard, self._group, landing, Finder(ranges, self._files, write)
         )
@@ -315,6 +361,7 @@ class IcebergSink:
         self._leave_in_place()
         # The next rows are written for what the table is now: it may only just have been created.
         self._table = self._catalog.load_table(self._name)
+        self._change = SchemaChange.none(self._table.metadata)
         return snapshot_id
 
     def _give_up(self, attempt: Attempt, landing: Landing, unknown: BaseException | None) -> int:

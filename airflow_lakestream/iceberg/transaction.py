@@ -6,17 +6,29 @@ the table included: most of the time that a commit takes on a table with some hu
 
 from __future__ import annotations
 
-from pyiceberg.table import Transaction
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 
 # Private in PyIceberg: the public `update_table_metadata` is these two and the copy.
 from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 
+from airflow_lakestream.iceberg.schema_change import SchemaChange
+
 
 class LandingTransaction(Transaction):
-    """A transaction that computes its metadata once for each change; nobody writes into metadata, so it is shared."""
+    """A transaction that computes its metadata once for each change; nobody writes into metadata, so it is shared.
+
+    :param change: a change of the schema to make first; what is staged later is staged with it.
+    """
 
     _seen: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    def __init__(self, table: Table, change: SchemaChange | None = None) -> None:
+        super().__init__(table)
+        self.notes = {} if change is None else change.summary()
+        if change is not None:
+            # Private in PyIceberg, whose public `update_schema` would assign field ids of its own.
+            self._stage(change.updates())
 
     @property
     def table_metadata(self) -> TableMetadata:
