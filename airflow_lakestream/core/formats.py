@@ -39,3 +39,5 @@ class Envelope(StrEnum):
 
 # What these names mean as a schema's type in a registry.
 SCHEMA_KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}
+# Formats whose records say by an id which schema they were written with, without which they can't be read.
+IDS_NEEDED = ("avro", "protobuf")

@@ -29,6 +29,7 @@ class AvroDecoder(FramedDecoder):
     :param registry: where the schemas of Confluent's wire format come from.
     :param schemas: those of single-object encoding, as JSON text; a record names one by its fingerprint.
     :param whole: the schema's one column takes the value as a whole, which need not be a record.
+    :param ignored: fields of the whole record that are not unknown, though they have no column.
     """
 
     kind = "AVRO"
@@ -40,14 +41,23 @@ class AvroDecoder(FramedDecoder):
         registry: SchemaSource | None = None,
         schemas: Sequence[str] = (),
         whole: bool = False,
+        ignored: Sequence[str] = (),
     ) -> None:
         super().__init__(schema, unknown_fields, registry)
         self._whole = whole
+        self._ignored = frozenset(ignored)
         self._schemas = tuple(schemas)
         self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, str(self.unknown_fields), self.registry, self._schemas, self._whole)
+        return type(self), (
+            self.schema,
+            str(self.unknown_fields),
+            self.registry,
+            self._schemas,
+            self._whole,
+            tuple(self._ignored),
+        )
 
     def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
         framed = confluent.is_framed(lanes)
@@ -67,7 +77,7 @@ class AvroDecoder(FramedDecoder):
 
     def _compile(self, key: Hashable) -> Read:
         text, references = self._text(key)
-        compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE)
+        compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, ignored=self._ignored)
         try:
             node = avro_schema.parse(text, references)
         except avro_schema.SchemaRefused as refused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -26,8 +26,9 @@ _DEEPEST = 64
 class Compiler:
     """Makes readers. All its methods raise Unfit where no value of the schema's type can become one of the column's."""
 
-    def __init__(self, *, ignore_unknown: bool) -> None:
+    def __init__(self, *, ignore_unknown: bool, ignored: Collection[str] = ()) -> None:
         self._ignore_unknown = ignore_unknown
+        self._ignored = ignored
         self._depth = 0
 
     def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[Lanes], list[pa.Array]]:
@@ -67,7 +68,7 @@ class Compiler:
         inner = _inner(path, name)
         if name in places:
             return places[name], self.field(node, fields[places[name]], inner)
-        if self._ignore_unknown:
+        if self._ignore_unknown or (not path and name in self._ignored):
             return lambda lanes: skip_all(node, lanes, inner)
         raise Unfit(f"{inner}: there is no column for this field")
 

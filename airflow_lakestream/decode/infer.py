@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import iso8601
-from airflow_lakestream.decode.json_document import Json, Number, parse_object
+from airflow_lakestream.decode.json_document import Json, Number, parse_document, parse_object
 from airflow_lakestream.decode.json_values import field_coercer
 from airflow_lakestream.decode.misfit import Misfit
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -26,17 +27,28 @@ _as_float64 = field_coercer(pa.field("number", _FLOAT64), fail_unknown=False)
 def infer_schema(*batches: RawBatch, sample: int = 10_000) -> pa.Schema:
     """Return a schema, all of it nullable, that about `sample` documents spread over the batches fit into.
 
-    Raises BadRecord for a document that is not an object, InvalidArgument when there is no field to see.
+    What is no object says nothing. Raises BadRecord when there is nothing else, InvalidArgument when there is no field.
     """
-    seen = _Seen()
+    seen, first_bad = _Seen(), None
     for batch, index, value in _spread(batches, sample):
         try:
             seen.add(parse_object(value))
         except Misfit as misfit:
-            raise BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason) from None
+            first_bad = first_bad or BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason)
+    if not seen.kinds and first_bad is not None:
+        raise first_bad
     if not seen.fields:
         raise InvalidArgument("schema", "it can't be inferred: the first records hold no field.", "Give a schema.")
     return pa.schema(seen.struct())
+
+
+def infer_type(*batches: RawBatch, sample: int = 10_000) -> pa.DataType:
+    """Return a type that about `sample` JSON values of any kind fit into; what is no JSON says nothing."""
+    seen = _Seen()
+    for _, _, value in _spread(batches, sample):
+        with suppress(Misfit):
+            seen.add(parse_document(value))
+    return seen.type()
 
 
 def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:

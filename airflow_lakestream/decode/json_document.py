@@ -28,6 +28,14 @@ class Number(str):
 
 def parse_object(value: bytes) -> dict[str, Json]:
     """Return the one JSON object that `value` holds. Raises Misfit."""
+    document = parse_document(value)
+    if not isinstance(document, dict):
+        raise Misfit(f"the document is {describe(document)}, not an object")
+    return document
+
+
+def parse_document(value: bytes) -> Json:
+    """Return the one JSON value that `value` holds. Raises Misfit."""
     text = _text(value)
     if nested_too_deep(value):
         raise Misfit(f"nested deeper than {MAX_DEPTH} levels")
@@ -37,8 +45,6 @@ def parse_object(value: bytes) -> dict[str, Json]:
         raise Misfit(_explain(text, error)) from None
     except RecursionError:
         raise Misfit("nested too deep for this process") from None
-    if not isinstance(document, dict):
-        raise Misfit(f"the document is {describe(document)}, not an object")
     if "\\u" in text:
         _reject_lone_surrogates(document)
     return document

@@ -1,0 +1,190 @@
+"""From what a user says of keys and values to the decoder of a table's payload columns, and to columns for a new table.
+
+A new format is a module with a decoder, and a line in `_value_columns` and `_records`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from airflow_lakestream.core.formats import IDS_NEEDED, Envelope, Format, KeyFormat
+from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import avro_schema, raw
+from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.connect_json import ConnectJsonDecoder, columns_of_connect, key_type
+from airflow_lakestream.decode.debezium import KNOWN_MEMBERS, DebeziumDecoder, flattened
+from airflow_lakestream.decode.infer import infer_schema
+from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
+from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
+from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.config import RegistryConfig
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What keys and values hold.
+
+    :param format: of the values, see `core.formats.Format`.
+    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves them undecoded.
+    :param envelope: what is around the row in a value, see `core.formats.Envelope`.
+    :param registry: where schemas are, for the formats that need one.
+    :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
+
+    Raises InvalidArgument where these do not go together.
+    """
+
+    format: str = Format.JSON
+    unknown_fields: str = UnknownFields.IGNORE
+    key_format: str | None = None
+    envelope: str | None = None
+    registry: RegistryConfig | None = None
+    writer_schemas: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        choose(Format, "format", self.format)
+        choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        if self.key_format is not None:
+            choose(KeyFormat, "key_format", self.key_format)
+        self._check_envelope()
+        self._check_schemas()
+
+    def _check_envelope(self) -> None:
+        if self.envelope is None:
+            return
+        envelope = choose(Envelope, "envelope", self.envelope)
+        fitting = (Format.JSON,) if envelope is Envelope.CONNECT else (Format.JSON, Format.JSON_SCHEMA, Format.AVRO)
+        if self.format not in fitting:
+            known = " and ".join(fitting)
+            raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
+
+    def _check_schemas(self) -> None:
+        if self.writer_schemas and self.format != Format.AVRO:
+            raise InvalidArgument("writer_schemas", f'they go with format="avro"; the format is {self.format!r}.')
+        for text in self.writer_schemas:
+            avro_schema.parse(text)
+        for argument, name in (("format", self.format), ("key_format", self.key_format)):
+            given = self.writer_schemas if argument == "format" else ()
+            if name in IDS_NEEDED and self.registry is None and not given:
+                raise InvalidArgument(
+                    "schema_registry",
+                    f"{argument}={name!r} needs one: each record names its schema by an id of the registry.",
+                    'Give its URL, such as "http://registry:8081", or the id of an Airflow connection.',
+                )
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether records have to be read with their keys."""
+        return self.key_format is not None or self.format == Format.RAW
+
+    def columns(self, first: RawBatch) -> pa.Schema:
+        """Return the columns of a new table, which the registry or the first records tell.
+
+        Raises InvalidArgument, SchemaRefused and the registry's errors.
+        """
+        columns = self._value_columns(first)
+        if self.key_format is None:
+            return columns
+        if KEY_COLUMN in columns.names:
+            raise InvalidArgument("key_format", f"the values have a field {KEY_COLUMN}, too.", "Give a schema.")
+        return columns.append(self._key_column(first))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that can't take what keys and values hold. Raises InvalidArgument."""
+        if self.key_format is not None and KEY_COLUMN not in schema.names:
+            raise InvalidArgument(
+                "key_format",
+                f"there is no column {KEY_COLUMN} for the keys.",
+                f'Add one, such as "{KEY_COLUMN} string", to the schema and the table; or leave key_format out.',
+            )
+
+    def decoder(self, schema: pa.Schema) -> Decoder:
+        """Return the decoder for these columns. Raises InvalidArgument for those that the format can't fill."""
+        self.check(schema)
+        if self.key_format is None:
+            return self._value_decoder(schema)
+        keys = pa.schema([schema.field(KEY_COLUMN)])
+        values = pa.schema([column for column in schema if column.name != KEY_COLUMN])
+        return KeyedDecoder(self._value_decoder(values), self._key_decoder(keys), schema)
+
+    def _value_columns(self, first: RawBatch) -> pa.Schema:
+        if self.format == Format.RAW:
+            return raw.arrow_schema() if self.key_format is None else pa.schema([raw.arrow_schema().field("value")])
+        if self.format != Format.JSON:
+            found = self._finder.find(self.format, first.topic, "value", first.values)
+            columns = found.columns(self.format)
+        elif self.envelope is None:
+            columns = infer_schema(first)
+        else:
+            columns = columns_of_connect(first)
+        return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
+
+    def _key_column(self, first: RawBatch) -> pa.Field:
+        if self.key_format == KeyFormat.STRING:
+            return pa.field(KEY_COLUMN, pa.string())
+        if self.key_format == KeyFormat.RAW:
+            return pa.field(KEY_COLUMN, pa.binary())
+        keys = replace(first, values=pa.array(first.keys, pa.binary()))
+        if self.key_format == KeyFormat.JSON:
+            return pa.field(KEY_COLUMN, key_type(keys, wrapped=self.envelope is not None))
+        assert self.key_format is not None
+        found = self._finder.find(self.key_format, first.topic, "key", keys.values)
+        if self.key_format == KeyFormat.AVRO:
+            return found.avro_field(KEY_COLUMN).with_nullable(True)
+        return pa.field(KEY_COLUMN, pa.struct(list(found.columns(self.key_format))))
+
+    def _value_decoder(self, schema: pa.Schema) -> Decoder:
+        if self.format == Format.RAW:
+            return raw.RawDecoder(schema, self.unknown_fields)
+        if self.envelope == Envelope.DEBEZIUM:
+            return DebeziumDecoder(schema, self._events)
+        return self._records(schema)
+
+    def _events(self, schema: pa.Schema) -> Decoder:
+        """Return the decoder of events, whose other members are nothing unknown."""
+        if self.format == Format.AVRO:
+            known = KNOWN_MEMBERS
+            return AvroDecoder(schema, self.unknown_fields, self._client, self.writer_schemas, ignored=known)
+        if self.unknown_fields == UnknownFields.IGNORE:
+            return self._records(schema)
+        others = [pa.field(name, pa.string()) for name in KNOWN_MEMBERS if name not in schema.names]
+        return self._records(pa.schema([*schema, *others]))
+
+    def _records(self, schema: pa.Schema) -> Decoder:
+        if self.format == Format.AVRO:
+            return AvroDecoder(schema, self.unknown_fields, self._client, self.writer_schemas)
+        if self.format == Format.PROTOBUF:
+            return ProtobufDecoder(schema, self.unknown_fields, self._client)
+        if self.format == Format.JSON_SCHEMA:
+            return JsonSchemaDecoder(schema, self.unknown_fields, JsonDecoder)
+        if self.envelope is not None:
+            return ConnectJsonDecoder(schema, self.unknown_fields)
+        return JsonDecoder(schema, self.unknown_fields)
+
+    def _key_decoder(self, schema: pa.Schema) -> Decoder:
+        kind = schema.field(0).type
+        if self.key_format in (KeyFormat.STRING, KeyFormat.RAW):
+            return BytesAsKey(schema)
+        if self.key_format == KeyFormat.AVRO:
+            return AvroDecoder(schema, UnknownFields.IGNORE, self._client, whole=True)
+        if self.key_format == KeyFormat.JSON and not pa.types.is_struct(kind):
+            return JsonAsKey(schema, wrapped=self.envelope is not None)
+        # A key of another envelope there is none of: Debezium's keys are plain records, in Connect's wrapping.
+        envelope = Envelope.CONNECT if self.envelope is not None and self.key_format == KeyFormat.JSON else None
+        keys = Payload(str(self.key_format), envelope=envelope, registry=self.registry)
+        return RecordAsKey(schema, keys._records)
+
+    @cached_property
+    def _client(self) -> RegistryClient | None:
+        return None if self.registry is None else RegistryClient(self.registry)
+
+    @property
+    def _finder(self) -> SchemaFinder:
+        return SchemaFinder(self._client, self.writer_schemas)

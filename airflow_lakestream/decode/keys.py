@@ -1,0 +1,175 @@
+"""Decoded keys: one column `_key` beside the value's columns, of the key's own type; a record's is a struct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import leaves
+from airflow_lakestream.decode.json_document import parse_document
+from airflow_lakestream.decode.json_values import field_coercer
+from airflow_lakestream.decode.misfit import Misfit
+from airflow_lakestream.decode.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+
+KEY_COLUMN = "_key"
+
+_NULL = f"{KEY_COLUMN}: null, and the column is required"
+
+
+class Decoder(Protocol):
+    """Decodes values into the columns of a schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+
+
+@dataclass(frozen=True)
+class KeyedDecoder:
+    """Puts the decoded keys beside the decoded values; a record is bad where either is.
+
+    :param values: decodes the value's columns.
+    :param keys: decodes keys into the one column `_key`; it is given them as values.
+    :param schema: all columns, in the table's order.
+    """
+
+    values: Decoder
+    keys: Decoder
+    schema: pa.Schema
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        if batch.keys is None:
+            raise AssertionError("the records were read without their keys")
+        given = pa.array(batch.keys, pa.binary())
+        values = self.values.decode(batch)
+        keys = self.keys.decode(RawBatch(batch.topic, batch.partition, batch.offsets, batch.timestamps, given))
+        rows, column = values.rows, keys.rows.column(0)
+        if values.bad or keys.bad:
+            good_values, good_keys = _good(len(batch), values.bad), _good(len(batch), keys.bad)
+            rows = rows.filter(pa.array(good_keys[good_values]))
+            column = column.filter(pa.array(good_values[good_keys]))
+        rows = rows.append_column(self.schema.field(KEY_COLUMN), column)
+        return Decoded(rows.select(self.schema.names), _merged(values.bad, keys.bad))
+
+
+def _good(count: int, bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
+    good = np.ones(count, np.bool_)
+    good[[row.index for row in bad]] = False
+    return good
+
+
+def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
+    found = {row.index: BadRow(row.index, f"the key: {row.reason}", row.schema_id) for row in keys}
+    # Of two reasons the value's stands: it has the schema id that a replay looks for.
+    found.update((row.index, row) for row in values)
+    return [found[index] for index in sorted(found)]
+
+
+class BytesAsKey:
+    """Takes keys as they are, as bytes or as text."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        kind = schema.field(0).type
+        if not any(is_kind(kind) for is_kind in (t.is_binary, t.is_large_binary, t.is_string, t.is_large_string)):
+            raise InvalidArgument("schema", f"{KEY_COLUMN} can't be {kind}.", "Make it string, or binary.")
+        self.schema = schema
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        keys, bad = batch.values, {}
+        field = self.schema.field(0)
+        if not field.nullable and keys.null_count:
+            bad = dict.fromkeys(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist(), _NULL)
+        try:
+            column = keys.cast(field.type)
+        except pa.ArrowInvalid:
+            wrong = [leaves.not_utf8(key) for key in keys.to_pylist()]
+            bad |= dict.fromkeys(np.flatnonzero(wrong).tolist(), f"{KEY_COLUMN}: invalid UTF-8")
+            column = keys.filter(pa.array(_good(len(keys), _rows(bad)))).cast(field.type)
+        else:
+            column = column.filter(pa.array(_good(len(keys), _rows(bad)))) if bad else column
+        return Decoded(pa.Table.from_arrays([column], schema=self.schema), _rows(bad))
+
+
+class RecordAsKey:
+    """Takes keys that are records, of any format, as a struct; a record without a key has null.
+
+    :param make: makes the decoder of the struct's fields.
+    """
+
+    def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], Decoder]) -> None:
+        kind = schema.field(0).type
+        if not t.is_struct(kind):
+            raise InvalidArgument("schema", f"{KEY_COLUMN} can't be {kind}: keys are records.", "Make it a struct.")
+        self.schema = schema
+        self._make = make
+        self._records = make(pa.schema(list(kind)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self._make)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        field = self.schema.field(0)
+        there = batch.values.is_valid().to_numpy(zero_copy_only=False)
+        places = np.flatnonzero(there)
+        values = batch.values.filter(pa.array(there))
+        inner = RawBatch(batch.topic, batch.partition, places.tolist(), [-1] * len(places), values)
+        decoded = self._records.decode(inner)
+        bad = {int(places[row.index]): row.reason for row in decoded.bad}
+        ids = {int(places[row.index]): row.schema_id for row in decoded.bad}
+        if not field.nullable:
+            bad |= dict.fromkeys(np.flatnonzero(~there).tolist(), _NULL)
+        columns = [column.combine_chunks() for column in decoded.rows.columns]
+        structs = pa.StructArray.from_arrays(columns, fields=list(field.type))
+        good = _good(len(batch), _rows(bad))
+        number = np.cumsum(there & good) - 1
+        column = structs.take(pa.array(number[good], mask=~there[good]))
+        rows = [BadRow(index, bad[index], ids.get(index)) for index in sorted(bad)]
+        return Decoded(pa.Table.from_arrays([column], schema=self.schema), rows)
+
+
+class JsonAsKey:
+    """Takes keys that are a single JSON value: a string, a number, an array.
+
+    :param wrapped: their schema may stand beside them, as Kafka Connect writes it.
+    """
+
+    def __init__(self, schema: pa.Schema, *, wrapped: bool = False) -> None:
+        self.schema = schema
+        self._wrapped = wrapped
+        self._coerce = field_coercer(schema.field(0), fail_unknown=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self.schema, wrapped=self._wrapped), ()
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        field, found, bad = self.schema.field(0), [], {}
+        for index, key in enumerate(batch.values.to_pylist()):
+            try:
+                document = None if key is None else parse_document(key)
+                if self._wrapped and isinstance(document, dict) and set(document) == {"schema", "payload"}:
+                    document = document["payload"]
+                found.append(self._coerce(document))
+            except Misfit as misfit:
+                bad[index] = misfit.inside(KEY_COLUMN).reason
+        column = pa.array(found, leaves.plain(field.type)).cast(field.type)
+        return Decoded(pa.Table.from_arrays([column], schema=self.schema), _rows(bad))
+
+
+def _rows(bad: dict[int, str]) -> list[BadRow]:
+    return [BadRow(index, bad[index]) for index in sorted(bad)]

@@ -1,0 +1,133 @@
+"""The schema that a table is made for, where neither the table nor the user gives one: what the registry knows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_lakestream.core.formats import SCHEMA_KINDS
+from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema
+from airflow_lakestream.decode.avro_fingerprint import fingerprint
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
+
+log = logging.getLogger(__name__)
+
+_HEADER = 5
+_SINGLE_OBJECT = b"\xc3\x01"
+# Records of the first batch whose schemas are looked at.
+_SAMPLE = 1_000
+_MOST_IDS = 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schema for columns: its text, what it refers to, and which of a file's messages (Protobuf) is meant."""
+
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    message: tuple[int, ...] = (0,)
+
+    def columns(self, format_name: str) -> pa.Schema:
+        """Return the columns of a table for such records. Raises SchemaRefused."""
+        if format_name == "avro":
+            return avro_schema.arrow_schema(self.text, [text for _, text in self.references])
+        if format_name == "protobuf":
+            return protobuf_schema.arrow_schema(self.text, self.references, self.message)
+        return json_schema.arrow_schema(self.text, self.references)
+
+    def avro_field(self, name: str) -> pa.Field:
+        """Return the one column that takes such values as a whole, records or not. Raises SchemaRefused."""
+        return avro_schema.arrow_field(name, self.text, [text for _, text in self.references])
+
+
+@dataclass(frozen=True)
+class SchemaFinder:
+    """Finds schemas for the keys or the values of a topic.
+
+    :param writer_schemas: Avro's, for records of single-object encoding.
+    """
+
+    registry: RegistryClient | None
+    writer_schemas: tuple[str, ...] = ()
+
+    def find(self, format_name: str, topic: str, side: str, values: pa.Array) -> Found:
+        """Return the newest schema of the subject, or that of the first records. Raises InvalidArgument without any.
+
+        :param side: "key" or "value".
+        :param values: the first records' keys or values.
+        """
+        sample = [value for value in values.slice(0, _SAMPLE).to_pylist() if value]
+        if self.writer_schemas and (given := self._given(sample)):
+            log.info("%s: the columns of the %s come from the schema in writer_schemas.", topic, side)
+            return Found(given)
+        if self.registry is None:
+            remedy = "Set schema_registry, or give the columns as schema."
+            raise InvalidArgument("schema", f"nothing says the columns of the {side} of {topic}.", remedy)
+        subject = f"{topic}-{side}"
+        kind = SCHEMA_KINDS[format_name]
+        try:
+            schema = self.registry.latest(subject)
+        except SchemaNotFound:
+            return self._by_records(self.registry, kind, subject, sample)
+        if schema.kind != kind:
+            raise InvalidArgument(
+                "format" if side == "value" else "key_format",
+                f"it is {format_name!r}, and subject {subject} of the registry has a schema of type {schema.kind}.",
+            )
+        log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
+        return _found(schema, sample)
+
+    def _by_records(self, registry: RegistryClient, kind: str, subject: str, sample: list[bytes]) -> Found:
+        ids = list(dict.fromkeys(int.from_bytes(v[1:_HEADER], "big") for v in sample if _is_framed(v)))
+        for schema_id in ids[:_MOST_IDS]:
+            try:
+                schema = registry.schema(schema_id)
+            except SchemaNotFound:
+                continue
+            if schema.kind == kind:
+                log.info("There is no subject %s: the columns come from schema %s of its records.", subject, schema_id)
+                its = [v for v in sample if _is_framed(v) and int.from_bytes(v[1:_HEADER], "big") == schema_id]
+                return _found(schema, its)
+        raise InvalidArgument(
+            "schema",
+            f"the registry has neither a subject {subject} nor, of type {kind}, a schema that the first records name.",
+            "Give the columns as schema, register the subject, or correct format and schema_registry.",
+        )
+
+    def _given(self, sample: list[bytes]) -> str | None:
+        named = {fingerprint(text).to_bytes(8, "little"): text for text in self.writer_schemas}
+        for value in sample:
+            if value.startswith(_SINGLE_OBJECT) and value[2:10] in named:
+                return named[value[2:10]]
+        return None if self.registry is not None else self.writer_schemas[-1]
+
+
+def _found(schema: RegisteredSchema, sample: list[bytes]) -> Found:
+    references = tuple((name, needed.text) for name, needed in schema.all_references())
+    message = next((_message(value) for value in sample if _is_framed(value)), (0,))
+    return Found(schema.text, references, message if schema.kind == "PROTOBUF" else (0,))
+
+
+def _is_framed(value: bytes) -> bool:
+    return len(value) > _HEADER and value[0] == 0
+
+
+def _message(value: bytes) -> tuple[int, ...]:
+    """Return which of a file's messages a framed Protobuf value says it is; the first where it makes no sense."""
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in value[_HEADER : _HEADER + 64]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append((number >> 1) ^ -(number & 1))
+            number = shift = 0
+            if len(numbers) > numbers[0]:
+                break
+    count = numbers[0] if numbers else 0
+    indexes = tuple(numbers[1 : count + 1])
+    return indexes if 0 < count == len(indexes) and min(indexes) >= 0 else (0,)
