@@ -288,7 +288,8 @@ def test_every_contradiction_is_named_with_both_types_and_the_remedy() -> None:
         "'s.r' is required in the table (int) and not given; "
         "'zz' (boolean) is not in the table; "
         "'must' is required in the table (date) and not given. "
-        "Leave the argument out to take the table's own schema, correct it, or evolve the table."
+        "Leave the argument out to take the table's own schema, correct it, or let the table be changed: "
+        'schema_evolution="add" adds columns, "widen" also widens types.'
     )
 
 
