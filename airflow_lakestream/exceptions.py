@@ -41,9 +41,9 @@ class UnknownValue(InvalidArgument):
 class BadRecord(LakestreamError, Terminal):
     """A record that can't be turned into a row without losing something."""
 
-    def __init__(self, topic: str, partition: int, offset: int, reason: str) -> None:
+    def __init__(self, topic: str, partition: int, offset: int, reason: str, remedy: str = "") -> None:
         self.topic = topic
         self.partition = partition
         self.offset = offset
         self.reason = reason
-        super().__init__(f"{topic}[{partition}] offset {offset}: {reason}")
+        super().__init__(f"{topic}[{partition}] offset {offset}: {reason}" + (f". {remedy}" if remedy else ""))

@@ -25,6 +25,7 @@ from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
     ModeName,
     OnDataLoss,
+    OnError,
     StartOffset,
     UnknownFields,
     choose,
@@ -251,7 +252,7 @@ def build_job(
             with_keys="key" in names or (router is not None and router.needs_keys),
             with_headers="headers" in names or (router is not None and router.needs_headers),
         ),
-        decoders=RowDecoders(config.format, config.unknown_fields, names, router),
+        decoders=RowDecoders(config.format, config.unknown_fields, names, router, OnError.FAIL),
         sink=_sink(config, catalog, fan_out),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),

@@ -18,7 +18,7 @@ from airflow_lakestream import extract
 from airflow_lakestream.core.job import Job, Stopped
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
     TableTemplate,
@@ -82,11 +82,7 @@ class RunReport:
         return {
             **given,
             "consumer_group": self.consumer_group,
-            "read": counts.read,
-            "rows": counts.written,
-            "rejected": counts.rejected,
-            "skipped": counts.skipped,
-            "filtered": counts.filtered,
+            **counts_to_dict(counts),
             "remaining_lag": self.remaining_lag,
             "complete": all(report.completes for report in self.reports.values()),
             "topics": {topic: report.to_dict() for topic, report in self.reports.items()},

@@ -230,9 +230,9 @@ class _Try:
         found: dict[PartitionKey, Tally] = {}
         job = replace(job, reader=_Only(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-            for _, chunk, rows in results:
-                if rows is not None:
-                    job.sink.write(rows, damage.identity)
+            for _, chunk, outcome in results:
+                if outcome is not None:
+                    job.sink.write(outcome.rows, damage.identity)
                     found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.batch.offsets)
         check_still_there(job, damage.identity)
         return RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())

@@ -6,12 +6,40 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, union
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.pieces import Files, Piece
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class TooManyRejected(LakestreamError, Terminal):
+    """More records are bad than the run may reject."""
+
+    def __init__(self, counts: Counts, table: str, most: str) -> None:
+        self.counts = counts
+        super().__init__(
+            f"{table}: {counts.rejected} of {counts.read} records of this run are bad, more than max_rejected={most}. "
+            "What was not committed yet was discarded. The warnings above name the first of each batch; correct the "
+            "producer or the schema, or raise max_rejected if they are to be expected."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MostRejected:
+    """Most records that a run may reject or skip as bad: a count, or a share of those that it read."""
+
+    count: int | None = None
+    share: float | None = None
+
+    def check(self, counts: Counts, table: str, *, at_commit: bool) -> None:
+        """Raise TooManyRejected where there are more; a share is looked at before each commit."""
+        if self.count is not None and counts.rejected > self.count:
+            raise TooManyRejected(counts, table, str(self.count))
+        if at_commit and self.share is not None and counts.rejected > self.share * counts.read:
+            raise TooManyRejected(counts, table, f"{self.share:.4%}".rstrip("0%").rstrip(".") + "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +50,7 @@ class Limits:
     max_batch_bytes: int = 256 * 2**20
     checkpoint_interval: float = 60.0
     idle_timeout: float = 0.0
+    max_rejected: MostRejected | None = None
 
 
 class Batch:
@@ -31,25 +60,37 @@ class Batch:
         self.plan = plan
         self._first = first
         self._covered: list[OffsetRange] = []
-        self.records = 0
+        self.counts: dict[int, Counts] = {}
         self.pieces: list[Piece] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk, counts: Counts) -> None:
         """Count a chunk whose rows the sink has taken."""
+        if counts.read != len(chunk.batch):
+            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} were counted as {counts}")
         self._covered.append(chunk.covers)
-        self.records += len(chunk.batch)
+        self.counts = add_counts(self.counts, {chunk.covers.partition: counts})
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:
         """Count a piece that another worker has read, and whose files the sink has taken."""
         self.pieces.append(piece)
-        self.records += piece.counts.read
+        self.counts = add_counts(self.counts, piece.by_partition)
 
     def is_due(self, limits: Limits) -> bool:
         """Tell whether it is time to commit."""
         return self._bytes >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.counts.values(), Counts())
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return self.total.read
 
     @property
     def age(self) -> float:
@@ -68,23 +109,21 @@ class Batch:
 
     def landing(self, run_id: str, *, is_last: bool = False) -> Landing:
         """Return the change that committing this batch makes to the ledger; the plan's last one adds covered time."""
-        handed = sum((piece.counts for piece in self.pieces), Counts())
-        own = self.records - handed.read
         # Origin and loss receipts go with the first commit: what they say holds from there on.
         entry = TopicEntry(
             landed=RangeSet(self._covered) | union(piece.ranges for piece in self.pieces),
             lost=self.plan.lost if self._first else RangeSet(),
-            counts=Counts(read=own, written=own) + handed,
+            counts=self.total,
             origin=self.plan.origin if self._first else {},
             epochs=self._epochs(),
             covered=(self.plan.covered,) if is_last and self.plan.covered else (),
         )
-        return Landing(uuid.uuid4().hex, run_id, {self.plan.state.identity: entry})
+        identity = self.plan.state.identity
+        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts})
 
     def piece(self, files: Files) -> Piece:
         """Return this batch as a piece to be handed over, with its files."""
-        counts = Counts(read=self.records, written=self.records)
-        return Piece(self.plan.state.identity, RangeSet(self._covered), counts, self.plan.epochs, files)
+        return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files)
 
     def _epochs(self) -> dict[int, int]:
         # Those before a piece was read: an unclean election after it has to be seen by whoever reads on.

@@ -25,6 +25,7 @@ SUMMARY_GROUP = "lakestream.group"
 SUMMARY_LANDING_ID = "lakestream.landing-id"
 SUMMARY_RUN_ID = "lakestream.run-id"
 SUMMARY_TOPICS = "lakestream.topics"
+SUMMARY_COUNTS = "lakestream.counts"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Summaries of a few partitions stay readable to the eye.
@@ -78,6 +79,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         SUMMARY_LANDING_ID: landing.landing_id,
         SUMMARY_RUN_ID: landing.run_id,
         SUMMARY_TOPICS: _pack(_dump(_topics_to_json(landing.topics))),
+        **_encode_counts(landing),
     }
 
 
@@ -93,7 +95,8 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
         return Landing(
             landing_id=summary[SUMMARY_LANDING_ID],
             run_id=summary[SUMMARY_RUN_ID],
-            topics=_topics_from_json(json.loads(_unpack(summary[SUMMARY_TOPICS]))),
+            topics=(topics := _topics_from_json(json.loads(_unpack(summary[SUMMARY_TOPICS])))),
+            by_partition=_decode_counts(topics, summary.get(SUMMARY_COUNTS, "")),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
@@ -190,6 +193,25 @@ def _decode_intervals(text: str) -> tuple[Interval, ...]:
         at = start + int(width)
         intervals.append((start, at))
     return tuple(intervals)
+
+
+def _encode_counts(landing: Landing) -> dict[str, str]:
+    """Return the key with the counts by partition; none where there are so many that all metadata would swell."""
+    texts = []
+    for identity in sorted(landing.topics):
+        counts = landing.by_partition.get(identity, {})
+        texts.append(_by_partition_to_text({p: ",".join(map(str, astuple(one))) for p, one in counts.items()}))
+    text = "|".join(texts)
+    return {SUMMARY_COUNTS: text} if any(texts) and len(text) <= PLAIN_CHARACTERS else {}
+
+
+def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIdentity, Mapping[int, Counts]]:
+    if not text:
+        return {}
+    return {
+        identity: {p: Counts(*map(int, one.split(","))) for p, one in _texts_by_partition(part)}
+        for identity, part in zip(sorted(topics), text.split("|"), strict=True)
+    }
 
 
 def _check_version(version: object, where: str) -> None:

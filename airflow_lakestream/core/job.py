@@ -9,15 +9,16 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from airflow_lakestream.core.batch import Limits, at_most
-from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity
+from airflow_lakestream.core.batch import Batch, Limits, at_most
+from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rows, Sink, Source, TableState
+from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rejects, Sink, Source, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
+from airflow_lakestream.core.records import Outcome
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 # Chunks read and not yet taken, decoded or not.
@@ -48,6 +49,7 @@ class Job:
     reader: Reader
     decoders: DecoderFactory
     sink: Sink
+    rejects: Rejects | None = None
     mode: Mode = Resume()
     replaces: bool = False
     limits: Limits = Limits()
@@ -66,6 +68,20 @@ def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
     return entry
 
 
+def take(job: Job, batch: Batch, chunk: Chunk, outcome: Outcome | None) -> None:
+    """Hand what became of a chunk's records to the sink, and count it."""
+    if outcome is not None:
+        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        if len(outcome.rows) != outcome.counts.written:
+            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
+        job.sink.write(outcome.rows, batch.plan.state.identity)
+        if outcome.rejected is not None:
+            if job.rejects is None:
+                raise AssertionError(f"{outcome.counts.rejected} records are to be kept, and nobody keeps them")
+            job.rejects.reject(outcome.rejected)
+    batch.add(chunk, Counts() if outcome is None else outcome.counts)
+
+
 def check_still_there(job: Job, identity: TopicIdentity) -> None:
     """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
     found = job.source.identity()
@@ -75,8 +91,11 @@ def check_still_there(job: Job, identity: TopicIdentity) -> None:
 
 def read_rows(
     job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
-) -> Generator[tuple[Decoder | None, Chunk, Rows | None], None, None]:
-    """Yield the plan's chunks with their rows, in order, reading and decoding ahead. Raises Stopped."""
+) -> Generator[tuple[Decoder | None, Chunk, Outcome | None], None, None]:
+    """Yield the plan's chunks with what became of their records, in order, reading and decoding ahead.
+
+    Raises Stopped.
+    """
     with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _Decoding(job, plan, decoder, most_records, pool)
         with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
@@ -96,7 +115,7 @@ class _Decoding:
     most_records: int | None
     pool: Executor
 
-    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Rows | None]]]:
+    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Outcome | None]]]:
         decoder, left = self.decoder, self.most_records
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
@@ -111,11 +130,7 @@ class _Decoding:
                         return
 
 
-def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Rows | None]:
+def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Outcome | None]:
     if decoder is None or not len(chunk.batch):
         return decoder, chunk, None
-    rows = decoder.decode(chunk.batch)
-    # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
-    if len(rows) != len(chunk.batch):
-        raise AssertionError(f"{len(chunk.batch)} records became {len(rows)} rows at {chunk.covers}")
-    return decoder, chunk, rows
+    return decoder, chunk, decoder.decode(chunk.batch)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from airflow_lakestream.core.batch import Batch
 from airflow_lakestream.core.job import Job as Job
 from airflow_lakestream.core.job import Stopped as Stopped
-from airflow_lakestream.core.job import check_still_there, entry_of, read_rows
-from airflow_lakestream.core.ledger import Landing, TopicEntry, union
+from airflow_lakestream.core.job import check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, union
 from airflow_lakestream.core.modes import Look, Resume, reading_plan
 from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.core.plan import (
@@ -131,10 +131,10 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
 def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
     with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-        for _, chunk, rows in results:
-            if rows is not None:
-                job.sink.write(rows, identity)
-            batch.add(chunk)
+        for _, chunk, outcome in results:
+            take(job, batch, chunk, outcome)
+            _check_rejected(job, batch.total)
+    _check_rejected(job, batch.total, at_commit=True)
     check_still_there(job, identity)
     landing = batch.landing(job.run_id)
     read = landing.topics[identity]
@@ -142,6 +142,11 @@ def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Land
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
     change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
     return job.sink.replace(replace(landing, topics={identity: change}))
+
+
+def _check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
+    if job.limits.max_rejected is not None:
+        job.limits.max_rejected.check(counts, job.table, at_commit=at_commit)
 
 
 def plan_of(
@@ -196,10 +201,9 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
     with closing(read_rows(job, plan, decoder, _left(job, report))) as results:
-        for decoder, chunk, rows in results:
-            if rows is not None:
-                job.sink.write(rows, plan.state.identity)
-            batch.add(chunk)
+        for decoder, chunk, outcome in results:
+            take(job, batch, chunk, outcome)
+            _check_rejected(job, report.counts + batch.total)
             # Without a record and without a schema there is no table to create yet: the commit waits for either.
             if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
@@ -226,15 +230,17 @@ def _tell(job: Job, plan: Plan, pieces: Sequence[Piece]) -> None:
 def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
     check_still_there(job, identity)
+    counts = batch.total
+    _check_rejected(job, report.counts + counts, at_commit=True)
     landing = batch.landing(job.run_id, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)
     job.handed.take(batch.pieces)
     log.info(
-        "Committed %s records (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
-        batch.records,
-        batch.records / max(batch.age, 1e-3),
+        "Committed %s (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
+        counts,
+        counts.read / max(batch.age, 1e-3),
         snapshot_id,
         job.table,
         time.monotonic() - started,

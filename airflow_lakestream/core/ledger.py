@@ -42,6 +42,11 @@ class Counts:
         if self.read != self.written + self.rejected + self.skipped + self.filtered:
             raise CountsDoNotAddUp(self)
 
+    def __str__(self) -> str:
+        others = {"rejected": self.rejected, "skipped": self.skipped, "filtered": self.filtered}
+        text = "".join(f" + {count} {name}" for name, count in others.items() if count)
+        return f"{self.read} records" + (f" = {self.written} written{text}" if text else "")
+
     def __add__(self, other: Counts) -> Counts:
         return Counts(
             self.read + other.read,
@@ -131,6 +136,8 @@ class Landing:
     landing_id: str
     run_id: str
     topics: Mapping[TopicIdentity, TopicEntry]
+    # The counts by partition, for the report of the run; the ledger keeps their sum only.
+    by_partition: Mapping[TopicIdentity, Mapping[int, Counts]] = field(default_factory=dict, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:
@@ -169,6 +176,11 @@ class Ledger:
     def others_of(self, topic: str, identity: TopicIdentity) -> tuple[TopicIdentity, ...]:
         """Return the other incarnations of a topic's name that this ledger has landed."""
         return tuple(known for known in self.topics if known.topic == topic and known != identity)
+
+
+def add_counts(one: Mapping[int, Counts], other: Mapping[int, Counts]) -> dict[int, Counts]:
+    """Return the sum of counts by partition, in the order of the partitions."""
+    return {p: one.get(p, Counts()) + other.get(p, Counts()) for p in sorted({*one, *other})}
 
 
 def union(sets: Iterable[RangeSet]) -> RangeSet:

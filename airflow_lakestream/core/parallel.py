@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.batch import Batch, first_records
-from airflow_lakestream.core.job import Job, Stopped, check_still_there, entry_of, read_rows
+from airflow_lakestream.core.job import Job, Stopped, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing import MAX_CONFLICTS, Contention, land, plan_of
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.modes import ByInterval
@@ -156,7 +156,7 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
         decoder = job.decoders(None, first)
         if first is None or decoder is None:
             return False
-        job.sink.write(decoder.decode(first_records(first, 0)), plan.state.identity)
+        job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
     landing = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None)).landing(f"{job.run_id}/plan")
     check_still_there(job, plan.state.identity)
     job.sink.commit(landing)
@@ -168,10 +168,8 @@ def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
     batch = Batch(plan)
     try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-            for _, chunk, rows in results:
-                if rows is not None:
-                    job.sink.write(rows, plan.state.identity)
-                batch.add(chunk)
+            for _, chunk, outcome in results:
+                take(job, batch, chunk, outcome)
                 if batch.is_due(job.limits):
                     pieces.append(batch.piece(job.sink.hand_over()))
                     batch = batch.next()

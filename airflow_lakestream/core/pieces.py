@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 Read = TypeVar("Read")
 
 # What the sink of one worker says of its files to that of another; the core only hands it on.
@@ -65,15 +65,20 @@ class Piece:
 
     identity: TopicIdentity
     ranges: RangeSet
-    counts: Counts
+    by_partition: Mapping[int, Counts]
     epochs: Mapping[int, int]
     files: Files
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.by_partition.values(), Counts())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the piece as JSON-ready values."""
         return {
             **_heading(self.identity, self.ranges),
-            "counts": list(astuple(self.counts)),
+            "counts": {str(partition): list(astuple(counts)) for partition, counts in self.by_partition.items()},
             "epochs": _numbers(self.epochs),
             "files": dict(self.files),
         }
@@ -82,7 +87,7 @@ class Piece:
     def from_dict(cls, data: Mapping[str, Any]) -> Piece:
         """Read a piece. Raises UnreadablePiece."""
         return _read(
-            data, lambda: cls(*_head(data), Counts(*data["counts"]), _mapping(data["epochs"]), dict(data["files"]))
+            data, lambda: cls(*_head(data), _counts(data["counts"]), _mapping(data["epochs"]), dict(data["files"]))
         )
 
 
@@ -206,6 +211,10 @@ def _read(data: Mapping[str, Any], make: Callable[[], Read]) -> Read:
 
 def _numbers(values: Mapping[int, int]) -> dict[str, int]:
     return {str(key): value for key, value in values.items()}
+
+
+def _counts(values: Mapping[str, Sequence[int]]) -> dict[int, Counts]:
+    return {int(partition): Counts(*counts) for partition, counts in values.items()}
 
 
 def _mapping(values: Mapping[str, int]) -> dict[int, int]:

@@ -11,11 +11,10 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.pieces import Files
 from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import Outcome, RawBatch, Rows
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
-# Rows are Arrow tables; the core only hands them from the decoder to the sink.
-Rows = Any
+# An Arrow schema.
 RowSchema = Any
 
 
@@ -116,8 +115,8 @@ class Reader(Protocol):
 class Decoder(Protocol):
     """Turns raw records into rows; called by several threads at once."""
 
-    def decode(self, batch: RawBatch) -> Rows:
-        """Return exactly one row per record, in order. Raises BadRecord for the first that can't become one."""
+    def decode(self, batch: RawBatch) -> Outcome:
+        """Return what becomes of each record, rows in their order. Raises BadRecord where a bad one is to fail."""
 
 
 class DecoderFactory(Protocol):
@@ -139,6 +138,13 @@ class TableState:
     landed_by_run: Sequence[tuple[int, Landing]] = ()
     schema: RowSchema | None = None
     exists: bool = True
+
+
+class Rejects(Protocol):
+    """Keeps records that became no row: written before, and counting from, the next commit of the sink."""
+
+    def reject(self, records: Rows) -> None:
+        """Take raw records with the reasons; columns as in `decode.rejected`."""
 
 
 class Sink(Protocol):

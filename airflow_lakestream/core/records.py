@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.core.ledger import Counts
+
 Headers = list[tuple[str, bytes | None]]
 # An Arrow array of binary; the core only counts and cuts it.
 Values = Any
+# Arrow tables; the core only hands them from the decoder to the sink.
+Rows = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,15 @@ class RawBatch:
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the records of a batch: rows to land, raw records to reject, and the counts of all of them.
+
+    `rejected` is None without any; its columns are those of `decode.rejected`.
+    """
+
+    rows: Rows
+    counts: Counts
+    rejected: Rows | None = None

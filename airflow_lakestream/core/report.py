@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,6 +31,7 @@ class LandingReport:
     remaining_lag: int = 0
     completes: bool = False
     recovered: int = 0
+    by_partition: dict[int, Counts] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -49,6 +50,7 @@ class LandingReport:
                 # What was taken out and put in again counts as what this run landed.
                 landed = change.landed | change.replaced
                 self.entry = self.entry + replace(change, landed=landed, replaced=RangeSet(), removed=Counts())
+                self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
         """Count what earlier tries of this run landed; what they replaced, this one replaces again."""
@@ -70,17 +72,31 @@ class LandingReport:
             "consumer_group": self.consumer_group,
             "snapshot_ids": ids,
             "snapshot_id": ids[-1] if ids else None,
-            "read": counts.read,
-            "rows": counts.written,
-            "rejected": counts.rejected,
-            "skipped": counts.skipped,
-            "filtered": counts.filtered,
+            **counts_to_dict(counts),
+            "partitions": self._partitions(),
             "ranges": _triples(self.entry.landed),
             "lost": _triples(self.entry.lost),
             "remaining_lag": self.remaining_lag,
             "interval": self.interval and [_iso(at) for at in self.interval],
             "complete": self.completes,
         }
+
+    def _partitions(self) -> dict[str, dict[str, int]] | None:
+        """Return the counts by partition; None where those of an earlier try are not known any more."""
+        if sum(self.by_partition.values(), Counts()) != self.counts:
+            return None
+        return {str(partition): counts_to_dict(counts) for partition, counts in self.by_partition.items()}
+
+
+def counts_to_dict(counts: Counts) -> dict[str, int]:
+    """Return counts as JSON-ready values, under the names that reports use."""
+    return {
+        "read": counts.read,
+        "rows": counts.written,
+        "rejected": counts.rejected,
+        "skipped": counts.skipped,
+        "filtered": counts.filtered,
+    }
 
 
 def _iso(at_ms: int) -> str:

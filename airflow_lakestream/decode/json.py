@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as t
 
@@ -17,7 +17,8 @@ from airflow_lakestream.decode.json_columns import ShapeParser
 from airflow_lakestream.decode.json_document import parse_object
 from airflow_lakestream.decode.json_values import fields_coercer, is_uuid
 from airflow_lakestream.decode.misfit import Misfit
-from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.decode.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
 
 # Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
 _WHOLE = 65536
@@ -53,25 +54,25 @@ class JsonDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.schema, str(self.unknown_fields)))
 
-    def decode(self, batch: RawBatch) -> pa.Table:
-        """Return one row for each record, in order. Raises BadRecord for the first that can't become one."""
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
         # Arrow's reader takes twice the time of the layouts, and is faster all the same: it lets go of the interpreter,
         # which the thread that reads from Kafka needs for most of its time.
         if self._bulk is not None and self._is_even:
             try:
-                return self._table([self._bulk.parse(piece) for piece in _cut(batch.values)], batch)
+                return self._decoded([self._bulk.parse(piece) for piece in _cut(batch.values)], [], batch)
             except NotInBulk:
                 # One odd record spoils that for its whole chunk, and seldom comes alone.
                 self._is_even = False
         return self._by_layouts(batch)
 
-    def _table(self, pieces: Sequence[pa.Table], batch: RawBatch) -> pa.Table:
-        table = pa.concat_tables(pieces) if pieces else self.schema.empty_table()
-        if table.num_rows != len(batch):
-            raise AssertionError(f"{table.num_rows} rows of {len(batch)} records")
-        return table
+    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> Decoded:
+        table = pa.concat_tables(pieces) if pieces else self._from_rows([])
+        if table.num_rows + len(bad) != len(batch):
+            raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
+        return Decoded(table, bad)
 
-    def _by_layouts(self, batch: RawBatch) -> pa.Table:
+    def _by_layouts(self, batch: RawBatch) -> Decoded:
         """Decode record by record what fits the layouts, and the others in ever smaller pieces."""
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
         left = np.ones(len(batch), np.bool_)
@@ -79,41 +80,51 @@ class JsonDecoder:
             left[taken] = False
         rest = np.flatnonzero(left)
         self._is_even = not len(rest)
-        # All others are good, so the first bad one among these is the first of all.
+        bad: list[BadRow] = []
         if len(rest) == len(batch):
-            tables = list(self._pieces(batch, 0, len(batch), _SIZES))
-        elif len(rest):
-            tables += self._pieces(_pick(batch, rest), 0, len(rest), _SIZES)
-        table = self._table(tables, batch)
-        if len(rows) > 1 or 0 < len(rest) < len(batch):
-            table = table.take(pa.array(np.argsort(np.concatenate([*rows, rest]))))
-        return table
+            # No layout fits anything, so none of these is proven to be odd.
+            return self._decoded(list(self._pieces(batch.values, 0, len(batch), _SIZES, bad)), bad, batch)
+        if len(rest):
+            tables += self._pieces(batch.values.take(pa.array(rest)), 0, len(rest), _SIZES, bad)
+            good = np.ones(len(rest), np.bool_)
+            good[[row.index for row in bad]] = False
+            bad = [replace(row, index=int(rest[row.index])) for row in bad]
+            rows = [*rows, rest[good]]
+        decoded = self._decoded(tables, bad, batch)
+        if len(rows) > 1:
+            decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(np.concatenate(rows)))))
+        return decoded
 
-    def _pieces(self, batch: RawBatch, start: int, stop: int, sizes: tuple[int, ...]) -> Iterator[pa.Table]:
-        """Yield tables that together hold the rows of records [start, stop), from left to right."""
+    def _pieces(
+        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], bad: list[BadRow]
+    ) -> Iterator[pa.Table]:
+        """Yield tables that together hold the rows of values [start, stop), from left to right; add the bad ones."""
         if self._bulk is None or not sizes:
-            yield from self._one_by_one(batch, start, stop)
+            yield from self._one_by_one(values, start, stop, bad)
             return
         for first in range(start, stop, sizes[0]):
             last = min(first + sizes[0], stop)
             try:
-                yield self._bulk.parse(batch.values[first:last])
+                yield self._bulk.parse(values[first:last])
             except NotInBulk:
-                yield from self._pieces(batch, first, last, sizes[1:])
+                yield from self._pieces(values, first, last, sizes[1:], bad)
 
-    def _one_by_one(self, batch: RawBatch, start: int, stop: int) -> Iterator[pa.Table]:
+    def _one_by_one(self, values: pa.Array, start: int, stop: int, bad: list[BadRow]) -> Iterator[pa.Table]:
         rows = []
-        for index, value in enumerate(batch.values[start:stop].to_pylist(), start):
+        for index, value in enumerate(values[start:stop].to_pylist(), start):
             try:
                 rows.append(self._row(value))
             except Misfit as misfit:
-                raise BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason) from None
+                bad.append(BadRow(index, misfit.reason))
         if rows:
-            columns = [
-                pa.array([row[field.name] for row in rows], plain).cast(field.type)
-                for field, plain in zip(self.schema, self._plain, strict=True)
-            ]
-            yield pa.Table.from_arrays(columns, schema=self.schema)
+            yield self._from_rows(rows)
+
+    def _from_rows(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        columns = [
+            pa.array([row[field.name] for row in rows], plain).cast(field.type)
+            for field, plain in zip(self.schema, self._plain, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _row(self, value: bytes | None) -> dict[str, Any]:
         if value is not None:
@@ -128,11 +139,6 @@ class JsonDecoder:
 def _cut(values: pa.Array) -> Iterator[pa.Array]:
     for first in range(0, len(values), _WHOLE):
         yield values[first : first + _WHOLE]
-
-
-def _pick(batch: RawBatch, rows: npt.NDArray[np.int64]) -> RawBatch:
-    offsets = [batch.offsets[row] for row in rows]
-    return RawBatch(batch.topic, batch.partition, offsets, [-1] * len(rows), batch.values.take(pa.array(rows)))
 
 
 def _without_uuids(kind: pa.DataType) -> pa.DataType:

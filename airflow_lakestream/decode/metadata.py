@@ -5,13 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
+from airflow_lakestream.decode.outcome import BadRow
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
-_NO_TIMESTAMP = -1
+NO_TIMESTAMP = -1
 _MAX_MILLIS = (2**63 - 1) // 1000
 
 
@@ -35,7 +37,7 @@ def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> p
 
 
 def metadata_columns(batch: RawBatch, names: Iterable[str]) -> list[pa.Array]:
-    """Return an array for each name, one entry for each record of the batch."""
+    """Return an array for each name, one entry for each record of the batch; all timestamps have to be in range."""
     names = list(names)
     metadata_schema(names)
     return [_COLUMNS[name][1](batch) for name in names]
@@ -63,16 +65,19 @@ def _integers(values: Sequence[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
+def bad_timestamps(batch: RawBatch) -> list[BadRow]:
+    """Return the records whose timestamps no column can hold: producers may write any 64 bits."""
+    millis = np.asarray(batch.timestamps, np.int64)
+    if not len(millis) or -_MAX_MILLIS <= millis.min() <= millis.max() <= _MAX_MILLIS:
+        return []
+    wrong = np.flatnonzero((millis < -_MAX_MILLIS) | (millis > _MAX_MILLIS))
+    return [BadRow(int(at), f"the record's timestamp {millis[at]} ms is out of range") for at in wrong]
+
+
 def _timestamp(batch: RawBatch) -> pa.Array:
     millis = _integers(batch.timestamps)
-    millis = pc.if_else(pc.equal(millis, _NO_TIMESTAMP), pa.scalar(None, pa.int64()), millis)
-    try:
-        return pc.multiply_checked(millis, 1000).cast(pa.timestamp("us", "UTC"))
-    except pa.ArrowInvalid:
-        # Producers may write any 64 bits.
-        index = next(i for i, value in enumerate(batch.timestamps) if abs(value) > _MAX_MILLIS)
-        reason = f"the record's timestamp {batch.timestamps[index]} ms is out of range"
-        raise BadRecord(batch.topic, batch.partition, batch.offsets[index], reason) from None
+    millis = pc.if_else(pc.equal(millis, NO_TIMESTAMP), pa.scalar(None, pa.int64()), millis)
+    return pc.multiply_checked(millis, 1000).cast(pa.timestamp("us", "UTC"))
 
 
 def _key(batch: RawBatch) -> pa.Array:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.exceptions import BadRecord
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
@@ -26,3 +29,9 @@ class Decoded:
 
     rows: pa.Table
     bad: Sequence[BadRow] = ()
+
+    def whole(self, batch: RawBatch) -> pa.Table:
+        """Return the rows of the batch that was decoded. Raises BadRecord for the first record that is bad."""
+        for bad in self.bad:
+            raise BadRecord(batch.topic, batch.partition, batch.offsets[bad.index], bad.reason)
+        return self.rows

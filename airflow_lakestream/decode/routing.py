@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,9 +20,8 @@ from airflow_lakestream.core.routing import (
 )
 from airflow_lakestream.decode.metadata import metadata_columns
 from airflow_lakestream.decode.misfit import quoted
-from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-
-_REMEDY = "Nothing of this batch was landed. Correct the producer, or route by another value."
+from airflow_lakestream.decode.outcome import BadRow
+from airflow_lakestream.exceptions import InvalidArgument
 
 
 @dataclass(frozen=True)
@@ -59,36 +60,60 @@ class Router:
                     "Route by a string, an integer, a boolean, a decimal or a date.",
                 )
 
-    def columns(self, batch: RawBatch, rows: pa.Table) -> list[tuple[str, pa.Array]]:
-        """Return route, partition and offset of each row by name. Raises BadRecord for the first without a route."""
-        parts = [self._values(placeholder, batch, rows) for placeholder in self.template.by_record]
-        route = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, SEPARATOR)
-        encoded = pc.dictionary_encode(route)
+    def routes(self, batch: RawBatch, rows: pa.Table) -> tuple[pa.Array, Sequence[BadRow]]:
+        """Return the route of each row, and the records that have none: theirs is null."""
+        bad: dict[int, str] = {}
+        parts = [self._values(placeholder, batch, rows, bad) for placeholder in self.template.by_record]
+        encoded = pc.dictionary_encode(parts[0] if len(parts) == 1 else _joined(parts))
+        unroutable = np.zeros(len(encoded.dictionary), np.bool_)
         for number, text in enumerate(encoded.dictionary.to_pylist()):
-            values = text.split(SEPARATOR)
-            try:
-                if len(values) != len(parts):
-                    raise Unroutable("holds a control character")
-                self.template.table(values)
-            except Unroutable as e:
-                index = pc.index(encoded.indices, pa.scalar(number, encoded.indices.type)).as_py()
-                shown = " and ".join(f"{p} {quoted(v)}" for p, v in zip(self.template.by_record, values, strict=False))
-                raise _bad(batch, index, f"its {shown} {e}") from None
-        return list(zip(ROUTE_COLUMNS, [encoded, *metadata_columns(batch, ("partition", "offset"))], strict=True))
+            if (problem := self._problem(text)) is not None:
+                unroutable[number] = True
+                for index in np.flatnonzero(pc.equal(encoded.indices, number).fill_null(False)):
+                    bad.setdefault(int(index), problem)
+        if unroutable.any():
+            routable = pa.array(~unroutable).take(encoded.indices)
+            encoded = pc.if_else(routable, encoded, pa.scalar(None, encoded.type))
+        return encoded, [BadRow(index, bad[index]) for index in sorted(bad)]
 
-    def _values(self, placeholder: Placeholder, batch: RawBatch, rows: pa.Table) -> pa.Array:
+    def _problem(self, route: str) -> str | None:
+        values = route.split(SEPARATOR)
+        try:
+            if len(values) != len(self.template.by_record):
+                raise Unroutable("holds a control character")
+            self.template.table(values)
+        except Unroutable as e:
+            pairs = zip(self.template.by_record, values, strict=False)
+            return f"its {' and '.join(f'{p} {quoted(v)}' for p, v in pairs)} {e}"
+        return None
+
+    def _values(self, placeholder: Placeholder, batch: RawBatch, rows: pa.Table, bad: dict[int, str]) -> pa.Array:
+        """Return the texts to route by, null where there is none; say of each null why."""
         if placeholder.origin is Origin.FIELD:
             values = rows[placeholder.name].combine_chunks().cast(pa.string())
             # A column of text takes documents as their text.
             nested = pc.match_substring_regex(values, r"^\s*[\[{]")
-            _refuse_first(batch, nested, values, f"its {placeholder} is %s, not a single value")
+            for index in np.flatnonzero(nested.fill_null(False)):
+                text = quoted(values[int(index)].as_py())
+                bad.setdefault(int(index), f"its {placeholder} is {text}, not a single value")
+            values = pc.if_else(nested, pa.scalar(None, pa.string()), values)
         else:
             raw = batch.keys if placeholder.origin is Origin.KEY else _headers(batch, placeholder.name)
             if raw is None:
                 raise AssertionError(f"the records were read without what {placeholder} routes by")
-            values = _text(batch, pa.array(raw, pa.binary()), placeholder)
-        _refuse_first(batch, pc.is_null(values), values, f"it has no {placeholder} to route by")
+            values = _text(pa.array(raw, pa.binary()), placeholder, bad)
+        for index in np.flatnonzero(values.is_null()):
+            bad.setdefault(int(index), f"it has no {placeholder} to route by")
         return values
+
+
+def route_columns(batch: RawBatch, routes: pa.Array) -> list[tuple[str, pa.Array]]:
+    """Return route, partition and offset of each row by the names of their columns."""
+    return list(zip(ROUTE_COLUMNS, [routes, *metadata_columns(batch, ("partition", "offset"))], strict=True))
+
+
+def _joined(parts: Sequence[pa.Array]) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, SEPARATOR)
 
 
 def _names_tables(kind: pa.DataType) -> bool:
@@ -103,24 +128,15 @@ def _headers(batch: RawBatch, name: str) -> list[bytes | None] | None:
     return [next((v for key, v in reversed(headers or ()) if key == name), None) for headers in batch.headers]
 
 
-def _text(batch: RawBatch, raw: pa.Array, placeholder: Placeholder) -> pa.Array:
+def _text(raw: pa.Array, placeholder: Placeholder, bad: dict[int, str]) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
+        texts: list[str | None] = []
         for index, value in enumerate(raw.to_pylist()):
             try:
-                (value or b"").decode()
+                texts.append(None if value is None else value.decode())
             except UnicodeDecodeError:
-                raise _bad(batch, index, f"its {placeholder} {value[:80]!r} is not UTF-8 text") from None
-        raise
-
-
-def _refuse_first(batch: RawBatch, refused: pa.Array, values: pa.Array, reason: str) -> None:
-    index = pc.index(refused, pa.scalar(True)).as_py()
-    if index >= 0:
-        value = values[index].as_py()
-        raise _bad(batch, index, reason % quoted(value) if "%s" in reason else reason)
-
-
-def _bad(batch: RawBatch, index: int, reason: str) -> BadRecord:
-    return BadRecord(batch.topic, batch.partition, batch.offsets[index], f"{reason}. {_REMEDY}")
+                bad.setdefault(index, f"its {placeholder} {value[:80]!r} is not UTF-8 text")
+                texts.append(None)
+        return pa.array(texts, pa.string())

@@ -1,18 +1,37 @@
-"""Whole rows from raw records: the payload's columns, the metadata columns, and where the row goes."""
+"""Whole rows from raw records: the payload's columns, the metadata columns, and where the row goes.
+
+Each step may find records that can't become a row without loss; what becomes of those is one decision, made here.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import Outcome, RawBatch
 from airflow_lakestream.decode import resolve_decoder
 from airflow_lakestream.decode.infer import infer_schema
-from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
-from airflow_lakestream.decode.routing import Router
+from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
+from airflow_lakestream.decode.outcome import BadRow
+from airflow_lakestream.decode.pick import Indices, all_but, pick
+from airflow_lakestream.decode.rejected import Bad, rejected_rows
+from airflow_lakestream.decode.routing import Router, route_columns
+from airflow_lakestream.exceptions import BadRecord
+
+log = logging.getLogger(__name__)
+
+_REMEDY = (
+    'Nothing of this batch was landed. Correct the producer or the schema; or on_error="reject" keeps such records in '
+    "a table of their own and lands the others."
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +42,8 @@ class RowDecoders:
     unknown_fields: str
     metadata: tuple[str, ...]
     router: Router | None = None
+    on_error: OnError = OnError.REJECT
+    tombstones: Tombstones = Tombstones.KEEP
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
@@ -34,7 +55,8 @@ class RowDecoders:
         metadata_schema(self.metadata, schema)
         if self.router is not None:
             self.router.check(schema)
-        return RowDecoder(resolve_decoder(self.format)(schema, self.unknown_fields), self.metadata, self.router)
+        payload = resolve_decoder(self.format)(schema, self.unknown_fields)
+        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones)
 
 
 @dataclass(frozen=True)
@@ -44,13 +66,106 @@ class RowDecoder:
     payload: Any
     metadata: tuple[str, ...]
     router: Router | None = None
+    on_error: OnError = OnError.FAIL
+    tombstones: Tombstones = Tombstones.KEEP
 
-    def decode(self, batch: RawBatch) -> pa.Table:
-        """Return one row per record; see `core.ports.Decoder`."""
-        rows = self.payload.decode(batch)
-        columns = metadata_columns(batch, self.metadata)
-        for column_field, column in zip(metadata_schema(self.metadata), columns, strict=True):
-            rows = rows.append_column(column_field, column)
-        for name, column in self.router.columns(batch, rows) if self.router is not None else ():
+    def decode(self, batch: RawBatch) -> Outcome:
+        """Return what becomes of each record; see `core.ports.Decoder`."""
+        sieve = _Sieve(batch)
+        self._look_at_records(sieve)
+        names = metadata_schema(self.metadata)
+        beside = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
+        decoded = self.payload.decode(sieve.records)
+        rows = decoded.rows
+        if decoded.bad:
+            kept = sieve.leave_out(decoded.bad, "decode")
+            beside = beside.take(pa.array(kept)) if self.metadata else beside
+        for name in beside.schema.names:
+            rows = rows.append_column(beside.schema.field(name), beside[name])
+        return self._outcome(sieve, rows if self.router is None else self._routed(sieve, rows, self.router))
+
+    def _routed(self, sieve: _Sieve, rows: pa.Table, router: Router) -> pa.Table:
+        routes, homeless = router.routes(sieve.records, rows)
+        if homeless:
+            kept = pa.array(sieve.leave_out(homeless, "route"))
+            rows, routes = rows.take(kept), routes.take(kept)
+        for name, column in route_columns(sieve.records, routes):
             rows = rows.append_column(name, column)
         return rows
+
+    def _look_at_records(self, sieve: _Sieve) -> None:
+        if self.tombstones is not Tombstones.KEEP and sieve.records.values.null_count:
+            nulls = np.flatnonzero(sieve.records.values.is_null().to_numpy(zero_copy_only=False)).tolist()
+            if self.tombstones is Tombstones.REJECT:
+                sieve.leave_out([BadRow(index, "the value is null (a tombstone)") for index in nulls], "record")
+            else:
+                sieve.skip(nulls)
+        if "timestamp" in self.metadata:
+            sieve.leave_out(bad_timestamps(sieve.records), "record")
+
+    def _outcome(self, sieve: _Sieve, rows: pa.Table) -> Outcome:
+        batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)
+        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        if len(rows) != len(sieve) or len(rows) + len(bad) + sieve.skipped != len(batch):
+            raise AssertionError(
+                f"{batch.topic}[{batch.partition}]: {len(batch)} records from offset {batch.offsets[0]} on became "
+                f"{len(rows)} rows, {len(bad)} bad and {sieve.skipped} skipped ones"
+            )
+        if bad:
+            first = bad[0].row
+            if self.on_error is OnError.FAIL:
+                offset = batch.offsets[first.index]
+                raise BadRecord(batch.topic, batch.partition, offset, first.reason, _REMEDY)
+            at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[first.index]}"
+            log.warning("%s of %s records are bad, the first: %s: %s", len(bad), len(batch), at, first.reason)
+        rejects = self.on_error is OnError.REJECT
+        counts = Counts(
+            read=len(batch),
+            written=len(rows),
+            rejected=len(bad) if rejects else 0,
+            skipped=sieve.skipped + (0 if rejects else len(bad)),
+        )
+        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None)
+
+
+class _Sieve:
+    """A batch on its way through the steps: the records that are good so far, and what became of the others."""
+
+    def __init__(self, batch: RawBatch) -> None:
+        self.whole = batch
+        self.bad: list[Bad] = []
+        self.skipped = 0
+        # Where the good records stand in the whole batch; None while they are all of it.
+        self._places: Indices | None = None
+        self._records: RawBatch | None = batch
+
+    @property
+    def records(self) -> RawBatch:
+        """The records that are good so far; picked when somebody asks, since that makes lists of Python objects."""
+        if self._records is None:
+            assert self._places is not None, "records were left out"
+            self._records = pick(self.whole, self._places)
+        return self._records
+
+    def leave_out(self, bad: Sequence[BadRow], stage: str) -> Indices:
+        """Take out bad records; return the places of those that stay, among those that were good so far."""
+        places = self._good()
+        self.bad += [Bad(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
+        return self._keep([row.index for row in bad])
+
+    def skip(self, indices: Sequence[int]) -> None:
+        """Take out records that are only to be counted."""
+        self.skipped += len(indices)
+        self._keep(indices)
+
+    def __len__(self) -> int:
+        return len(self.whole) if self._places is None else len(self._places)
+
+    def _good(self) -> Indices:
+        return np.arange(len(self.whole), dtype=np.int64) if self._places is None else self._places
+
+    def _keep(self, left_out: Sequence[int]) -> Indices:
+        kept = all_but(len(self), left_out)
+        if len(left_out):
+            self._places, self._records = self._good()[kept], None
+        return kept

@@ -56,7 +56,8 @@ def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id:
         if summary.get(codec.SUMMARY_RUN_ID) == run_id:
             landing = codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
             if landing is not None:
-                found.setdefault(landing.landing_id, (snapshot.snapshot_id, landing))
+                # Rather than the journal's: the summary has the counts by partition, too.
+                found[landing.landing_id] = (snapshot.snapshot_id, landing)
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
     of_run = [item for item in found.values() if item[1].run_id == run_id]
     # Those that have expired are older than all that are alive; the journal has them in order.

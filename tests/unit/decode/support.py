@@ -33,3 +33,8 @@ def column(kind: pa.DataType | pa.Field) -> pa.Schema:
 def shown(value: Any) -> str:
     """Return a value as text: unlike ==, it tells -0.0 from 0.0, True from 1 and 1.50 from 1.5."""
     return repr(value).replace("zoneinfo.ZoneInfo(key='UTC')", repr(UTC))
+
+
+def decoded(decoder: JsonDecoder, records: RawBatch) -> pa.Table:
+    """Return the rows of records that are all good. Raises BadRecord for the first that is not."""
+    return decoder.decode(records).whole(records)

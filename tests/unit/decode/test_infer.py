@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode.infer import infer_schema
+from airflow_lakestream.decode.infer import infer_schema, infer_type
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from tests.unit.decode.support import batch
+from tests.unit.decode.support import batch, decoded
 
 ELEMENT = pa.field("element", pa.int64())
 
@@ -50,7 +50,7 @@ def test_types(values: list[str], kind: pa.DataType) -> None:
     documents = [f'{{"v":{value}}}'.encode() for value in values]
     schema = infer_schema(batch([None, *documents, b"{}"]))
     assert schema == pa.schema([("v", kind)])
-    assert JsonDecoder(schema).decode(batch(documents)).num_rows == len(documents)
+    assert decoded(JsonDecoder(schema), batch(documents)).num_rows == len(documents)
 
 
 def test_fields_stand_in_order_of_first_appearance() -> None:
@@ -77,7 +77,7 @@ def test_types_hold_for_the_sample(documents: list[dict[str, object]]) -> None:
     except InvalidArgument:
         assert not any(documents)
         return
-    assert JsonDecoder(schema, "fail").decode(batch(values)).num_rows == len(values)
+    assert decoded(JsonDecoder(schema, "fail"), batch(values)).num_rows == len(values)
 
 
 def test_the_sample_is_spread_over_all_batches() -> None:
@@ -88,9 +88,23 @@ def test_the_sample_is_spread_over_all_batches() -> None:
     assert infer_schema(batch(values), batch([b'{"w":1}'] * 500), sample=10).names == ["v", "w"]
 
 
-def test_what_is_no_object_is_named() -> None:
+def test_what_is_no_object_says_nothing_and_is_named_where_there_is_nothing_else() -> None:
+    assert infer_schema(batch([b"null", b'{"v":1}', b"{", b"7"])).names == ["v"]
     with pytest.raises(BadRecord, match="offset 1003: the document is null"):
-        infer_schema(batch([b'{"v":1}', b"null"]))
+        infer_schema(batch([None, b"null", b"{"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([b"1", b"2", None, b"{"], pa.int64()),
+        ([b'"a"'], pa.string()),
+        ([b'{"a":1}', b'{"b":"x"}'], pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        ([None], pa.string()),
+    ],
+)
+def test_single_values_have_a_type_of_their_own(values: list[bytes | None], kind: pa.DataType) -> None:
+    assert infer_type(batch(values)) == kind
 
 
 def test_nothing_to_infer_from() -> None:

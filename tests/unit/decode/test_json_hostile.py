@@ -10,7 +10,7 @@ import faulthandler, random, sys
 import pyarrow as pa
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.exceptions import BadRecord
-from tests.unit.decode.support import batch
+from tests.unit.decode.support import batch, decoded
 
 faulthandler.enable()
 schema = pa.schema([
@@ -37,7 +37,7 @@ outcomes = {"rows": 0, "bad": 0}
 def attack(values):
     for decoder in decoders:
         try:
-            assert decoder.decode(batch(values)).num_rows == len(values)
+            assert decoded(decoder, batch(values)).num_rows == len(values)
             outcomes["rows"] += 1
         except BadRecord:
             outcomes["bad"] += 1

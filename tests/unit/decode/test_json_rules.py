@@ -13,7 +13,7 @@ import pytest
 
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
-from tests.unit.decode.support import batch, column, one_by_one, shown
+from tests.unit.decode.support import batch, column, decoded, one_by_one, shown
 
 ZONED, NAIVE = pa.timestamp("us", "UTC"), pa.timestamp("us")
 PRICE = pa.decimal128(5, 2)
@@ -127,7 +127,7 @@ PATHS = pytest.mark.parametrize("make", [JsonDecoder, one_by_one], ids=["bulk", 
 @PATHS
 @pytest.mark.parametrize(("kind", "text", "want"), GOOD, ids=[f"{kind} {text[:40]}" for kind, text, _ in GOOD])
 def test_what_fits(make: Any, kind: pa.DataType, text: str, want: Any) -> None:
-    table = make(column(kind)).decode(batch([f'{{"v":{text}}}'.encode()]))
+    table = decoded(make(column(kind)), batch([f'{{"v":{text}}}'.encode()]))
     # As text, which unlike == tells -0.0 from 0.0 and 1.50 from 1.5.
     assert shown(table.column("v").to_pylist()[0]) == shown(want)
 
@@ -136,7 +136,7 @@ def test_what_fits(make: Any, kind: pa.DataType, text: str, want: Any) -> None:
 @pytest.mark.parametrize(("kind", "text", "reason"), BAD, ids=[f"{kind} {text[:40]}" for kind, text, _ in BAD])
 def test_what_does_not(make: Any, kind: pa.DataType, text: str, reason: str) -> None:
     with pytest.raises(BadRecord) as caught:
-        make(column(kind)).decode(batch([b'{"v":null}', f'{{"v":{text}}}'.encode()]))
+        decoded(make(column(kind)), batch([b'{"v":null}', f'{{"v":{text}}}'.encode()]))
     assert caught.value.offset == 1003
     assert reason in caught.value.reason
 
@@ -189,7 +189,7 @@ def test_what_is_no_document(make: Any, value: bytes, reason: str) -> None:
     for values in ([value, b"{}"], [b"{}", value], [b"{}"] * 700 + [value] + [b"{}{}"]):
         records = batch(values)
         with pytest.raises(BadRecord, match=r"^orders\[7\] offset") as caught:
-            decoder.decode(records)
+            decoded(decoder, records)
         assert caught.value.offset == records.offsets[values.index(value)]
         assert reason in caught.value.reason
 
@@ -197,37 +197,38 @@ def test_what_is_no_document(make: Any, value: bytes, reason: str) -> None:
 @PATHS
 def test_nesting_up_to_the_limit_is_fine(make: Any) -> None:
     value = b'{"z":' + b"[" * 199 + b"]" * 199 + b',"v":1, "y":"' + b"[" * 500 + b'"}'
-    assert make(column(pa.int64())).decode(batch([value] * 3)).column("v").to_pylist() == [1, 1, 1]
+    assert decoded(make(column(pa.int64())), batch([value] * 3)).column("v").to_pylist() == [1, 1, 1]
 
 
 @PATHS
 def test_of_duplicate_keys_the_last_counts_and_names_match_exactly(make: Any) -> None:
-    table = make(column(pa.int64())).decode(batch([b'{"v":1,"v":2}', b'{"V":3}', b'{"\\u0076":4}', b'{"v":"x","v":5}']))
+    values = [b'{"v":1,"v":2}', b'{"V":3}', b'{"\\u0076":4}', b'{"v":"x","v":5}']
+    table = decoded(make(column(pa.int64())), batch(values))
     assert table.column("v").to_pylist() == [2, None, 4, 5]
 
 
 @PATHS
 def test_a_null_value_is_a_row_of_nulls(make: Any) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.struct([pa.field("c", pa.int64(), nullable=False)]))])
-    assert make(schema).decode(batch([None, b'{"a":1}'])).to_pylist() == [{"a": None, "b": None}, {"a": 1, "b": None}]
+    assert decoded(make(schema), batch([None, b'{"a":1}'])).to_pylist() == [{"a": None, "b": None}, {"a": 1, "b": None}]
 
 
 @PATHS
 def test_a_null_value_is_bad_where_a_column_is_required(make: Any) -> None:
     with pytest.raises(BadRecord, match=r"v: the value is null \(a tombstone\)") as caught:
-        make(column(pa.field("v", pa.int64(), nullable=False))).decode(batch([b'{"v":1}', None, b"{}"]))
+        decoded(make(column(pa.field("v", pa.int64(), nullable=False))), batch([b'{"v":1}', None, b"{}"]))
     assert caught.value.offset == 1003
 
 
 @PATHS
 def test_unknown_fields_fail_when_told_to(make: Any) -> None:
     schema = pa.schema([("p", POINT), ("s", pa.string())])
-    assert make(schema).decode(batch([b'{"p":{"x":1,"q":1},"z":0}'])).num_rows == 1
+    assert decoded(make(schema), batch([b'{"p":{"x":1,"q":1},"z":0}'])).num_rows == 1
     decoder = make(schema, "fail")
-    assert decoder.decode(batch([b'{"p":{"x":1},"s":{"any":"thing"}}'])).num_rows == 1
+    assert decoded(decoder, batch([b'{"p":{"x":1},"s":{"any":"thing"}}'])).num_rows == 1
     for value, path in ((b'{"z":null}', "z"), (b'{"p":{"x":1,"q":1}}', "p.q")):
         with pytest.raises(BadRecord, match=f"{path}: the schema has no such field"):
-            decoder.decode(batch([value]))
+            decoded(decoder, batch([value]))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.bool_(), pa.uuid(), pa.binary(), PRICE, ZONED, pa.list_(pa.int8())])
@@ -235,7 +236,7 @@ def test_a_reason_is_short_and_dumps_nothing(kind: pa.DataType) -> None:
     megabyte = "secret!" * 200_000
     for value in (f'{{"v":"{megabyte}"}}', f'{{"v":"{megabyte}', f'{{"v":{{"{megabyte}":[]}}}}'):
         with pytest.raises(BadRecord) as caught:
-            JsonDecoder(column(kind)).decode(batch([value.encode()]))
+            decoded(JsonDecoder(column(kind)), batch([value.encode()]))
         assert caught.value.reason.count("secret") <= 12
         assert len(str(caught.value)) < 300
 
@@ -243,10 +244,10 @@ def test_a_reason_is_short_and_dumps_nothing(kind: pa.DataType) -> None:
 def test_a_reason_is_short_for_long_names_too() -> None:
     name = "n" * 100_000
     with pytest.raises(BadRecord) as caught:
-        JsonDecoder(column(pa.int64()), "fail").decode(batch([f'{{"{name}":1}}'.encode()]))
+        decoded(JsonDecoder(column(pa.int64()), "fail"), batch([f'{{"{name}":1}}'.encode()]))
     assert len(caught.value.reason) < 300
     with pytest.raises(BadRecord) as caught:
-        JsonDecoder(column(pa.map_(pa.string(), pa.int64()))).decode(batch([f'{{"v":{{"{name}":"x"}}}}'.encode()]))
+        decoded(JsonDecoder(column(pa.map_(pa.string(), pa.int64()))), batch([f'{{"v":{{"{name}":"x"}}}}'.encode()]))
     assert len(caught.value.reason) < 300
 
 
@@ -267,7 +268,7 @@ def test_a_reason_is_short_for_long_names_too() -> None:
 )
 def test_lines_and_rows_that_add_up_by_accident(make: Any, values: list[bytes | None], bad: int) -> None:
     with pytest.raises(BadRecord) as caught:
-        make(column(pa.struct([("x", pa.int64())]))).decode(batch(values))
+        decoded(make(column(pa.struct([("x", pa.int64())]))), batch(values))
     assert caught.value.offset == 1000 + 3 * bad
 
 
@@ -277,14 +278,14 @@ def test_odd_records_anywhere_in_a_large_batch_keep_every_row_in_its_place(odd: 
     want: list[int | None] = list(range(20_000))
     for index in (0, 511, 512, 16_383, 16_384, 19_999):
         values[index], want[index] = odd, None if odd is None else 1
-    assert JsonDecoder(column(pa.int64())).decode(batch(values)).column("v").to_pylist() == want
+    assert decoded(JsonDecoder(column(pa.int64())), batch(values)).column("v").to_pylist() == want
 
 
 def test_the_first_of_several_bad_records_is_named() -> None:
     values: list[bytes | None] = [b'{"v":1}'] * 20_000
     values[9_001], values[9_000], values[15_000] = b"", b'{"v":"x"}', b"null"
     with pytest.raises(BadRecord) as caught:
-        JsonDecoder(column(pa.int64())).decode(batch(values))
+        decoded(JsonDecoder(column(pa.int64())), batch(values))
     assert caught.value.offset == 1000 + 3 * 9_000
 
 
@@ -305,14 +306,14 @@ def test_the_bulk_path_takes_what_is_common(values: list[bytes | None]) -> None:
 
 
 def test_an_empty_batch_is_an_empty_table() -> None:
-    assert JsonDecoder(column(POINT)).decode(batch([])).schema == column(POINT)
+    assert decoded(JsonDecoder(column(POINT)), batch([])).schema == column(POINT)
 
 
 def test_a_decoder_can_be_pickled() -> None:
     decoder = pickle.loads(pickle.dumps(JsonDecoder(column(pa.field("v", POINT, nullable=False)), "fail")))
-    assert decoder.decode(batch([b'{"v":{"x":1}}'])).to_pylist() == [{"v": {"x": 1, "y": None}}]
+    assert decoded(decoder, batch([b'{"v":{"x":1}}'])).to_pylist() == [{"v": {"x": 1, "y": None}}]
     with pytest.raises(BadRecord):
-        decoder.decode(batch([b'{"v":{"x":1},"z":1}']))
+        decoded(decoder, batch([b'{"v":{"x":1},"z":1}']))
 
 
 def test_what_no_decoder_can_be_made_for() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.json_layout import layout_of
 from airflow_lakestream.exceptions import BadRecord
-from tests.unit.decode.support import batch
+from tests.unit.decode.support import batch, decoded
 from tests.unit.decode.test_json_differential import NUMBERS, SCALARS, TEXTS, check_path, check_shapes, expected
 
 SCHEMA = pa.schema(
@@ -252,7 +252,7 @@ def test_rows_of_several_layouts_and_paths_stay_in_order() -> None:
         values.append(
             [b'{"id":%d}', b'{"name":"a","id":%d}', b'{"id":%d,"tags":["t"]}', b'{"id":%d.0}'][i * 7 % 11 % 4] % i
         )
-    table = JsonDecoder(SCHEMA).decode(batch(values))
+    table = decoded(JsonDecoder(SCHEMA), batch(values))
     assert table.column("id").to_pylist() == list(range(30_000))
     assert table.column("tags").to_pylist() == [["t"] if i * 7 % 11 % 4 == 2 else None for i in range(30_000)]
 
@@ -261,7 +261,7 @@ def test_the_first_bad_record_is_named_whatever_path_finds_it() -> None:
     values = clicks(30_000)
     values[20_000], values[17_000], values[25_000] = b"{", b'{"id":true}', b'{"id":1.5}'
     with pytest.raises(BadRecord) as caught:
-        JsonDecoder(SCHEMA).decode(batch(values))
+        decoded(JsonDecoder(SCHEMA), batch(values))
     assert caught.value.offset == 1000 + 3 * 17_000
 
 

@@ -8,8 +8,8 @@ import pytest
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import FORMATS, resolve_decoder
 from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.metadata import metadata_columns, metadata_schema
-from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
+from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 ALL = ["topic", "partition", "offset", "timestamp", "key", "headers"]
 RECORDS = RawBatch(
@@ -47,8 +47,9 @@ def test_a_range_of_offsets(offsets: range) -> None:
 
 
 def test_a_timestamp_that_no_column_holds() -> None:
-    with pytest.raises(BadRecord, match=r"t\[0\] offset 9: the record's timestamp 4611686018427387904 ms"):
-        metadata_columns(RawBatch("t", 0, [8, 9], [1, 2**62], [None, None]), ["timestamp"])
+    (bad,) = bad_timestamps(RawBatch("t", 0, [8, 9], [1, 2**62], [None, None]))
+    assert (bad.index, bad.reason) == (1, "the record's timestamp 4611686018427387904 ms is out of range")
+    assert not bad_timestamps(RawBatch("t", 0, [8, 9], [-1, 2**53], [None, None]))
 
 
 def test_wrong_names() -> None:
