@@ -11,8 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 N ?= 1000
 SEED ?= 0
+ONLY ?=
+RUNS ?= 3
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker demo bench constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker demo bench bench-report constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -44,12 +46,18 @@ faults-broker: setup ## The same with topics of a real broker, slower: N=20 (nee
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
 
-bench: setup ## Measure, next to kcat where it is installed; writes .bench/latest.json
-	@$(BIN)/python -m dev.bench
+bench: setup ## Measure next to kcat, dlt, Spark: 25 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
+	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
+	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS)
+
+bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md and its chart from what make bench has measured
+	@$(BIN)/python -m dev.bench.report
 
 constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or dev/pins*.txt
 	$(call resolve,dev/pins.txt,dev/constraints.txt)
 	$(call resolve,dev/pins-airflow-3.1.txt,dev/constraints-airflow-3.1.txt)
+	$(BIN)/uv pip compile dev/pins-bench.txt --python-version 3.11 \
+		--upgrade --no-header --no-annotate --quiet --output-file dev/constraints-bench.txt
 
 clean: ## Take down what `python -m dev up` started, and remove all that is not in git
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m dev down --all; fi
@@ -60,6 +68,12 @@ clean: ## Take down what `python -m dev up` started, and remove all that is not 
 
 $(OLD)/.ready: pyproject.toml dev/constraints-airflow-3.1.txt
 	$(call install,$(OLD),dev/constraints-airflow-3.1.txt)
+
+# Packages of the benchmark's peers: none of them is a dependency of ours.
+.bench/venv/.ready: dev/constraints-bench.txt | .venv/.ready
+	$(PYTHON) -m venv .bench/venv
+	$(BIN)/uv pip install --quiet --python .bench/venv/bin/python --no-deps --requirements $<
+	@touch $@
 
 # $(1): folder of the environment, $(2): its constraints. The stamp is made last: an interrupted setup starts again.
 # First exactly the pins, which needs no look at any metadata: resolving them first would build PySpark each time. Then

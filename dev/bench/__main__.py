@@ -1,98 +1,142 @@
-"""`python -m dev.bench`: land what kcat reads too, commit to long-lived tables, audit one; say which bounds hold.
+"""`python -m dev.bench`: measure the rows of the table in turn, round by round; say which bounds hold.
 
-Writes `.bench/latest.json`: a list of {"case", "metric", "value", "unit", "bound", "holds"}.
+    make bench ONLY=json,kcat RUNS=3      # rows, groups or peers by name, * for anything; --list shows them
+
+Each run is saved at once in `.bench/latest.json`, so an interrupt loses only the run it meets. `make bench-report`
+writes docs/benchmarks.md from that file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import statistics
-import subprocess
+import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NoReturn
 
 from dev.bench import audit, commits
-from dev.bench.airflow_home import airflow_env
+from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
-from dev.bench.process_tree import run_measured
-from dev.progress import Clock, Say
-from dev.service import CHECKOUT
-from dev.services.kafka import Kafka
-from dev.sources.clickstream import produce_clickstream
+from dev.bench.lab import Lab
+from dev.bench.machine import describe
+from dev.bench.peers import LandedWrong, resolve_peer
+from dev.bench.process_tree import CommandFailed
+from dev.bench.results import Results, keep_previous
+from dev.bench.rows import ROWS, Row, groups
+from dev.bench.summary import print_table
+from dev.progress import Clock
 from dev.stack import Stack
 
 RECORDS = 2_000_000
-PARTITIONS = 4
-TOPIC = "clickstream-bench"
-RESULT = CHECKOUT / ".bench" / "latest.json"
-MIB = 2**20
-EXTRACT = "extract JSON 200 B"
+RUNS = 3
+# After so many minutes no further run begins. A whole one takes some 20 on two idle cores.
+BUDGET = 25
+# What the ledger costs over the years: figures of their own, not rows of the table.
+LEDGER = ("commits", "audit")
 
 
 def main() -> int:
     """Measure, print, write; 1 when a bound does not hold."""
+    args = _arguments()
+    patterns = [word for word in args.only.split(",") if word]
+    rows = [row for row in ROWS if not patterns or any(map(row.matches, patterns))]
+    ledger = [name for name in LEDGER if not patterns or name in patterns]
+    if args.list or not (rows or ledger):
+        print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, sep="\n")
+        return 0 if args.list else 2
+    signal.signal(signal.SIGTERM, _end)
+    clock = Clock()
+    keep_previous()
+    results = Results(describe(), args.records, datetime.now(UTC).isoformat(timespec="seconds"))
+    results.save()
+    try:
+        with Stack.owned("bench", say=clock.say) as stack:
+            lab = Lab(stack, stack.up_kafka(), args.records, args.records / RECORDS, clock.say)
+            lab.folder.mkdir()
+            Measuring(lab, results, clock, args.budget * 60).measure(rows, args.runs)
+            for name in ledger:
+                clock.say(f"measuring {name}")
+                found = commits.measure(lab.folder / "commits", clock.say) if name == "commits" else _audit(lab, args)
+                results.figures += found
+                results.save()
+    except KeyboardInterrupt:
+        clock.say("interrupted: what was measured so far stays in .bench/latest.json")
+    return _conclude(results)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m dev.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3, help="runs of each case, in turn; medians are reported")
-    parser.add_argument("--records", type=int, default=RECORDS, help="how many records the topic holds")
-    parser.add_argument("--audited", type=int, default=audit.RECORDS, help="how many the audited table has in the end")
-    args = parser.parse_args()
-    say = Clock().say
-    with Stack.owned("bench", say=say) as stack:
-        kafka = stack.up_kafka()
-        say(f"producing {args.records:,} clickstream records")
-        produce_clickstream(kafka.client_config(), TOPIC, rate=0, count=args.records, partitions=PARTITIONS)
-        env = airflow_env(kafka, stack.folder / "bench")
-        figures = list(measure(kafka, env, args.records, args.runs, say))
-        figures += commits.measure(stack.folder / "bench" / "commits", say)
-        # Last, since it makes the topic longer than the others read it.
-        figures += audit.measure(kafka, env, TOPIC, args.records, args.audited, say)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
+    parser.add_argument("--only", default="", help="rows, groups or peers by name, with commas; * for anything")
+    parser.add_argument("--runs", type=int, default=RUNS, help="rounds; medians are reported")
+    parser.add_argument("--records", type=int, default=RECORDS, help="how many records the 200 B topics hold")
+    parser.add_argument("--audited", type=int, default=0, help="how many rows the audited table has")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="minutes after which no further run begins")
+    parser.add_argument("--list", action="store_true", help="name the rows")
+    return parser.parse_args()
+
+
+def _end(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _audit(lab: Lab, args: argparse.Namespace) -> list[Figure]:
+    return list(audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale)))
+
+
+class Measuring:
+    """Goes through the rows, round by round, so that all of them see the same machine."""
+
+    def __init__(self, lab: Lab, results: Results, clock: Clock, budget: float) -> None:
+        self._lab = lab
+        self._results = results
+        self._clock = clock
+        self._budget = budget
+
+    def measure(self, rows: Sequence[Row], runs: int) -> None:
+        """Measure; what can't run is left out with its reason, and the others go on."""
+        there = [group for group in groups(rows) if self._is_there(group)]
+        for number in range(1, runs + 1):
+            for group in there:
+                if (group[0].runs or runs) < number or group[0].name in self._results.left_out:
+                    continue
+                if self._clock.elapsed > self._budget:
+                    self._leave_out(group, f"{self._budget / 60:g} minutes were over before run {number}")
+                else:
+                    self._run(group, number)
+
+    def _is_there(self, group: Sequence[Row]) -> bool:
+        missing = resolve_peer(group[0]).missing(group[0], self._lab)
+        if missing is not None:
+            self._leave_out(group, missing)
+        return missing is None
+
+    def _run(self, group: Sequence[Row], number: int) -> None:
+        try:
+            found = resolve_peer(group[0]).run(group, self._lab, number)
+        except (CommandFailed, LandedWrong) as e:
+            # One peer that fails says nothing about the others.
+            self._leave_out(group, str(e))
+            return
+        for name, sample in found.items():
+            self._clock.say(f"run {number}: {name:20} {sample.rate:>12,.0f} records/s")
+        self._results.samples += found.values()
+        self._results.save()
+
+    def _leave_out(self, group: Sequence[Row], why: str) -> None:
+        for row in group:
+            self._clock.say(f"left out: {row.name}: {why}")
+            self._results.left_out[row.name] = why
+        self._results.save()
+
+
+def _conclude(results: Results) -> int:
+    print_table(results)
+    figures = [*verdicts(results.samples), *results.figures]
     print("\n".join(map(str, figures)))
-    broken = [f for f in figures if f.holds is False]
-    print(f"{len(broken)} bounds do not hold." if broken else "All bounds hold.")
+    broken = [figure for figure in figures if figure.holds is False]
+    print(f"{len(broken)} bounds do not hold." if broken else "All bounds that were measured hold.")
     return 1 if broken else 0
-
-
-def measure(kafka: Kafka, env: Mapping[str, str], records: int, runs: int, say: Say) -> Iterator[Figure]:
-    """Run kcat and the extract path in turn, so that both see the same machine; yield the medians."""
-    kcat = shutil.which("kcat")
-    kcat_rates, rates, peaks = [], [], []
-    for run in range(runs):
-        if kcat:
-            kcat_rates.append(records / kcat_seconds(kcat, kafka.bootstrap))
-            say(f"run {run + 1}: kcat {kcat_rates[-1]:,.0f} records/s")
-        command = [sys.executable, "-m", "dev.bench.landing", "--topic", TOPIC, "--table", f"bench.run{run}"]
-        done = run_measured(command, env)
-        result = json.loads(done.output.strip().splitlines()[-1])
-        if result["rows"] != records:
-            raise AssertionError(f"{result['rows']} rows of {records} records landed")
-        rates.append(records / result["seconds"])
-        peaks.append(done.peak_pss / MIB)
-        say(f"run {run + 1}: extract {rates[-1]:,.0f} records/s, {peaks[-1]:,.0f} MiB")
-    rate, peak = statistics.median(rates), max(peaks)
-    if kcat_rates:
-        reading = statistics.median(kcat_rates)
-        yield Figure("kcat to nowhere", "rate", reading, "records/s")
-        yield Figure(EXTRACT, "rate / kcat", rate / reading, "ratio")
-    else:
-        say("kcat is not installed: no ratio")
-    yield Figure(EXTRACT, "rate", rate, "records/s", ">= 300000", rate >= 300_000)
-    yield Figure(EXTRACT, "spread of the rate", (max(rates) - min(rates)) / rate, "of the median")
-    yield Figure(EXTRACT, "peak PSS of the process tree", peak, "MiB", "< 1024", peak < 1024)
-
-
-def kcat_seconds(kcat: str, bootstrap: str) -> float:
-    """Time kcat reading the whole topic to nowhere: the limit of reading on this machine."""
-    began = time.perf_counter()
-    subprocess.run(
-        [kcat, "-b", bootstrap, "-t", TOPIC, "-C", "-e", "-q", "-f", ""], check=True, stdout=subprocess.DEVNULL
-    )
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

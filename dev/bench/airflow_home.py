@@ -1,4 +1,4 @@
-"""An Airflow home for measured processes: its database, and the two connections."""
+"""An Airflow home for measured tasks: its database, and the DAG that makes a task of what the environment says."""
 
 from __future__ import annotations
 
@@ -8,29 +8,44 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from dev.bench.lake import Lake
 from dev.service import CHECKOUT
 from dev.services.kafka import Kafka
 
+DAGS = CHECKOUT / "dev" / "bench" / "dags"
 
-def airflow_env(kafka: Kafka, folder: Path) -> Mapping[str, str]:
-    """Make an Airflow home with its database, and the two connections, for the measured processes."""
+
+def airflow_env(folder: Path) -> Mapping[str, str]:
+    """Make an Airflow home with its database; return the environment of processes that use it."""
     folder.mkdir(parents=True)
-    iceberg = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
     env = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
     env |= {
-        "AIRFLOW_HOME": str(folder / "airflow"),
+        "PYTHONPATH": str(CHECKOUT),
+        "AIRFLOW_HOME": str(folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
-        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
-        "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     }
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        env=env,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "airflow", "db", "migrate"]
+    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return env
+
+
+def task_env(kafka: Kafka, lake: Lake, operator: str, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what a process needs besides: the connections, and the one task of the DAG.
+
+    :param operator: as "module:Class".
+    """
+    # The official consumer subscribes in a group, and begins where the connection says.
+    grouped = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+    connections = {
+        "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.client_config(),
+        "AIRFLOW_CONN_KAFKA_CONSUMER": {**kafka.client_config(), **grouped, "group.id": lake.folder.name},
+    }
+    env = {name: json.dumps({"conn_type": "kafka", "extra": extra}) for name, extra in connections.items()}
+    env["AIRFLOW_CONN_ICEBERG_DEFAULT"] = lake.connection()
+    env["LAKESTREAM_BENCH_TASK"] = json.dumps({"operator": operator, "arguments": dict(arguments)})
     return env

@@ -1,26 +1,29 @@
 """One quick and one full audit in a process of their own: what `dev.bench.audit` measures.
 
-Prints one line of JSON: the seconds that each took, its verdict, and the rows that the full one counted.
+It tells the seconds that each took, its verdict, and the rows that the full one counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
+from dev.bench.programs.measured import write_result
 
-GROUP = "clickstream_to_lake"
+# The id of the DAG that landed it.
+GROUP = "measured"
 
 
 def main() -> None:
-    """Audit the table that the bundled clickstream DAG has landed."""
+    """Audit a table that the measured DAG has landed."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--table", required=True)
     args = parser.parse_args()
     kafka = KafkaHook("kafka_default")
@@ -34,7 +37,7 @@ def main() -> None:
         "full_verdict": full_result.verdict,
         "rows": sum(partition.rows for partition in full_result.partitions),
     }
-    print(json.dumps(told))
+    write_result(args.result, told)
 
 
 def timed(look: Audit) -> tuple[float, AuditResult]:

@@ -1,0 +1,77 @@
+"""What has to hold: ratios between rows of one run, and limits of single rows; with the verdicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dev.bench.figures import Figure
+from dev.bench.results import Sample
+from dev.bench.rows import ROWS
+
+MIB = 2**20
+MOST_PSS_MIB = 768
+FIRST_COMMIT_S = 3
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The rate of one row over that of another is at least so much; with None it only informs."""
+
+    row: str
+    over: str
+    least: float | None
+
+
+RATIOS = (
+    Ratio("json", "kcat", 0.5),
+    Ratio("json", "spark-warm", 3),
+    Ratio("json", "spark-cold", None),
+    Ratio("json", "spark-start", None),
+    Ratio("json", "dlt", 25),
+    Ratio("json", "airflow-user", 5),
+    Ratio("json", "airflow-user-10000", None),
+    Ratio("raw", "kcat", 0.6),
+    Ratio("avro", "json", 1),
+    Ratio("protobuf", "json", 1),
+    Ratio("json-bad", "json", 0.7),
+    Ratio("json", "json-1", None),
+)
+# Where nothing but the start counts: a large topic's first commit comes when `max_batch_bytes` is full.
+FIRST_COMMIT_ROW = "json-few"
+
+
+def median(samples: Sequence[Sample], name: str) -> float | None:
+    """Return the median of a column over the runs; None where the row has no such column."""
+    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    return statistics.median(values) if values else None
+
+
+def by_row(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples of each row, in the table's order."""
+    found = {row.name: [sample for sample in samples if sample.row == row.name] for row in ROWS}
+    return {name: runs for name, runs in found.items() if runs}
+
+
+def verdicts(samples: Sequence[Sample]) -> Iterator[Figure]:
+    """Yield a figure for each bound whose rows were measured."""
+    rows = by_row(samples)
+    for ratio in RATIOS:
+        if ratio.row in rows and ratio.over in rows:
+            yield _ratio(ratio, rows)
+    for row in ROWS:
+        if row.peer == "extract" and row.name in rows:
+            peak = max(sample.peak_pss for sample in rows[row.name]) / MIB
+            yield Figure(row.name, "peak PSS", peak, "MiB", f"< {MOST_PSS_MIB}", peak < MOST_PSS_MIB)
+    if FIRST_COMMIT_ROW in rows:
+        seconds = median(rows[FIRST_COMMIT_ROW], "first_commit_seconds") or 0.0
+        holds = seconds < FIRST_COMMIT_S
+        yield Figure(FIRST_COMMIT_ROW, "execute() to first commit", seconds, "s", f"< {FIRST_COMMIT_S}", holds)
+
+
+def _ratio(ratio: Ratio, rows: Mapping[str, Sequence[Sample]]) -> Figure:
+    value = (median(rows[ratio.row], "rate") or 0) / (median(rows[ratio.over], "rate") or 1)
+    if ratio.least is None:
+        return Figure(ratio.row, f"rate / {ratio.over}", value, "ratio")
+    return Figure(ratio.row, f"rate / {ratio.over}", value, "ratio", f">= {ratio.least:g}", value >= ratio.least)

@@ -1,0 +1,50 @@
+"""One real task run in an Airflow process: `dag.test()` of the DAG in `dev/bench/dags`, its `execute` measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from airflow.dag_processing.dagbag import BundleDagBag
+
+from dev.bench.airflow_home import DAGS
+from dev.bench.programs.measured import CommitClock, Work, write_result
+
+
+def main() -> None:
+    """Run the DAG once."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--result", type=Path, required=True)
+    args = parser.parse_args()
+    bag = BundleDagBag(str(DAGS), bundle_path=DAGS, bundle_name="dags-folder")
+    if bag.import_errors:
+        raise AssertionError(bag.import_errors)
+    dag = bag.dags["measured"]
+    (task,) = dag.tasks
+    done = measure_execute(type(task))
+    clock = CommitClock().start()
+    run = dag.test()
+    if not done or str(run.state) != "success":
+        raise AssertionError(f"the run ended as {run.state}")
+    (work, report), *_ = done
+    write_result(args.result, {**work.told(), "commits": clock.seconds, "report": report})
+
+
+def measure_execute(operator: type) -> list[tuple[Work, Any]]:
+    """Measure `execute` alone: Airflow's own start is in nobody's rate."""
+    done: list[tuple[Work, Any]] = []
+    execute = operator.execute
+
+    def measured(self: Any, context: Any) -> Any:
+        with Work() as work:
+            report = execute(self, context)
+        done.append((work, report))
+        return report
+
+    operator.execute = measured
+    return done
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The rows of the table: what reads which topic, and how. A row more is an entry here; a peer more is also a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+# The events' columns, as an inferred schema has them; given where the first batch holds bad records too.
+DDL = (
+    "timestamp timestamp, event string, user_id string, site_id string, url string, on_site_seconds bigint, "
+    "viewed_percent double"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    :param peer: the module of `dev.bench.peers` that runs it.
+    :param group: rows of one group are measured by one run of the peer; by default each is its own.
+    :param most: no more than so many records of the topic; a slow peer's rate shows with fewer.
+    :param runs: no more than so many runs.
+    :param options: what the peer's module takes.
+    """
+
+    name: str
+    title: str
+    peer: str
+    topic: str = "json"
+    group: str = ""
+    most: int | None = None
+    runs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def matches(self, pattern: str) -> bool:
+        """Whether a word of ONLY means it: its name, its group's or its peer's; with `*` for anything."""
+        return any(fnmatch(name, pattern) for name in (self.name, self.group or self.name, self.peer))
+
+
+def _extract(name: str, title: str, topic: str, **options: Any) -> tuple[Row, Row]:
+    """With as many processes as the operator takes by itself, and with one."""
+    return (
+        Row(name, f"{title}, n processes", "extract", topic, options=options),
+        Row(f"{name}-1", f"{title}, 1 process", "extract", topic, options={**options, "parallelism": 1}),
+    )
+
+
+ROWS = (
+    Row("kcat", "kcat to nowhere: the limit of reading", "kcat"),
+    *_extract("json", "extract JSON 200 B", "json"),
+    *_extract("avro", "extract Avro 200 B", "avro", format="avro"),
+    *_extract("protobuf", "extract Protobuf 200 B", "protobuf", format="protobuf"),
+    *_extract("raw", "extract raw 200 B", "json", format="raw"),
+    Row(
+        "json-bad",
+        "extract JSON 200 B, 1% bad records, n processes",
+        "extract",
+        "json-bad",
+        options={"on_error": "reject", "schema": DDL},
+    ),
+    Row("airflow-user", "ConsumeFromTopicOperator, batches of 1,000", "airflow_user", most=200_000),
+    Row(
+        "airflow-user-10000",
+        "ConsumeFromTopicOperator, batches of 10,000",
+        "airflow_user",
+        most=1_000_000,
+        options={"max_batch_size": 10_000},
+    ),
+    Row("dlt", "dlt, Kafka to Iceberg", "dlt", most=300_000),
+    Row("spark-warm", "Spark availableNow, warm", "spark", group="spark"),
+    Row("spark-cold", "Spark availableNow, cold, start not counted", "spark", group="spark"),
+    Row("spark-start", "Spark availableNow, cold, start counted", "spark", group="spark"),
+    *_extract("json-1k", "extract JSON 1 KB", "json-1k"),
+    *_extract("avro-1k", "extract Avro 1 KB", "avro-1k", format="avro"),
+    *_extract("protobuf-1k", "extract Protobuf 1 KB", "protobuf-1k", format="protobuf"),
+    *_extract("raw-1k", "extract raw 1 KB", "json-1k", format="raw"),
+    Row("json-few", "extract JSON, 1,000 records", "extract", most=1_000),
+    Row("json-1mib", "extract JSON 1 MiB", "extract", "json-1mib"),
+    Row("raw-1mib", "extract raw 1 MiB", "extract", "json-1mib", runs=1, options={"format": "raw"}),
+    Row("json-10mib", "extract JSON 10 MiB", "extract", "json-10mib", runs=1),
+)
+
+
+def groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows by group, in the table's order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.group or row.name, []).append(row)
+    return list(found.values())

@@ -1,0 +1,84 @@
+"""The table: a line for each row with the medians of its runs, for the terminal and as Markdown for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dev.bench.bounds import by_row, median
+from dev.bench.results import Results, Sample
+from dev.bench.rows import ROWS
+
+MIB = 2**20
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and what stands under it for the runs of a row."""
+
+    heading: str
+    cell: Callable[[Sequence[Sample]], str]
+
+
+def _median(name: str, form: str, unit: float = 1) -> Callable[[Sequence[Sample]], str]:
+    def cell(runs: Sequence[Sample]) -> str:
+        value = median(runs, name)
+        return NONE if value is None else format(value / unit, form)
+
+    return cell
+
+
+def spread(runs: Sequence[Sample]) -> float:
+    """Return how far the rates of the runs lie apart, as a share of their median."""
+    rates = [run.rate for run in runs]
+    return (max(rates) - min(rates)) / (median(runs, "rate") or 1)
+
+
+def _megabytes_per_second(runs: Sequence[Sample]) -> str:
+    return format((median(runs, "rate") or 0) * runs[0].value_bytes / runs[0].records / 1e6, ",.0f")
+
+
+def _cpu_per_million(runs: Sequence[Sample]) -> str:
+    return format((median(runs, "cpu_seconds") or 0) / runs[0].records * 1e6, ",.2f")
+
+
+COLUMNS = (
+    Column("records", lambda runs: format(runs[0].records, ",")),
+    Column("records/s", _median("rate", ",.0f")),
+    Column("spread", lambda runs: f"{spread(runs):.0%}" if len(runs) > 1 else NONE),
+    Column("MB/s", _megabytes_per_second),
+    Column("peak PSS, MiB", _median("peak_pss", ",.0f", MIB)),
+    Column("peak RSS, MiB", _median("peak_rss", ",.0f", MIB)),
+    Column("CPU s per million", _cpu_per_million),
+    Column("files", _median("files", ",.0f")),
+    Column("commits", _median("commits", ",.0f")),
+    Column("a commit, ms", _median("commit_seconds", ",.0f", 0.001)),
+    Column("first commit after, s", _median("first_commit_seconds", ",.2f")),
+    Column("runs", lambda runs: str(len(runs))),
+)
+
+
+def lines(results: Results) -> list[list[str]]:
+    """Return the table: the headings, then a line for each row that was measured."""
+    titles = {row.name: row.title for row in ROWS}
+    table = [["", *(column.heading for column in COLUMNS)]]
+    for name, runs in by_row(results.samples).items():
+        table.append([titles[name], *(column.cell(runs) for column in COLUMNS)])
+    return table
+
+
+def print_table(results: Results) -> None:
+    """Print the table, its columns as wide as they have to be."""
+    table = lines(results)
+    widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
+    for line in table:
+        first, *others = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join([first, *(cell.strip().rjust(width) for cell, width in zip(others, widths[1:], strict=True))]))
+
+
+def markdown(results: Results) -> str:
+    """Return the table in Markdown, numbers to the right."""
+    heading, *rest = lines(results)
+    rule = ["---", *("--:" for _ in COLUMNS)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heading, rule, *rest))
