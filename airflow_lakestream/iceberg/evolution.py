@@ -61,7 +61,7 @@ def evolve(
     """Return the schema that has a place for each value of the wanted columns, and for each of its own.
 
     Columns that only the table has stay as they are, and so do those that hold all values wanted already. A new column
-    is optional whatever is wanted, since rows that are there have no value for it.
+    and all in it is optional whatever is wanted, since rows that are there have no value for it.
 
     :param last_column_id: of the table; its new fields count on from there.
     :param schema_id: what a changed schema is called.
@@ -122,7 +122,7 @@ class _Evolution:
             )
             return None
         new_id = next(self._ids)
-        kind = cast(IcebergType, assign_fresh_schema_ids(wanted.field_type, lambda: next(self._ids)))
+        kind = cast(IcebergType, assign_fresh_schema_ids(_all_optional(wanted.field_type), lambda: next(self._ids)))
         self.changes.append(f"add column {path}{wanted.name} {type_text(kind)}")
         return NestedField(new_id, wanted.name, kind, required=False, doc=wanted.doc)
 
@@ -216,6 +216,24 @@ def _why_not(held: IcebergType, wanted: IcebergType) -> str:
             return "Iceberg does not widen the one to the other"
         case _:
             return "neither holds all values of the other"
+
+
+def _all_optional(kind: IcebergType) -> IcebergType:
+    """Return the type with nothing required in it: PyIceberg can't read a list of structs that have none of it."""
+    match kind:
+        case StructType():
+            fields = (
+                item.model_copy(update={"required": False, "field_type": _all_optional(item.field_type)})
+                for item in kind.fields
+            )
+            return StructType(*fields)
+        case ListType():
+            return ListType(kind.element_id, _all_optional(kind.element_type), element_required=False)
+        case MapType():
+            value = _all_optional(kind.value_type)
+            return MapType(kind.key_id, _all_optional(kind.key_type), kind.value_id, value, value_required=False)
+        case _:
+            return kind
 
 
 def _least_version(kind: IcebergType) -> int:

@@ -1,0 +1,452 @@
+"""A schema that changes in the commit of the rows: one snapshot or none, once, whoever else is busy."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import TableProperties
+from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.table.update import SetCurrentSchemaUpdate
+from pyiceberg.types import StringType
+
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.iceberg.guard import StaleFiles
+from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from tests.support.evolving import Evolving
+from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, LateCatalog, ReadTimeout, applied, unapplied
+from tests.support.lake import assert_files_are_whole, compact
+
+FAILED = CommitFailedException("somebody else was quicker")
+TIMEOUT = ReadTimeout("no answer within 60 s")
+ERRORS = pytest.mark.parametrize("error", [FAILED, TIMEOUT], ids=["reported as failed", "timed out"])
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sink try again at once."""
+    monkeypatch.setattr(sink_module, "RETRY_PAUSE", 0.0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Evolving:
+    """Give a table with rows 0 to 2 of `id int, name string`."""
+    table = Evolving(tmp_path)
+    table.run("id int, name string").land(0, [{"id": n, "name": f"n{n}"} for n in range(3)])
+    return table
+
+
+def old(**more: Any) -> list[dict[str, Any]]:
+    return [{"id": n, "name": f"n{n}", **more} for n in range(3)]
+
+
+def test_a_new_column_comes_with_the_rows_in_one_snapshot(made: Evolving) -> None:
+    changes = made.run("id int, name string, score double", "add").land(3, [{"id": 3, "name": "n3", "score": 0.5}])
+
+    assert changes == ["add column score double"]
+    assert made.schema() == "id int, name string, score double"
+    assert made.rows() == [*old(score=None), {"id": 3, "name": "n3", "score": 0.5}]
+    assert len(made.table().snapshots()) == 2
+    assert made.table().current_snapshot().schema_id == made.table().schema().schema_id
+    assert_files_are_whole(made.table())
+
+
+def test_a_second_run_with_the_same_schema_changes_nothing(made: Evolving) -> None:
+    made.run("id int, name string, score double", "add").land(3, [{"id": 3}])
+    changes = made.run("id int, name string, score double", "add").land(4, [{"id": 4, "score": 1.5}])
+
+    assert changes == []
+    assert len(made.table().schemas()) == 2
+    assert made.offsets() == [0, 1, 2, 3, 4]
+
+
+CASES: list[tuple[str, str, dict[str, Any], str, dict[str, Any], dict[str, Any]]] = [
+    ("a int", "a bigint", {"a": 2**31 - 1}, "a bigint", {"a": 2**63 - 1}, {"a": 2**31 - 1}),
+    ("a float", "a double", {"a": 0.5}, "a double", {"a": 0.1}, {"a": 0.5}),
+    (
+        "a decimal(5, 2)",
+        "a decimal(30, 2)",
+        {"a": Decimal("123.45")},
+        "a decimal(30, 2)",
+        {"a": Decimal("1" * 28 + ".01")},
+        {"a": Decimal("123.45")},
+    ),
+    ("a int not null", "a int", {"a": 1}, "a int", {"a": None}, {"a": 1}),
+    (
+        "s struct<x: int>",
+        "s struct<x: bigint, y: array<string>>",
+        {"s": {"x": 1}},
+        "s struct<x: bigint, y: array<string>>",
+        {"s": {"x": 2**40, "y": ["z", None]}},
+        {"s": {"x": 1, "y": None}},
+    ),
+    (
+        "l array<struct<x: int>>",
+        "l array<struct<x: int, y: struct<z: date not null>>>",
+        {"l": [{"x": 1}, None]},
+        "l array<struct<x: int, y: struct<z: date>>>",
+        {"l": [{"x": 2, "y": {"z": dt.date(2026, 1, 1)}}]},
+        {"l": [{"x": 1, "y": None}, None]},
+    ),
+    (
+        "m map<string, struct<x: float>>",
+        "m map<string, struct<x: double, y: int>>",
+        {"m": [("k", {"x": 0.5})]},
+        "m map<string, struct<x: double, y: int>>",
+        {"m": [("k", {"x": 0.1, "y": 1})]},
+        {"m": [("k", {"x": 0.5, "y": None})]},
+    ),
+    (
+        "a int",
+        "a int, b timestamp not null",
+        {"a": 1},
+        "a int, b timestamp",
+        {"a": 2, "b": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)},
+        {"a": 1, "b": None},
+    ),
+]
+
+
+@pytest.mark.parametrize(("held", "wanted", "first", "schema", "second", "as_read"), CASES)
+def test_each_kind_of_change_and_old_rows_read_back(
+    tmp_path: Path,
+    held: str,
+    wanted: str,
+    first: dict[str, Any],
+    schema: str,
+    second: dict[str, Any],
+    as_read: dict[str, Any],
+) -> None:
+    made = Evolving(tmp_path)
+    made.run(held).land(0, [first])
+    made.run(wanted, "widen").land(1, [second])
+
+    assert made.schema() == schema
+    assert made.rows() == [as_read, second]
+    assert len(made.table().snapshots()) == 2
+
+
+def test_a_widened_column_that_is_partitioned_by_and_has_bounds_of_both_widths(tmp_path: Path) -> None:
+    made = Evolving(tmp_path)
+    made.run("a int, b int", partition_by=("a", "bucket(4, b)")).land(0, [{"a": 7, "b": 1}, {"a": 8, "b": 2}])
+    made.run("a bigint, b bigint", "widen", partition_by=("a", "bucket(4, b)")).land(2, [{"a": 2**40, "b": 2**41}])
+
+    scan = made.table().scan
+    assert scan("a = 7").to_arrow()["_kafka_offset"].to_pylist() == [0]
+    assert sorted(scan("a >= 8").to_arrow()["_kafka_offset"].to_pylist()) == [1, 2]
+    assert scan(f"b = {2**41}").to_arrow()["_kafka_offset"].to_pylist() == [2]
+    compact(made.table())
+    assert made.offsets() == [0, 1, 2]
+
+
+def test_what_the_table_can_not_become_names_column_types_and_remedy(made: Evolving) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        made.run("id string, name string", "widen")
+
+    assert "lake.events" in str(error.value)
+    assert "'id' is int in the table and string is given" in str(error.value)
+    assert made.schema() == "id int, name string"
+
+
+def test_adding_alone_widens_nothing(made: Evolving) -> None:
+    with pytest.raises(InvalidArgument, match='schema_evolution="widen" would make it bigint'):
+        made.run("id bigint, name string", "add")
+
+
+def test_without_evolution_a_new_column_is_refused_and_the_way_named(made: Evolving) -> None:
+    with pytest.raises(InvalidArgument, match='schema_evolution="add" adds columns'):
+        made.run("id int, name string, score double")
+
+
+def test_columns_left_out_are_not_dropped(made: Evolving) -> None:
+    made.run("id int, score double", "widen").land(3, [{"id": 3, "score": 0.5}])
+
+    assert made.schema() == "id int, name string, score double"
+    assert made.rows()[3] == {"id": 3, "name": None, "score": 0.5}
+
+
+def test_metadata_columns_are_added_too(made: Evolving) -> None:
+    names = ("topic", "partition", "offset", "key")
+    with pytest.raises(InvalidArgument, match='set schema_evolution="add" to add the missing ones'):
+        made.run(None, metadata=names)
+
+    assert made.run(None, "add", metadata=names).land(3, [{"id": 3}]) == ["add column _kafka_key binary"]
+    assert made.table().scan().to_arrow().sort_by("_kafka_offset")["_kafka_key"].to_pylist() == [None] * 3 + [b"key"]
+
+
+def test_the_rescued_column_is_added_whatever_the_policy(made: Evolving) -> None:
+    run = made.run(None, rescues=True)
+    assert run.schema.names == ["id", "name", RESCUED]
+
+    assert run.land(3, [{"id": 3, RESCUED: '{"x":1}'}]) == ["add column _rescued string"]
+    assert made.rows()[2:] == [
+        {"id": 2, "name": "n2", RESCUED: None},
+        {"id": 3, "name": None, RESCUED: '{"x":1}'},
+    ]
+
+
+def test_a_rescued_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    made = Evolving(tmp_path)
+    made.run("id int, _rescued int").land(0, [{"id": 0}])
+
+    with pytest.raises(InvalidArgument, match="'_rescued' is int in the table and string is given"):
+        made.run(None, rescues=True)
+
+
+def test_rows_that_bring_columns_of_their_own(made: Evolving) -> None:
+    run = made.run(None, "add", grows=True)
+    wider = run.schema.append(pa.field("x", pa.int64())).append(pa.field("s", pa.struct([("a", pa.string())])))
+    widest = wider.set(3, pa.field("s", pa.struct([("a", pa.string()), ("b", pa.bool_())])))
+    run.write(3, [{"id": 3}])
+    run.write(4, [{"id": 4, "x": 1, "s": {"a": "q"}}], wider)
+    run.write(5, [{"id": 5, "x": 2, "s": {"b": True}}], widest)
+    run.write(6, [{"id": 6, "s": {"a": "r"}}], wider)
+    run.write(7, [{"id": 7}])
+    snapshot_id = run.commit(3, 5)
+
+    assert run.sink.schema_changes(snapshot_id) == [
+        "add column x bigint",
+        "add column s struct<a: string>",
+        "add column s.b boolean",
+    ]
+    assert [(row["id"], row["x"], row["s"]) for row in made.rows()] == [
+        *((n, None, None) for n in range(4)),
+        (4, 1, {"a": "q", "b": None}),
+        (5, 2, {"a": None, "b": True}),
+        (6, None, {"a": "r", "b": None}),
+        (7, None, None),
+    ]
+    assert len(made.table().schemas()) == 2
+    assert_files_are_whole(made.table())
+
+
+def test_rows_that_bring_columns_of_their_own_in_several_files(made: Evolving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_module, "FILE_BYTES", 1)
+    test_rows_that_bring_columns_of_their_own(made)
+    assert len(made.table().current_snapshot().manifests(made.table().io)) >= 1
+
+
+def test_a_table_that_is_created_grows_before_it_is_there(tmp_path: Path) -> None:
+    made = Evolving(tmp_path)
+    run = made.run(None, "add", grows=True)
+    first = pa.schema([("id", pa.int64())])
+    run.write(0, [{"id": 0}], first)
+    run.write(1, [{"id": 1, "x": "y"}], first.append(pa.field("x", pa.string())))
+    run.commit(0, 2)
+
+    assert made.rows() == [{"id": 0, "x": None}, {"id": 1, "x": "y"}]
+    assert len(made.table().snapshots()) == 1
+    assert_files_are_whole(made.table())
+
+
+def test_two_runs_that_add_the_same_column_both_land(made: Evolving) -> None:
+    schema = "id int, name string, score double"
+    first, second = made.run(schema, "add"), made.run(schema, "add")
+
+    assert first.land(3, [{"id": 3, "score": 3.5}]) == ["add column score double"]
+    # Files of the second have the very field ids that the first has assigned: nothing is to be read again.
+    assert second.land(4, [{"id": 4, "score": 4.5}]) == []
+    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
+    assert len(made.table().schemas()) == 2
+    assert_files_are_whole(made.table())
+
+
+def test_two_runs_that_add_the_same_column_between_the_look_and_the_commit_of_one(made: Evolving) -> None:
+    schema = "id int, name string, score double"
+    other = made.run(schema, "add")
+    catalog = BeforeCommit(made.catalog(), lambda: other.land(3, [{"id": 3, "score": 3.5}]))
+
+    assert made.run(schema, "add", catalog).land(4, [{"id": 4, "score": 4.5}]) == []
+    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
+    assert len(made.table().schemas()) == 2
+    assert_files_are_whole(made.table())
+
+
+CONFLICTS: list[tuple[str, Callable[[Evolving], object]]] = [
+    ("another column", lambda made: made.run("id int, other string", "add").land(3, [{"id": 3, "other": "o"}])),
+    ("the same column of another type", lambda made: made.run("id int, score string", "add").land(3, [{"id": 3}])),
+    ("a wider type", lambda made: made.run("id bigint", "widen").land(3, [{"id": 2**40}])),
+]
+
+
+@pytest.mark.parametrize("other", [case[1] for case in CONFLICTS], ids=[case[0] for case in CONFLICTS])
+@pytest.mark.parametrize("late", [False, True], ids=["before the look of the commit", "in the commit"])
+def test_another_schema_change_meanwhile_is_a_conflict_that_leaves_nothing(
+    made: Evolving, other: Callable[[Evolving], object], late: bool
+) -> None:
+    catalog = BeforeCommit(made.catalog(), lambda: other(made)) if late else made.catalog()
+    run = made.run("id int, name string, score double", "add", catalog)
+    if not late:
+        other(made)
+    with pytest.raises(StaleFiles, match="the schema was changed"):
+        run.land(4, [{"id": 4, "score": 4.5}])
+
+    assert made.offsets() == [0, 1, 2, 3]
+    assert_files_are_whole(made.table())
+
+
+def test_one_adds_while_another_appends(made: Evolving) -> None:
+    """The one that appends wrote its files for a schema that is no more: it plans anew. The other way both land."""
+    appends = made.run("id int, name string")
+    adds = made.run("id int, name string, score double", "add")
+    later = made.run("id int, name string, score double", "add")
+
+    made.run("id int, name string").land(3, [{"id": 3}])
+    assert adds.land(4, [{"id": 4, "score": 4.5}]) == ["add column score double"]
+    with pytest.raises(StaleFiles):
+        appends.land(5, [{"id": 5}])
+    assert later.land(6, [{"id": 6}]) == []
+    assert made.offsets() == [0, 1, 2, 3, 4, 6]
+    assert_files_are_whole(made.table())
+
+
+def test_one_widens_while_another_appends_in_the_middle_of_its_commit(made: Evolving) -> None:
+    catalog = BeforeCommit(made.catalog(), lambda: made.run("id int, name string").land(3, [{"id": 3}]))
+
+    assert made.run("id bigint, name string", "widen", catalog).land(4, [{"id": 2**40}]) == [
+        "widen column id from int to bigint"
+    ]
+    assert [row["id"] for row in made.rows()] == [0, 1, 2, 3, 2**40]
+    assert_files_are_whole(made.table())
+
+
+@ERRORS
+@pytest.mark.parametrize("fault", [applied, unapplied], ids=["applied", "not applied"])
+def test_an_unknown_outcome_changes_the_schema_once(
+    made: Evolving, error: Exception, fault: Callable[[Exception], Any]
+) -> None:
+    catalog = FaultyCatalog(made.catalog(), fault(error))
+
+    changes = made.run("id bigint, name string, score double", "widen", catalog).land(3, [{"id": 3, "score": 0.5}])
+
+    assert changes == ["widen column id from int to bigint", "add column score double"]
+    assert made.rows() == [*old(score=None), {"id": 3, "name": None, "score": 0.5}]
+    assert (len(made.table().schemas()), len(made.table().snapshots())) == (2, 2)
+    assert_files_are_whole(made.table())
+
+
+@ERRORS
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_commit_that_is_applied_late_changes_the_schema_once(made: Evolving, error: Exception, delay: int) -> None:
+    catalog = LateCatalog(made.catalog(), error, delay)
+
+    made.run("id int, name string, score double", "add", catalog).land(3, [{"id": 3, "score": 0.5}])
+    catalog.apply_now()
+
+    assert made.rows() == [*old(score=None), {"id": 3, "name": None, "score": 0.5}]
+    assert len(made.table().schemas()) == 2
+    assert_files_are_whole(made.table())
+
+
+@pytest.mark.parametrize("applied_first", [True, False])
+def test_a_catalog_that_dies_leaves_schema_and_rows_together(made: Evolving, applied_first: bool) -> None:
+    catalog = DyingCatalog(made.catalog(), applied=applied_first)
+
+    with pytest.raises(CommitOutcomeUnknown):
+        made.run("id int, name string, score double", "add", catalog).land(3, [{"id": 3, "score": 0.5}])
+
+    if applied_first:
+        assert (made.schema(), made.offsets()) == ("id int, name string, score double", [0, 1, 2, 3])
+    else:
+        assert (made.schema(), made.offsets()) == ("id int, name string", [0, 1, 2])
+
+
+def test_an_error_before_the_commit_leaves_no_trace(made: Evolving) -> None:
+    run = made.run("id int, name string, score double", "add")
+    run.write(3, [{"id": 3, "score": 0.5}])
+    run.sink.hand_over()
+    run.sink.discard()
+
+    assert made.schema() == "id int, name string"
+    assert_files_are_whole(made.table())
+
+
+def test_a_schema_set_back_by_hand_is_set_again(made: Evolving) -> None:
+    made.run("id bigint, name string", "widen").land(3, [{"id": 3}])
+    with made.table().transaction() as transaction:
+        transaction._apply((SetCurrentSchemaUpdate.model_validate({"schema-id": 0}),))
+    assert made.schema() == "id int, name string"
+
+    made.run("id bigint, name string", "widen").land(4, [{"id": 2**40}])
+
+    assert made.schema() == "id bigint, name string"
+    assert len(made.table().schemas()) == 2
+    assert made.rows()[4]["id"] == 2**40
+
+
+def test_a_column_dropped_by_hand_and_added_again_is_another_one(made: Evolving) -> None:
+    with made.table().update_schema() as update:
+        update.delete_column("name")
+
+    assert made.run("id int, name string", "add").land(3, [{"id": 3, "name": "x"}]) == ["add column name string"]
+    assert [row["name"] for row in made.rows()] == [None, None, None, "x"]
+
+
+def test_replace_over_a_table_that_it_evolves(made: Evolving) -> None:
+    run = made.run("id bigint, name string, score double", "widen")
+    changes = run.replace(1, [{"id": 2**40, "name": "new", "score": 1.5}])
+
+    assert changes == ["widen column id from int to bigint", "add column score double"]
+    assert made.rows() == [
+        {"id": 0, "name": "n0", "score": None},
+        {"id": 2**40, "name": "new", "score": 1.5},
+        {"id": 2, "name": "n2", "score": None},
+    ]
+    assert len(made.table().snapshots()) == 2
+    assert_files_are_whole(made.table())
+
+
+def test_replace_over_rows_of_both_schemas(made: Evolving) -> None:
+    made.run("id bigint, name string, score double", "widen").land(3, [{"id": n, "score": 0.5} for n in (3, 4)])
+    made.run(None).replace(2, [{"id": 22, "score": 2.5}, {"id": 33, "score": 3.5}])
+
+    assert [(row["id"], row["score"]) for row in made.rows()] == [(0, None), (1, None), (22, 2.5), (33, 3.5), (4, 0.5)]
+    assert_files_are_whole(made.table())
+
+
+def test_files_of_another_worker_fit_a_change_that_is_still_to_be_made(made: Evolving) -> None:
+    schema = "id int, name string, score double"
+    worker, committer = made.run(schema, "add"), made.run(schema, "add")
+    worker.write(3, [{"id": 3, "score": 0.5}])
+    handed = json.loads(json.dumps(worker.sink.hand_over()))
+
+    assert committer.sink.misfit(handed) is None
+    committer.sink.adopt(handed)
+    committer.commit(3, 1)
+    assert made.rows() == [*old(score=None), {"id": 3, "name": None, "score": 0.5}]
+    assert made.run("id int, name string, x int", "add").sink.misfit(handed) is not None
+
+
+def test_a_name_mapping_knows_the_new_column(made: Evolving) -> None:
+    mapping = create_mapping_from_schema(made.table().schema()).model_dump_json()
+    with made.table().transaction() as transaction:
+        transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+
+    made.run("id int, name string, s struct<x: int>", "add").land(3, [{"id": 3, "s": {"x": 1}}])
+
+    names = made.table().name_mapping()
+    assert names is not None
+    assert names.root[-1] == create_mapping_from_schema(made.table().schema()).root[-1]
+
+
+def test_a_foreign_change_that_only_adds_to_the_list_of_schemas_is_seen(made: Evolving) -> None:
+    run = made.run("id int, name string, score double", "add")
+    with made.table().update_schema() as update:
+        update.add_column("score", StringType())
+    with made.table().transaction() as transaction:
+        transaction._apply((SetCurrentSchemaUpdate.model_validate({"schema-id": 0}),))
+
+    with pytest.raises(StaleFiles):
+        run.land(3, [{"id": 3, "score": 0.5}])
+    assert made.run("id int, name string, score double", "add").land(3, [{"id": 3, "score": 0.5}])
+    assert made.table().schema().find_field("score").field_id > 6
+    assert made.rows()[3]["score"] == 0.5
