@@ -78,9 +78,9 @@ class Batch:
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
 
-    def is_due(self, limits: Limits) -> bool:
-        """Tell whether it is time to commit."""
-        return self._bytes >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+    def is_due(self, limits: Limits, more: int = 0) -> bool:
+        """Tell whether it is time to commit; `more` bytes were read, and are still to be handed over."""
+        return self._bytes + more >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
 
     @property
     def total(self) -> Counts:
@@ -96,6 +96,11 @@ class Batch:
     def age(self) -> float:
         """Seconds since the last commit."""
         return time.monotonic() - self._since
+
+    @property
+    def covered(self) -> RangeSet:
+        """The offsets that were read here."""
+        return RangeSet(self._covered)
 
     @property
     def covers_anything(self) -> bool:

@@ -16,6 +16,7 @@ from airflow_lakestream.core.pieces import Handed
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rejects, Sink, Source, TableState
+from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
 from airflow_lakestream.core.records import Outcome
@@ -40,6 +41,7 @@ class Job:
 
     `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
     `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
+    `children` are processes that may read in its place.
     """
 
     run_id: str
@@ -58,6 +60,7 @@ class Job:
     stop: threading.Event = field(default_factory=threading.Event)
     handed: Handed = field(default_factory=Handed)
     within: RangeSet | None = None
+    children: Children | None = None
 
 
 def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
@@ -101,6 +104,18 @@ def read_rows(
         with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
             for future in decoding:
                 yield future.result()
+    if job.stop.is_set():
+        raise Stopped
+
+
+def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[tuple[Chunk, Outcome | None], None, None]:
+    """Yield the plan's chunks as `read_rows` does, with no other thread. Raises Stopped.
+
+    For a process that has one processor to itself: more threads would take turns with the interpreter.
+    """
+    with closing(job.reader.read(plan, job.stop)) as chunks:
+        for chunk in chunks:
+            yield chunk, _decode(decoder, chunk)[2]
     if job.stop.is_set():
         raise Stopped
 

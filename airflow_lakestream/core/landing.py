@@ -27,8 +27,9 @@ from airflow_lakestream.core.plan import (
     resume_plan,
 )
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, TableState
+from airflow_lakestream.core.ports import Conflict, Decoder, TableState
 from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.side_by_side import is_worth_sharing, read_by_children
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
 log = logging.getLogger(__name__)
@@ -200,13 +201,12 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         job.sink.adopt(piece.files)
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
-    with closing(read_rows(job, plan, decoder, _left(job, report))) as results:
-        for decoder, chunk, outcome in results:
-            take(job, batch, chunk, outcome)
-            _check_rejected(job, report.counts + batch.total)
-            # Without a record and without a schema there is no table to create yet: the commit waits for either.
-            if decoder is not None and batch.is_due(job.limits):
-                batch = _commit(job, batch, report)
+    shared = is_worth_sharing(job, plan)
+    # Without a schema the first records give it, and they are read here.
+    if decoder is None or not shared:
+        decoder, batch = _read_here(job, decoder, batch, report, begin_only=shared)
+    if decoder is not None and shared:
+        batch = _read_by_children(job, batch, report)
     if decoder is None:
         _refuse_to_forget(job, plan)
         return False
@@ -214,6 +214,38 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
     if batch.changes_the_ledger or (is_last and plan.covered):
         _commit(job, batch, report, is_last=is_last)
     return True
+
+
+def _read_here(
+    job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport, *, begin_only: bool
+) -> tuple[Decoder | None, Batch]:
+    with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
+        for decoder, chunk, outcome in results:
+            take(job, batch, chunk, outcome)
+            _check_rejected(job, report.counts + batch.total)
+            # Without a record and without a schema there is no table to create yet: the commit waits for either.
+            if decoder is not None and batch.is_due(job.limits):
+                batch = _commit(job, batch, report)
+            if decoder is not None and begin_only:
+                break
+    return decoder, batch
+
+
+def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
+    """Let child processes read what is left of the plan."""
+
+    def is_due(counts: Counts, size: int) -> bool:
+        _check_rejected(job, report.counts + batch.total + counts)
+        return batch.is_due(job.limits, size)
+
+    left = None if _left(job, report) is None else max(0, (_left(job, report) or 0) - batch.records)
+    with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
+        for pieces, is_last in rounds:
+            for piece in pieces:
+                batch.take(piece)
+            if not is_last:
+                batch = _commit(job, batch, report)
+    return batch
 
 
 def _tell(job: Job, plan: Plan, pieces: Sequence[Piece]) -> None:

@@ -190,6 +190,18 @@ class Sink(Protocol):
     def misfit(self, files: Files) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
 
+    def let_go(self) -> None:
+        """Leave what was handed over to who took it: from now on `discard` does not delete it."""
+
+    def outline(self) -> Any:
+        """Return what a sink in another process needs to write files for the table as it is, or is going to be.
+
+        Can be pickled. None where only this one can write.
+        """
+
+    def take_over(self, files: Files) -> None:
+        """Take files that a process of this run handed over, as if they had been written here."""
+
     def adopt(self, files: Files) -> None:
         """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
 

@@ -19,6 +19,18 @@ class OneWorkerSink:
         """Refuse."""
         raise _refusal()
 
+    def let_go(self) -> None:
+        """Refuse."""
+        raise _refusal()
+
+    def outline(self) -> Any:
+        """Refuse."""
+        raise _refusal()
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Refuse."""
+        raise _refusal()
+
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Refuse."""
         raise _refusal()

@@ -171,6 +171,21 @@ class IcebergSink:
         new, self._handed_over = self._files[self._handed_over :], len(self._files)
         return handover.encode_files(self._target(None).metadata, new)
 
+    def let_go(self) -> None:
+        """Leave the files that were handed over to who took them."""
+        del self._files[: self._handed_over]
+        self._handed_over = 0
+
+    def outline(self) -> handover.Outline:
+        """Return what a sink in another process needs to write for the table, be it only staged; it can be pickled."""
+        self._write_out()
+        target = self._target(None)
+        return handover.Outline(self._name, target.metadata, target.io)
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run wrote; see `core.ports.Sink`."""
+        self._files += handover.decode_files(files)
+
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
         if self._table is None or self._change is None:
