@@ -57,6 +57,7 @@ class ClientErrors:
     def __init__(self) -> None:
         self.last = ""
         self.fatal: KafkaError | None = None
+        self.too_large = ""
         self._said: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
@@ -64,6 +65,8 @@ class ClientErrors:
         # That all brokers are down comes after what says why.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = f"{error.name()}: {error.str()}"
+        if "receive.message.max.bytes" in error.str():
+            self.too_large = error.str()
         if error.code() in AUTHENTICATION or error.fatal() or "certificate verify failed" in error.str():
             self.fatal = error
 

@@ -71,6 +71,19 @@ class StalledPartition(LakestreamError, Transient):
         )
 
 
+class BatchTooLarge(LakestreamError, Terminal):
+    """Records come in a batch that is larger than the client takes in one answer."""
+
+    def __init__(self, topic: str, positions: dict[int, int], where: str, problem: str) -> None:
+        self.topic, self.positions = topic, positions
+        places = ", ".join(f"{topic}[{p}] offset {position}" for p, position in sorted(positions.items()))
+        super().__init__(
+            f"at one of {places} comes a batch of records that is larger than one answer may be: {problem}. What was "
+            f"not committed yet was discarded. Raise receive.message.max.bytes (default: 100000000) in the extra of "
+            f"{where} above that size."
+        )
+
+
 class ReadFailed(LakestreamError, Transient):
     """A partition answered with an error that no other class here stands for, such as a broken checksum."""
 

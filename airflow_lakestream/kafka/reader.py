@@ -20,6 +20,7 @@ from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
     AUTHORIZATION,
     MISSING_TOPIC,
+    BatchTooLarge,
     KafkaRefused,
     ReadFailed,
     StalledPartition,
@@ -83,6 +84,10 @@ class KafkaReader:
                 polled += time.monotonic() - started
                 if errors.fatal is not None:
                     raise KafkaRefused(self._where, f"reading {plan.state.identity.topic}", errors.fatal.str())
+                if errors.too_large:
+                    # It would come again and again, and all that is behind it never.
+                    positions = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
+                    raise BatchTooLarge(plan.state.identity.topic, positions, self._where, errors.too_large)
                 for part in self._sort_in(messages, parts):
                     part.heard_at = polled
                     part.take_messages(self._with_keys, self._with_headers)
