@@ -35,7 +35,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
-from airflow_lakestream.decode import resolve_decoder
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
@@ -46,10 +46,14 @@ from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.registry.config import RegistryConfig
 
 # One so far; the others are refused rather than taken and ignored.
 ON_ERROR = ("fail",)
 
+
+# The arguments that say what becomes of a record's bytes, for whoever decodes records a second time.
+DECODING = ("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas")
 
 _BELONGS_TO = {
     "interval_start": ModeName.INTERVAL,
@@ -70,6 +74,10 @@ class ExtractConfig:
     table: str
     consumer_group: str
     format: str = "json"
+    key_format: str | None = None
+    envelope: str | None = None
+    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
+    writer_schemas: Sequence[str] | str | None = None
     mode: str = ModeName.RESUME
     interval_start: str | int | datetime | None = None
     interval_end: str | int | datetime | None = None
@@ -98,11 +106,30 @@ class ExtractConfig:
     def __post_init__(self) -> None:
         check_topic_or_pattern(self.topic)
         _check_group(self.consumer_group)
-        resolve_decoder(self.format)
+        self._check_payload()
         _check_one_of("on_error", self.on_error, ON_ERROR)
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        choose(UnknownFields, "unknown_fields", self.unknown_fields)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+
+    @property
+    def payload(self) -> Payload:
+        """What keys and values hold."""
+        return Payload(
+            format=self.format,
+            unknown_fields=self.unknown_fields,
+            key_format=self.key_format if is_given(self.key_format) else None,
+            envelope=self.envelope if is_given(self.envelope) else None,
+            registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
+            writer_schemas=_items("writer_schemas", self.writer_schemas) or (),
+        )
+
+    def _check_payload(self) -> None:
+        payload, schema = self.payload, self.design.schema
+        if payload.registry is not None and not payload.uses_registry:
+            problem = f"the format is {self.format!r}, whose records name no schema."
+            raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
+        if schema is not None:
+            payload.check([column.name for column in schema.fields])
 
     @property
     def template(self) -> TableTemplate:
@@ -130,7 +157,7 @@ class ExtractConfig:
             raise InvalidArgument(
                 "home_table", f"{self.home_table!r}: each topic has one.", 'Write "lake.{topic}_home".'
             )
-        decoding = (self.format, self.unknown_fields, *self.metadata_columns)
+        decoding = (self.format, self.unknown_fields, *self.metadata_columns, *self.payload.beside)
         name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
         if not is_pattern(self.topic):
             name = name or template.home(self.topic, self.consumer_group)
@@ -239,6 +266,7 @@ def build_job(
     names = tuple(config.metadata_columns)
     fan_out = config.fan_out
     router = Router(fan_out.template) if fan_out is not None else None
+    payload = config.payload
     return Job(
         run_id=run_id,
         table=config.table if fan_out is None else fan_out.home,
@@ -249,10 +277,10 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys="key" in names or (router is not None and router.needs_keys),
+            with_keys="key" in names or payload.needs_keys or (router is not None and router.needs_keys),
             with_headers="headers" in names or (router is not None and router.needs_headers),
         ),
-        decoders=RowDecoders(config.format, config.unknown_fields, names, router, OnError.FAIL),
+        decoders=RowDecoders(payload, names, router, OnError.FAIL),
         sink=_sink(config, catalog, fan_out),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),

@@ -30,7 +30,11 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [
             {
                 "integration-name": "Lakestream",
-                "python-modules": ["airflow_lakestream.hooks.iceberg", "airflow_lakestream.hooks.kafka"],
+                "python-modules": [
+                    "airflow_lakestream.hooks.iceberg",
+                    "airflow_lakestream.hooks.kafka",
+                    "airflow_lakestream.hooks.registry",
+                ],
             }
         ],
     }

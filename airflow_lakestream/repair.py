@@ -9,9 +9,10 @@ import logging
 import threading
 import uuid
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -25,18 +26,18 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
-from airflow_lakestream.core.policies import OnDataLoss, UnknownFields, choose
+from airflow_lakestream.core.policies import OnDataLoss, choose
 from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import resolve_decoder
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
-from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.extract import DECODING, ExtractConfig, build_job
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.repair import Repairing, RepairSink
 from airflow_lakestream.iceberg.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.registry.config import RegistryConfig
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +79,30 @@ class Repair:
     """What to repair: all damage that a full `audit` finds of its table, group and topic.
 
     :param format: how values are decoded, as for the extract path.
-    :param unknown_fields: what to do with fields that the table has no column for, as for the extract path.
+    :param unknown_fields: what to do with fields that the table has no column for, as for the extract path; so are
+        `key_format`, `envelope`, `schema_registry` and `writer_schemas`.
     :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
     """
 
     audit: Audit
     format: str = ExtractConfig.format
     unknown_fields: str = ExtractConfig.unknown_fields
+    key_format: str | None = None
+    envelope: str | None = None
+    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
+    writer_schemas: Sequence[str] | str | None = None
     on_data_loss: str = ExtractConfig.on_data_loss
 
     def __post_init__(self) -> None:
-        resolve_decoder(self.format)
-        choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        _ = self.decoding
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How values and keys are decoded, as arguments of the extract path. Raises InvalidArgument."""
+        arguments = {name: getattr(self, name) for name in DECODING}
+        ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
+        return arguments
 
     def run(self, catalog: Catalog) -> AuditResult:
         """Look, repair in one snapshot what is to be repaired, and look again; the result says both.
@@ -211,8 +223,7 @@ class _Try:
             topic=topic,
             table=self.audit.table,
             consumer_group=self.audit.consumer_group,
-            format=self.repair.format,
-            unknown_fields=self.repair.unknown_fields,
+            **self.repair.decoding,
             metadata_columns=self.names,
             poll_timeout=self.audit.poll_timeout,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from airflow_lakestream.cli.connections import (
     aside,
     open_catalog,
     open_kafka,
+    open_registry,
 )
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -40,6 +41,12 @@ def audit(
     unknown_fields: Annotated[
         str | None, typer.Option("--unknown-fields", help="with --repair: ignore (default) or fail")
     ] = None,
+    key_format: Annotated[str | None, typer.Option("--key-format", help="with --repair: as the operator's")] = None,
+    envelope: Annotated[str | None, typer.Option("--envelope", help="with --repair: as the operator's")] = None,
+    schema_registry: Annotated[
+        str | None,
+        typer.Option("--schema-registry", help="with --repair: a URL, or an Airflow connection; default: kafka's"),
+    ] = None,
     on_data_loss: Annotated[
         str | None,
         typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
@@ -54,8 +61,15 @@ def audit(
         from airflow_lakestream.audit.run import Audit
         from airflow_lakestream.repair import Repair
 
-        given = {"format": value_format, "unknown_fields": unknown_fields, "on_data_loss": on_data_loss}
-        options = {name: value for name, value in given.items() if value is not None}
+        given = {
+            "format": value_format,
+            "unknown_fields": unknown_fields,
+            "key_format": key_format,
+            "envelope": envelope,
+            "schema_registry": schema_registry,
+            "on_data_loss": on_data_loss,
+        }
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
             raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
@@ -63,6 +77,9 @@ def audit(
         if look.full:
             kafka = open_kafka(kafka_conn)
             look = replace(look, kafka=kafka.configuration, where=kafka.where)
+        if repair:
+            registry = open_registry(schema_registry, kafka_conn, value_format, key_format)
+            options |= {"schema_registry": registry} if registry is not None else {}
         work = Repair(audit=look, **options) if repair else look
         result = work.run(open_catalog(iceberg_conn))
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())

@@ -14,6 +14,8 @@ import typer
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_lakestream.registry.config import RegistryConfig
+
 # What Airflow says about itself while it is imported is not for those who asked about a table.
 _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
 
@@ -47,6 +49,18 @@ def open_catalog(conn_id: str) -> Catalog:
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
         return IcebergHook(conn_id).open_catalog()
+
+
+def open_registry(value: str | None, kafka_conn: str, *formats: str | None) -> RegistryConfig | None:
+    """Return the registry that the formats need: by its URL, an Airflow connection, or the Kafka connection.
+
+    Raises InvalidArgument.
+    """
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.kafka import KafkaHook
+        from airflow_lakestream.hooks.registry import registry_of
+
+        return registry_of(value, KafkaHook(kafka_conn), *formats)
 
 
 @contextmanager

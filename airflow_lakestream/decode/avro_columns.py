@@ -181,7 +181,8 @@ def _inner(path: str, name: str) -> str:
 
 def _read_union(lanes: Lanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
     chosen = lanes.zigzags(path)
-    lanes.fail((chosen < 0) | (chosen >= len(branches)), f"{path}: a type that the union does not have")
+    what = f"{path or 'the value'}: a type that the union does not have"
+    lanes.fail((chosen < 0) | (chosen >= len(branches)), what)
     live = lanes.why == 0
     parts, places = [], np.full(len(lanes), -1, np.int64)
     done = 0

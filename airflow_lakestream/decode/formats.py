@@ -5,12 +5,13 @@ A new format is a module with a decoder, and a line in `_value_columns` and `_re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import IDS_NEEDED, Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import IDS_NEEDED, SCHEMA_KINDS, Envelope, Format, KeyFormat
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import avro_schema, raw
@@ -80,6 +81,17 @@ class Payload:
                 )
 
     @property
+    def uses_registry(self) -> bool:
+        """Whether anything here is looked up in a registry."""
+        return self.format in SCHEMA_KINDS or self.key_format in SCHEMA_KINDS
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What else than the format decides on the rows, as text."""
+        given = {"key_format": self.key_format, "envelope": self.envelope}
+        return tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+
+    @property
     def needs_keys(self) -> bool:
         """Whether records have to be read with their keys."""
         return self.key_format is not None or self.format == Format.RAW
@@ -96,9 +108,9 @@ class Payload:
             raise InvalidArgument("key_format", f"the values have a field {KEY_COLUMN}, too.", "Give a schema.")
         return columns.append(self._key_column(first))
 
-    def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that can't take what keys and values hold. Raises InvalidArgument."""
-        if self.key_format is not None and KEY_COLUMN not in schema.names:
+    def check(self, columns: Sequence[str]) -> None:
+        """Refuse columns that have no place for what keys hold. Raises InvalidArgument."""
+        if self.key_format is not None and KEY_COLUMN not in columns:
             raise InvalidArgument(
                 "key_format",
                 f"there is no column {KEY_COLUMN} for the keys.",
@@ -107,7 +119,7 @@ class Payload:
 
     def decoder(self, schema: pa.Schema) -> Decoder:
         """Return the decoder for these columns. Raises InvalidArgument for those that the format can't fill."""
-        self.check(schema)
+        self.check(schema.names)
         if self.key_format is None:
             return self._value_decoder(schema)
         keys = pa.schema([schema.field(KEY_COLUMN)])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import confluent
+from airflow_lakestream.decode.lanes import Integers, Lanes
 from airflow_lakestream.decode.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -50,35 +54,44 @@ class JsonSchemaDecoder:
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
-        inner, kept, ids, unframed = unframe(batch)
+        framed = unframe(batch.values)
+        count = len(framed.places)
+        inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, framed.values)
         decoded = self._documents.decode(inner)
-        bad = [BadRow(kept[row.index], row.reason, ids[row.index]) for row in decoded.bad]
-        return Decoded(decoded.rows, sorted([*bad, *unframed], key=lambda row: row.index))
+        bad = [BadRow(int(framed.places[row.index]), row.reason, framed.schema_id(row.index)) for row in decoded.bad]
+        bad += [BadRow(index, _NO_FRAME) for index in framed.unframed]
+        return Decoded(decoded.rows, sorted(bad, key=lambda row: row.index))
 
 
-def unframe(batch: RawBatch) -> tuple[RawBatch, list[int], list[int | None], list[BadRow]]:
-    """Return the records that are framed without their frames, their places and schema ids, and the other ones.
+_NO_FRAME = "the value does not begin as Confluent's wire format does: a zero and a schema id"
+
+
+@dataclass(frozen=True)
+class Framed:
+    """Values without their frames, where they were, the ids of their schemas (-1: null), and where there was no frame.
 
     A null has no frame, and stays what it is.
     """
-    kept: list[int] = []
-    ids: list[int | None] = []
-    values: list[bytes | None] = []
-    bad: list[BadRow] = []
-    for index, value in enumerate(batch.values.to_pylist()):
-        if value is not None and (len(value) < _HEADER or value[0]):
-            bad.append(
-                BadRow(index, "the value does not begin as Confluent's wire format does: a zero and a schema id")
-            )
-            continue
-        kept.append(index)
-        ids.append(None if value is None else int.from_bytes(value[1:_HEADER], "big"))
-        values.append(None if value is None else value[_HEADER:])
-    places = np.array(kept, np.int64).tolist()
-    offsets = [batch.offsets[place] for place in places]
-    timestamps = [batch.timestamps[place] for place in places]
-    inner = RawBatch(batch.topic, batch.partition, offsets, timestamps, pa.array(values, pa.binary()))
-    return inner, kept, ids, bad
+
+    values: pa.Array
+    places: Integers
+    ids: Integers
+    unframed: list[int]
+
+    def schema_id(self, row: int) -> int | None:
+        """Return the id of the schema of one of the values."""
+        return int(self.ids[row]) if self.ids[row] >= 0 else None
+
+
+def unframe(values: pa.Array) -> Framed:
+    """Take the frames off."""
+    lanes = Lanes.over(values)
+    null = values.is_null().to_numpy(zero_copy_only=False)
+    framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= _HEADER)
+    kept = framed | null
+    ids = np.where(null, -1, confluent.schema_ids(lanes, framed))
+    inner = values if kept.all() else values.filter(pa.array(kept))
+    return Framed(pc.binary_slice(inner, _HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Schema:

@@ -17,8 +17,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.records import Outcome, RawBatch
-from airflow_lakestream.decode import resolve_decoder
-from airflow_lakestream.decode.infer import infer_schema
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.decode.pick import Indices, all_but, pick
@@ -36,10 +35,9 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class RowDecoders:
-    """Makes row decoders for a format: for a schema, or for the one inferred from the first batch."""
+    """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells."""
 
-    format: str
-    unknown_fields: str
+    payload: Payload
     metadata: tuple[str, ...]
     router: Router | None = None
     on_error: OnError = OnError.REJECT
@@ -50,13 +48,12 @@ class RowDecoders:
         if schema is None:
             if first is None:
                 return None
-            schema = infer_schema(first)
+            schema = self.payload.columns(first)
         # A clash of names is found before the first row: the metadata columns are built for this payload.
         metadata_schema(self.metadata, schema)
         if self.router is not None:
             self.router.check(schema)
-        payload = resolve_decoder(self.format)(schema, self.unknown_fields)
-        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones)
+        return RowDecoder(self.payload.decoder(schema), self.metadata, self.router, self.on_error, self.tombstones)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, mask_secret
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 
 
 class KafkaHook(KafkaBaseHook):
@@ -21,6 +22,17 @@ class KafkaHook(KafkaBaseHook):
 
     def configuration(self) -> dict[str, Any]:
         """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
+        config = {key: value for key, value in self._everything().items() if not is_client_setting(key)}
+        # Airflow masks what is called a password or a secret by itself; a private key's name tells it nothing.
+        if key := config.get("ssl.key.pem"):
+            mask_secret(key)
+        return config
+
+    def registry(self) -> RegistryConfig | None:
+        """Return the schema registry that the connection names, if it does. Raises InvalidArgument."""
+        return RegistryConfig.from_client_settings(self._everything())
+
+    def _everything(self) -> dict[str, Any]:
         try:
             config: dict[str, Any] = self._build_config()
         except AirflowNotFoundException as e:
@@ -31,9 +43,6 @@ class KafkaHook(KafkaBaseHook):
             ) from e
         except ValueError as e:
             raise InvalidArgument("kafka_conn_id", f"connection {self.kafka_config_id!r} can't be used: {e}") from e
-        # Airflow masks what is called a password or a secret by itself; a private key's name tells it nothing.
-        if key := config.get("ssl.key.pem"):
-            mask_secret(key)
         return config
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
@@ -12,6 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_lakestream.core.policies import OnDataLoss, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -44,6 +45,10 @@ class LakestreamAuditOperator(BaseOperator):
         (templated)
     :param format: how values are decoded, for `repair` only, as the extract operator's (templated)
     :param unknown_fields: for `repair` only, as the extract operator's (templated)
+    :param key_format: for `repair` only, as the extract operator's (templated)
+    :param envelope: for `repair` only, as the extract operator's (templated)
+    :param schema_registry: for `repair` only, as the extract operator's (templated)
+    :param writer_schemas: for `repair` only, as the extract operator's (templated)
     :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -58,6 +63,10 @@ class LakestreamAuditOperator(BaseOperator):
         "repair",
         "format",
         "unknown_fields",
+        "key_format",
+        "envelope",
+        "schema_registry",
+        "writer_schemas",
         "on_data_loss",
         "kafka_conn_id",
         "iceberg_conn_id",
@@ -74,6 +83,10 @@ class LakestreamAuditOperator(BaseOperator):
         repair: bool | str = False,
         format: str = "json",  # noqa: A002  # as the extract operator's
         unknown_fields: str = UnknownFields.IGNORE,
+        key_format: str | None = None,
+        envelope: str | None = None,
+        schema_registry: str | Mapping[str, Any] | None = None,
+        writer_schemas: Sequence[str] | str | None = None,
         on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
@@ -87,6 +100,11 @@ class LakestreamAuditOperator(BaseOperator):
         self.repair = repair
         self.format = format
         self.unknown_fields = unknown_fields
+        self.key_format = key_format
+        self.envelope = envelope
+        refuse_secrets(schema_registry or "")
+        self.schema_registry = schema_registry
+        self.writer_schemas = writer_schemas
         self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
@@ -97,8 +115,10 @@ class LakestreamAuditOperator(BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import Verdict
             from airflow_lakestream.audit.run import Audit
+            from airflow_lakestream.extract import DECODING
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.repair import Repair
 
         with airflow_errors():
@@ -114,8 +134,11 @@ class LakestreamAuditOperator(BaseOperator):
                 where=hook.where,
                 stop=self._stop,
             )
-            decoding = {name: getattr(self, name) for name in ("format", "unknown_fields", "on_data_loss")}
-            work = Repair(audit=audit, **decoding) if repair else audit
+            work: Audit | Repair = audit
+            if repair:
+                decoding = {name: getattr(self, name) for name in DECODING}
+                decoding["schema_registry"] = registry_of(self.schema_registry, hook, self.format, self.key_format)
+                work = Repair(audit=audit, **decoding, on_data_loss=self.on_data_loss)
             result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)

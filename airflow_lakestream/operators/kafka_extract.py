@@ -17,6 +17,7 @@ from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, Star
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,13 @@ class KafkaExtractOperator(BaseOperator):
         `{header:name}`, `{field}` let each record choose its table (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
-    :param format: `"json"` (templated)
+    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"raw"` (templated)
+    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"` or one of the above (templated)
+    :param envelope: `"debezium"`: values are change events, to be flattened; `"connect"`: JSON with Connect's schema
+        beside each payload (templated)
+    :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
+        belong; default: `schema.registry.url` in the Kafka connection's extra (templated)
+    :param writer_schemas: schemas of Avro's single-object encoding, as JSON text (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
     :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run; `"interval"`: the
@@ -87,6 +94,10 @@ class KafkaExtractOperator(BaseOperator):
         "table",
         "consumer_group",
         "format",
+        "key_format",
+        "envelope",
+        "schema_registry",
+        "writer_schemas",
         "kafka_conn_id",
         "iceberg_conn_id",
         "mode",
@@ -124,6 +135,10 @@ class KafkaExtractOperator(BaseOperator):
         table: str,
         consumer_group: str = "{{ dag.dag_id }}",
         format: str = "json",  # noqa: A002  # the word that users know
+        key_format: str | None = None,
+        envelope: str | None = None,
+        schema_registry: str | Mapping[str, Any] | None = None,
+        writer_schemas: Sequence[str] | str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
         mode: str = ModeName.RESUME.value,
@@ -158,6 +173,12 @@ class KafkaExtractOperator(BaseOperator):
         self.table = table
         self.consumer_group = consumer_group
         self.format = format
+        self.key_format = key_format
+        self.envelope = envelope
+        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        refuse_secrets(schema_registry or "")
+        self.schema_registry = schema_registry
+        self.writer_schemas = writer_schemas
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.mode = mode
@@ -196,6 +217,7 @@ class KafkaExtractOperator(BaseOperator):
             from airflow_lakestream.fan_out import land_run
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.registry import registry_of
 
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
@@ -203,8 +225,9 @@ class KafkaExtractOperator(BaseOperator):
             arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
             if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
                 arguments |= resolve_interval(context, arguments)
-            config = ExtractConfig(**arguments)
             kafka = KafkaHook(self.kafka_conn_id)
+            arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
+            config = ExtractConfig(**arguments)
             try:
                 report = land_run(
                     config,

@@ -79,13 +79,15 @@ class _SharedRunOperator(KafkaExtractOperator):
             from airflow_lakestream.extract import ExtractConfig, build_job
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.registry import registry_of
 
         choose(OnEmpty, "on_empty", self.on_empty)
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
             arguments |= resolve_interval(context, arguments)
-        config = _of_one_table(ExtractConfig(**arguments))
         kafka = KafkaHook(self.kafka_conn_id)
+        arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
+        config = _of_one_table(ExtractConfig(**arguments))
         catalog = IcebergHook(self.iceberg_conn_id).open_catalog()
         job = build_job(
             config,

@@ -31,6 +31,10 @@ _MOST_REFERENCES = 32
 _FIRST_PAUSE = 0.2
 # An id that is not there now may be registered in a moment.
 _ABSENT_SECONDS = 30.0
+# A producer that writes anything behind a zero makes an id of each record. So many are asked for in vain at once, and
+# so many more each second; the others are not asked for.
+_VAIN_AT_ONCE = 200
+_VAIN_PER_SECOND = 5.0
 
 
 class _Cache:
@@ -56,6 +60,31 @@ class _Cache:
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+
+class _Allowance:
+    """How many questions in vain a registry is asked: a bucket that fills up again."""
+
+    def __init__(self) -> None:
+        self._left = float(_VAIN_AT_ONCE)
+        self._at = time.monotonic()
+        self._lock = threading.Lock()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether to ask for no unknown id just now."""
+        with self._lock:
+            now = time.monotonic()
+            self._left = min(float(_VAIN_AT_ONCE), self._left + (now - self._at) * _VAIN_PER_SECOND)
+            self._at = now
+            return self._left < 1
+
+    def use(self) -> None:
+        """Count a question in vain."""
+        with self._lock:
+            self._left -= 1
+
+
+_ALLOWANCES: dict[RegistryConfig, _Allowance] = {}
 
 # What an id stands for never changes, so decoders of one process share what they know.
 _FOUND = _Cache(2_000)
@@ -83,9 +112,16 @@ class RegistryClient:
         if found is None:
             if _ABSENT.get(key):
                 raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.")
+            allowance = _ALLOWANCES.setdefault(self.config, _Allowance())
+            if allowance.is_used_up:
+                raise SchemaNotFound(
+                    f"Schema {schema_id} was not asked for: the registry {self._base} knew none of some "
+                    f"{_VAIN_AT_ONCE} other ids that records have named. Who writes them?"
+                )
             try:
                 answer = self._get(f"/schemas/ids/{schema_id}")
             except SchemaNotFound:
+                allowance.use()
                 _ABSENT.put(key, True, _ABSENT_SECONDS)
                 raise SchemaNotFound(f"Schema {schema_id} is not in the registry {self._base}.") from None
             found = self._registered(schema_id, answer, 0)

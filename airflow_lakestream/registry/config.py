@@ -125,3 +125,23 @@ def settings(value: Any) -> dict[str, Any]:
 def is_client_setting(key: str) -> bool:
     """Tell whether a setting of a Kafka connection is about its schema registry, and none of librdkafka's."""
     return key.startswith(_PREFIX)
+
+
+def is_address(value: Any) -> bool:
+    """Tell whether a registry is given as a URL or a mapping, and not by the name of something that knows it."""
+    return not isinstance(value, str) or "://" in value or value.lstrip().startswith("{")
+
+
+def refuse_secrets(value: Any) -> None:
+    """Refuse secrets in an argument that is shown in logs, in the UI and in Airflow's database.
+
+    Raises InvalidArgument, without the secret. What is still a template is left alone.
+    """
+    if not is_address(value) or (isinstance(value, str) and "{{" in value):
+        return
+    given = settings(value)
+    remedy = "Put them into an Airflow connection, and give its id as schema_registry."
+    if found := [name for name in SECRETS if given.get(name)]:
+        raise InvalidArgument("schema_registry", f"it holds {' and '.join(found)}, which would be shown.", remedy)
+    if "@" in urllib.parse.urlsplit(str(given.get("url", ""))).netloc:
+        raise InvalidArgument("schema_registry", "its url holds credentials, which would be shown.", remedy)

@@ -18,7 +18,8 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import avro_schema, protobuf_schema
 from airflow_lakestream.decode.avro import AvroDecoder
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
-from airflow_lakestream.registry.client import RegistryClient, RegistryConfig
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import SchemaNotFound
 from dev.services.registry import Registry
 

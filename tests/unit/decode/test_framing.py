@@ -151,9 +151,40 @@ def test_messages_with_all_kinds_of_unknown_fields_take_no_longer_than_their_byt
 
 
 def test_json_loses_its_frame_and_a_null_has_none() -> None:
-    inner, places, ids, bad = unframe(batch([framed(7, b"{}"), None, b"{}"]))
-    assert (inner.values.to_pylist(), list(inner.offsets)) == ([b"{}", None], [1000, 1003])
-    assert (places, ids, [row.index for row in bad]) == ([0, 1], [7, None], [2])
+    values: list[bytes | None] = [framed(7, b"{}"), None, b"{}", b"\0\0\0\0", b"", framed(2**32 - 1, b"")]
+    found = unframe(batch(values).values)
+    assert found.values.to_pylist() == [b"{}", None, b""]
+    assert [found.schema_id(row) for row in range(3)] == [7, None, 2**32 - 1]
+    assert (found.places.tolist(), found.unframed) == ([0, 1, 5], [2, 3, 4])
+    # What stands before a slice is none of its bytes.
+    assert unframe(batch(values).values[4:]).values.to_pylist() == [b""]
+
+
+def test_a_value_may_be_null_as_a_whole() -> None:
+    schema = ["null", {"type": "record", "name": "R", "fields": [{"name": "v", "type": "long"}]}]
+    columns = avro_schema.arrow_schema(json.dumps(schema))
+    assert columns == pa.schema([pa.field("v", pa.int64())])
+    values = batch([framed(1, b"\x02\x06"), framed(1, b"\x00"), None, framed(1, b"\x04"), framed(1, b"\x00\x00")])
+    decoded = AvroDecoder(columns, registry=of(schema)).decode(values)
+    assert decoded.rows.to_pylist() == [{"v": 3}, {"v": None}, {"v": None}]
+    assert [(row.index, row.reason) for row in decoded.bad] == [
+        (3, "the value: a type that the union does not have"),
+        (4, "bytes are left over behind the value"),
+    ]
+    required = pa.schema([pa.field("v", pa.int64(), nullable=False)])
+    decoded = AvroDecoder(required, registry=of(schema)).decode(batch([framed(1, b"\x00"), framed(1, b"\x02\x06")]))
+    assert (decoded.rows.to_pylist(), [row.reason for row in decoded.bad]) == (
+        [{"v": 3}],
+        ["v: the value is null, and the column is required"],
+    )
+
+
+def test_a_field_that_has_a_default_may_be_missing_in_older_records() -> None:
+    old = typed("long")
+    new = {**old, "fields": [*old["fields"], {"name": "w", "type": "int", "default": 0}]}
+    columns = avro_schema.arrow_schema(json.dumps(new))
+    decoded = AvroDecoder(columns, registry=of(old, new)).decode(batch([framed(1, b"\x02"), framed(2, b"\x02\x04")]))
+    assert decoded.rows.to_pylist() == [{"v": 1, "w": None}, {"v": 1, "w": 2}]
 
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import FORMATS, resolve_decoder
-from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
@@ -61,10 +59,3 @@ def test_wrong_names() -> None:
         metadata_schema(ALL, pa.schema([("_kafka_key", pa.string())]))
     with pytest.raises(InvalidArgument, match="without their keys"):
         metadata_columns(RawBatch("t", 0, [1], [1], [None]), ["key"])
-
-
-def test_formats() -> None:
-    assert resolve_decoder("json") is JsonDecoder
-    assert all(resolve_decoder(name) for name in FORMATS)
-    with pytest.raises(UnknownValue, match="format: 'xml' is not one of 'json'"):
-        resolve_decoder("xml")

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument, Terminal, Transient
-from airflow_lakestream.registry.client import RegistryClient, RegistryConfig
+from airflow_lakestream.registry import client as client_module
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.config import RegistryConfig, refuse_secrets
 from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable, SchemaNotFound
 from dev.ports import LOOPBACK, free_ports
 
@@ -167,3 +169,73 @@ def test_settings_that_can_not_work_are_said_at_once(settings: dict[str, Any], p
 def test_certificates_that_are_not_there() -> None:
     with pytest.raises(InvalidArgument, match="its certificates can't be loaded"):
         RegistryClient(RegistryConfig("https://registry", ca_file="/nowhere/ca.pem"))
+
+
+def test_ids_that_nobody_knows_are_asked_for_so_often_and_no_more(
+    server: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_VAIN_AT_ONCE", 3)
+    monkeypatch.setattr(client_module, "_VAIN_PER_SECOND", 0.0)
+    server.answers["/schemas/ids/7"] = [(200, {"schema": '"long"'})]
+    client = server.client()
+    assert client.schema(7).text == '"long"'
+    reasons = []
+    for schema_id in range(1000, 1010):
+        with pytest.raises(SchemaNotFound) as caught:
+            client.schema(schema_id)
+        reasons.append(str(caught.value))
+    assert len(server.asked) == 1 + 3
+    assert ["is not in the registry" in reason for reason in reasons] == [True] * 3 + [False] * 7
+    assert "Schema 1009 was not asked for" in reasons[-1]
+    # What is known stays known, and time heals.
+    assert client.schema(7).text == '"long"'
+    monkeypatch.setattr(client_module, "_VAIN_PER_SECOND", 1e9)
+    server.answers["/schemas/ids/1009"] = [(200, {"schema": '"int"'})]
+    assert client.schema(1009).text == '"int"'
+
+
+def test_a_registry_as_the_settings_of_a_kafka_client_name_it() -> None:
+    assert RegistryConfig.from_client_settings({"bootstrap.servers": "broker:9092"}) is None
+    found = RegistryConfig.from_client_settings(
+        {
+            "schema.registry.url": "https://registry:8081",
+            "schema.registry.basic.auth.credentials.source": "USER_INFO",
+            "schema.registry.basic.auth.user.info": "me:my:secret",
+            "schema.registry.ssl.ca.location": "/etc/ca.pem",
+        }
+    )
+    assert found == RegistryConfig("https://registry:8081", "me", "my:secret", ca_file="/etc/ca.pem")
+    assert "secret" not in repr(found)
+    with pytest.raises(InvalidArgument, match=r"schema\.registry\.urls.*schema\.registry\.url"):
+        RegistryConfig.from_client_settings({"schema.registry.urls": "http://registry"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"url": "http://registry", "username": "me", "password": "secret-4711"},
+        {"url": "http://registry", "token": "secret-4711"},
+        '{"url": "http://registry", "key_password": "secret-4711"}',
+        "http://me:secret-4711@registry",
+        {"url": "http://me:secret-4711@registry"},
+    ],
+)
+def test_secrets_have_no_place_in_an_argument(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="Put them into an Airflow connection") as caught:
+        refuse_secrets(value)
+    assert "4711" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["http://registry", {"url": "http://registry", "timeout": 5}, "registry_conn", "{{ x }}"])
+def test_what_holds_no_secret_is_no_matter(value: Any) -> None:
+    refuse_secrets(value)
+
+
+def test_settings_as_templates_render_them() -> None:
+    assert RegistryConfig.parse('{"url": "http://registry", "timeout": "5", "retries": "0"}') == RegistryConfig(
+        "http://registry", timeout=5.0, retries=0
+    )
+    with pytest.raises(InvalidArgument, match="timeout is not a number"):
+        RegistryConfig.parse({"url": "http://registry", "timeout": "soon"})
+    with pytest.raises(InvalidArgument, match="it is a int"):
+        RegistryConfig.parse(7)

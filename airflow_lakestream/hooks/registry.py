@@ -1,0 +1,68 @@
+"""The schema registry of a task: from an argument, an Airflow connection, or what the Kafka connection says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+
+from airflow_lakestream.core.formats import SCHEMA_KINDS
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.registry.config import RegistryConfig, is_address, refuse_secrets
+
+_FIELDS = "host (with https:// where it is that), port, login and password"
+_EXTRA = "url, token, ca_file, cert_file, key_file, key_password, timeout, retries"
+
+
+def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfig | None:
+    """Return where the registry is for these formats, secrets included, which are masked from here on.
+
+    :param value: `schema_registry` as the user gave it: a URL, a mapping without secrets, the id of a connection, or
+        None for what the Kafka connection says, where one of the formats needs it.
+
+    Raises InvalidArgument.
+    """
+    if not is_given(value):
+        found = kafka.registry() if any(str(name) in SCHEMA_KINDS for name in formats) else None
+    elif is_address(value):
+        refuse_secrets(value)
+        found = RegistryConfig.parse(value)
+    else:
+        found = _of_connection(str(value).strip())
+    for secret in (found.password, found.token, found.key_password) if found is not None else ():
+        if secret:
+            mask_secret(secret)
+    return found
+
+
+def _of_connection(conn_id: str) -> RegistryConfig:
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as e:
+        raise InvalidArgument(
+            "schema_registry",
+            f"{conn_id!r} is no URL, and there is no connection of that name.",
+            f"Add one with {_FIELDS}; its extra may have {_EXTRA}.",
+        ) from e
+    given = dict(connection.extra_dejson)
+    if connection.host:
+        given.setdefault("url", _url(connection.host, connection.schema, connection.port))
+    if connection.login:
+        given |= {"username": connection.login, "password": connection.password or ""}
+    elif connection.password:
+        # As with many services whose only secret is a token.
+        given.setdefault("token", connection.password)
+    try:
+        return RegistryConfig.parse(given)
+    except InvalidArgument as e:
+        problem = f"connection {conn_id!r} can't be used ({e})."
+        raise InvalidArgument("schema_registry", problem, f"Set {_FIELDS}.") from e
+
+
+def _url(host: str, schema: str | None, port: int | None) -> str:
+    scheme, divider, rest = host.rpartition("://")
+    name, slash, path = rest.partition("/")
+    where = f"{name}:{port}" if port and ":" not in name else name
+    return f"{scheme or schema or 'http'}{divider or '://'}{where}{slash}{path}"
