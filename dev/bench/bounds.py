@@ -60,10 +60,13 @@ def verdicts(samples: Sequence[Sample]) -> Iterator[Figure]:
     for ratio in RATIOS:
         if ratio.row in rows and ratio.over in rows:
             yield _ratio(ratio, rows)
-    for row in ROWS:
-        if row.peer == "extract" and row.name in rows:
-            peak = max(sample.peak_pss for sample in rows[row.name]) / MIB
-            yield Figure(row.name, "peak PSS", peak, "MiB", f"< {MOST_PSS_MIB}", peak < MOST_PSS_MIB)
+    ours = [sample for row in ROWS if row.peer == "extract" for sample in rows.get(row.name, ())]
+    if ours:
+        # One that is too large says enough, and the table has them all.
+        largest = max(ours, key=lambda sample: sample.peak_pss)
+        peak = largest.peak_pss / MIB
+        metric = "peak PSS, the largest of all extract rows"
+        yield Figure(largest.row, metric, peak, "MiB", f"< {MOST_PSS_MIB}", peak < MOST_PSS_MIB)
     if FIRST_COMMIT_ROW in rows:
         seconds = median(rows[FIRST_COMMIT_ROW], "first_commit_seconds") or 0.0
         holds = seconds < FIRST_COMMIT_S

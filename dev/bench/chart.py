@@ -80,7 +80,7 @@ def draw(axis: Axes, bars: Sequence[Bar], title: str, unit: float | None) -> Non
         )
     axis.set_yticks(range(len(bars)), [bar.row.title for bar in bars], fontsize=9)
     axis.invert_yaxis()
-    axis.margins(x=0.1)
+    axis.margins(x=0.1, y=0.01)
     axis.set_title(title, loc="left", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(axis="x", labelsize=9)

@@ -21,9 +21,9 @@ CHART = CHECKOUT / "docs" / "images" / "benchmarks.png"
 _PAGE = """\
 # Benchmarks
 
-Written by `make bench-report` from one run of `make bench` ({started}, {runs}). All rows read the same topics
-on the same machine, in turn, round by round: {machine}. Ratios are what carries over to another machine;
-rates do not.
+Written by `make bench-report` from one run of `make bench` ({started}, {runs}).
+All rows read the same topics on the same machine, in turn, round by round: {machine}.
+Ratios are what carries over to another machine; rates do not.
 
 ![Records per second by peer and format](images/benchmarks.png)
 

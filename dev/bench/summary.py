@@ -36,7 +36,8 @@ def spread(runs: Sequence[Sample]) -> float:
 
 
 def _megabytes_per_second(runs: Sequence[Sample]) -> str:
-    return format((median(runs, "rate") or 0) * runs[0].value_bytes / runs[0].records / 1e6, ",.0f")
+    rate = (median(runs, "rate") or 0) * runs[0].value_bytes / runs[0].records / 1e6
+    return format(rate, ",.0f" if rate >= 10 else ",.1f")
 
 
 def _cpu_per_million(runs: Sequence[Sample]) -> str:
