@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.batch import Limits
+from airflow_lakestream.core.batch import Limits, MostRejected
 from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -27,6 +27,7 @@ from airflow_lakestream.core.policies import (
     OnDataLoss,
     OnError,
     StartOffset,
+    Tombstones,
     UnknownFields,
     choose,
     is_given,
@@ -37,20 +38,18 @@ from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out import FanOut, FanOutSink
+from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.schema import to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.registry.config import RegistryConfig
-
-# One so far; the others are refused rather than taken and ignored.
-ON_ERROR = ("fail",)
-
 
 # The arguments that say what becomes of a record's bytes, for whoever decodes records a second time.
 DECODING = ("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas")
@@ -92,7 +91,9 @@ class ExtractConfig:
     idle_timeout: float | str = 0
     schema: str | Schema | pa.Schema | None = None
     unknown_fields: str = UnknownFields.IGNORE
-    on_error: str = "fail"
+    on_error: str = OnError.REJECT
+    max_rejected: int | float | str | None = None
+    tombstones: str = Tombstones.KEEP
     metadata_columns: Sequence[str] = DEFAULT_METADATA
     partition_by: Sequence[str] | str | None = None
     sort_order: Sequence[str] | str | None = None
@@ -102,14 +103,17 @@ class ExtractConfig:
     home_table: str | None = None
     on_data_loss: str = OnDataLoss.FAIL
     allow_group_overlap: bool = False
+    parallelism: int | str | None = None
 
     def __post_init__(self) -> None:
         check_topic_or_pattern(self.topic)
         _check_group(self.consumer_group)
         self._check_payload()
-        _check_one_of("on_error", self.on_error, ON_ERROR)
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
+        _ = self.processes
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        choose(OnError, "on_error", self.on_error)
+        choose(Tombstones, "tombstones", self.tombstones)
 
     @property
     def payload(self) -> Payload:
@@ -214,7 +218,15 @@ class ExtractConfig:
             max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
             checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
             idle_timeout=idle_timeout,
+            max_rejected=self._max_rejected(),
         )
+
+    def _max_rejected(self) -> MostRejected | None:
+        if not is_given(self.max_rejected):
+            return None
+        if choose(OnError, "on_error", self.on_error) is not OnError.REJECT:
+            raise InvalidArgument("max_rejected", f'goes with on_error="reject"; it is {str(self.on_error)!r}.')
+        return _most_rejected("max_rejected", self.max_rejected)
 
     @property
     def poll_seconds(self) -> float:
@@ -223,6 +235,11 @@ class ExtractConfig:
         if value <= 0:
             raise InvalidArgument("poll_timeout", "has to be above 0 seconds.")
         return value
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes read; None for as many as there are processors to use."""
+        return _count("parallelism", self.parallelism, "processes")
 
     @property
     def start(self) -> StartAt:
@@ -265,11 +282,16 @@ def build_job(
     """
     names = tuple(config.metadata_columns)
     fan_out = config.fan_out
+    on_error = choose(OnError, "on_error", config.on_error)
+    # A rejected record is kept whole, to be tried again when the topic has long lost it.
+    whole = on_error is OnError.REJECT
+    table = config.table if fan_out is None else fan_out.home
+    sink = RejectingSink(_sink(config, catalog, fan_out), catalog, table, config.consumer_group, RECORD_SCHEMA)
     router = Router(fan_out.template) if fan_out is not None else None
     payload = config.payload
     return Job(
         run_id=run_id,
-        table=config.table if fan_out is None else fan_out.home,
+        table=table,
         consumer_group=config.consumer_group,
         source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where),
         reader=KafkaReader(
@@ -277,11 +299,14 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys="key" in names or payload.needs_keys or (router is not None and router.needs_keys),
-            with_headers="headers" in names or (router is not None and router.needs_headers),
+            with_keys=whole or "key" in names or payload.needs_keys or (router is not None and router.needs_keys),
+            with_headers=whole or "headers" in names or (router is not None and router.needs_headers),
         ),
-        decoders=RowDecoders(payload, names, router, OnError.FAIL),
-        sink=_sink(config, catalog, fan_out),
+        decoders=RowDecoders(
+            payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones)
+        ),
+        sink=sink,
+        rejects=sink,
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
@@ -307,17 +332,29 @@ def _check_group(group: str) -> None:
         )
 
 
-def _check_one_of(argument: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UnknownValue(argument, value, known)
-
-
-def _count(argument: str, value: object) -> int | None:
+def _count(argument: str, value: object, what: str = "records") -> int | None:
     if not is_given(value):
         return None
     if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
-        raise InvalidArgument(argument, f"{value!r} is not a number of records above 0.", "Leave it out for no limit.")
+        raise InvalidArgument(
+            argument, f"{value!r} is not a number of {what} above 0.", "Leave it out for the default."
+        )
     return int(str(value))
+
+
+def _most_rejected(argument: str, value: object) -> MostRejected:
+    """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
+    if match is None or isinstance(value, bool):
+        raise InvalidArgument(argument, f"{value!r} is neither a count nor a share.", 'Write 100, 0.01 or "1%".')
+    number = float(match[1])
+    if match[2]:
+        number /= 100
+    elif "." not in match[1]:
+        return MostRejected(count=int(match[1]))
+    if number > 1:
+        raise InvalidArgument(argument, f"{value!r} is more than all records.", 'Write a share such as 0.01 or "1%".')
+    return MostRejected(share=number)
 
 
 def _flag(argument: str, value: object) -> bool:

@@ -18,6 +18,7 @@ from airflow_lakestream import extract
 from airflow_lakestream.core.job import Job, Stopped
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
@@ -30,6 +31,7 @@ from airflow_lakestream.core.routing import (
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.iceberg.fan_out import FanOutSink
+from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.kafka.topics import list_topics
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,7 @@ def land_run(
     run_id: str,
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
+    children: Children | None = None,
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `extract.build_job` for the arguments.
 
@@ -115,7 +118,7 @@ def land_run(
         own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         try:
             job = extract.build_job(one, kafka, catalog, run_id=own_id, where=where, stop=stop)
-            report = land(job)
+            report = land(replace(job, children=children))
         except Stopped:
             raise
         except LakestreamError as e:
@@ -132,8 +135,9 @@ def land_run(
 
 
 def _rows_by_table(job: Job, table: str, report: LandingReport) -> Mapping[str, int]:
-    if isinstance(job.sink, FanOutSink):
-        return job.sink.rows_by_table
+    sink = job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
+    if isinstance(sink, FanOutSink):
+        return sink.rows_by_table
     return {table: report.counts.written}
 
 

@@ -225,6 +225,7 @@ class _Try:
             consumer_group=self.audit.consumer_group,
             **self.repair.decoding,
             metadata_columns=self.names,
+            on_error="fail",
             poll_timeout=self.audit.poll_timeout,
         )
         return build_job(

@@ -13,14 +13,14 @@ from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.decode.pick import pick
 
 _RECORD = ("topic", "partition", "offset", "timestamp", "key", "headers")
-# The columns of a reject table that say what the record is, and why it was rejected, without the prefix of metadata.
+# The columns of a reject table that say what the record is, and why it was rejected.
 RECORD_SCHEMA = pa.schema(
     [
-        *(field.with_name(field.name.removeprefix("_kafka_")) for field in metadata_schema(_RECORD)),
         pa.field("value", pa.binary()),
         pa.field("schema_id", pa.int64()),
         pa.field("stage", pa.string()),
         pa.field("error", pa.string()),
+        *metadata_schema(_RECORD),
     ]
 )
 
@@ -40,10 +40,10 @@ def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
     timestamps = [NO_TIMESTAMP if index in wrong else at for index, at in enumerate(records.timestamps)]
     records = replace(records, timestamps=timestamps)
     columns = [
-        *metadata_columns(records, _RECORD),
         records.values,
         pa.array([one.row.schema_id for one in bad], pa.int64()),
         pa.array([one.stage for one in bad]),
         pa.array([one.row.reason for one in bad]),
+        *metadata_columns(records, _RECORD),
     ]
     return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)

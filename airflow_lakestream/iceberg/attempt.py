@@ -7,10 +7,12 @@ most one of them is ever applied, and the guard knows the landing by its id whic
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, read_manifest_list
 from pyiceberg.table import Table, Transaction
 from pyiceberg.utils.properties import property_as_bool
@@ -121,6 +123,19 @@ def _append(
     with producer:
         for file in files:
             producer.append_data_file(file)
+
+
+@contextmanager
+def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
+    """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
+    producer: Producer = transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite()
+    # Noted first: writing its manifests may fail halfway.
+    producers.append(producer)
+    # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
+    producer._build_delete_files_partition_predicate = lambda: None
+    producer.delete_by_predicate(AlwaysTrue())
+    with producer:
+        yield producer
 
 
 def _landed(guard: CommitGuard, table: Table) -> int:

@@ -17,7 +17,7 @@ from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
-from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflict, RangesNotLanded
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError
@@ -136,7 +136,7 @@ class RepairGuard(ReplaceGuard):
 class RepairAttempt(ReplaceAttempt):
     """A repair's way through PyIceberg's transaction."""
 
-    def _completed(self, takeout: Takeout) -> Landing:
+    def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
         # The ledger counted each record once, however many rows there were.
         return self._landing
 

@@ -11,18 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicIdentity, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.attempt import AppendAttempt, Producer
+from airflow_lakestream.iceberg.attempt import AppendAttempt, overwriting
 from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied, Refused
 from airflow_lakestream.iceberg.schema_change import SchemaChange
 from airflow_lakestream.iceberg.since import FirstLook
@@ -141,27 +140,27 @@ class ReplaceAttempt(AppendAttempt):
             takeout = self._finder.find(table, _rows_landed(table))
         except (CannotReplace, Conflict) as e:
             raise Refused(e) from None
-        landing = self._completed(takeout)
+        landing = self._completed(takeout, ledger_store.read_ledger(table, self._group))
         self._replace_guard.expect(landing)
         summary = {**codec.encode_summary(self._group, landing), **transaction.notes}
-        update = transaction.update_snapshot(snapshot_properties=summary)
-        producer: Producer = update.overwrite()
-        # Noted first: writing its manifests may fail halfway.
-        self._producers.append(producer)
-        self._made[producer.snapshot_id] = (landing, takeout)
-        # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
-        producer._build_delete_files_partition_predicate = lambda: None
-        producer.delete_by_predicate(AlwaysTrue())
-        with producer:
+        with overwriting(transaction, summary, self._producers) as producer:
+            self._made[producer.snapshot_id] = (landing, takeout)
             for file in takeout.out:
                 producer.delete_data_file(file)
             for file in (*takeout.remainders, *files):
                 producer.append_data_file(file)
 
-    def _completed(self, takeout: Takeout) -> Landing:
+    def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
         """Return the landing with the counts of what was taken out."""
         identity, _ = what_it_replaces(self._landing)
-        entry = replace(self._landing.topics[identity], removed=Counts(read=takeout.rows, written=takeout.rows))
+        entry, before = self._landing.topics[identity], ledger.entry(identity).counts
+        removed = entry.removed + Counts(read=takeout.rows, written=takeout.rows)
+        # Of records that were neither written nor rejected the ledger knows no offsets, only how many there were.
+        others = max(0, entry.counts.read - removed.read)
+        skipped = min(others, before.skipped)
+        filtered = min(others - skipped, before.filtered)
+        removed += Counts(read=skipped + filtered, skipped=skipped, filtered=filtered)
+        entry = replace(entry, removed=removed)
         return replace(self._landing, topics={**self._landing.topics, identity: entry})
 
 

@@ -13,7 +13,16 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, Ass
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.names import DEFAULT_METADATA
-from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, StartOffset, UnknownFields, choose
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnDataLoss,
+    OnEmpty,
+    OnError,
+    StartOffset,
+    Tombstones,
+    UnknownFields,
+    choose,
+)
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
@@ -83,7 +92,12 @@ class KafkaExtractOperator(BaseOperator):
     :param new_tables: where records choose: `"fail"`, or `"create"` to create a table for a new value (templated)
     :param max_tables: where records choose: most tables that they may have (templated)
     :param home_table: where records choose: the table with the ledger; default: named by topic and group (templated)
-    :param on_error: `"fail"`: a record that fits no row without loss fails the run (templated)
+    :param on_error: for a record that fits no row without loss: `"reject"` keeps it, raw and with the reason, in
+        `<table>__rejected`; `"skip"` counts it; `"fail"` fails the run (templated)
+    :param max_rejected: most records that a run may reject, a count or a share such as `0.01` or `"1%"`; more fail it
+        (templated)
+    :param tombstones: for a record without a value: `"keep"` makes it a row of nulls, `"skip"` counts it, `"reject"`
+        takes it for a bad one (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
     :param allow_group_overlap: land records that another group's ledger on this table holds already
@@ -122,6 +136,8 @@ class KafkaExtractOperator(BaseOperator):
         "max_tables",
         "home_table",
         "on_error",
+        "max_rejected",
+        "tombstones",
         "on_data_loss",
         "on_empty",
     )
@@ -162,7 +178,9 @@ class KafkaExtractOperator(BaseOperator):
         new_tables: str = NewTables.FAIL.value,
         max_tables: int | str = 100,
         home_table: str | None = None,
-        on_error: str = "fail",
+        on_error: str = OnError.REJECT.value,
+        max_rejected: int | float | str | None = None,
+        tombstones: str = Tombstones.KEEP.value,
         on_data_loss: str = OnDataLoss.FAIL.value,
         on_empty: str = OnEmpty.SUCCESS.value,
         allow_group_overlap: bool = False,
@@ -204,6 +222,8 @@ class KafkaExtractOperator(BaseOperator):
         self.max_tables = max_tables
         self.home_table = home_table
         self.on_error = on_error
+        self.max_rejected = max_rejected
+        self.tombstones = tombstones
         self.on_data_loss = on_data_loss
         self.on_empty = on_empty
         self.allow_group_overlap = allow_group_overlap

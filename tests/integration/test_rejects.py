@@ -1,0 +1,281 @@
+"""Records that fit no row: kept beside the table, each once, whatever happens between the two commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import CommitTableResponse
+
+from airflow_lakestream.core.batch import TooManyRejected
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, rejects_of
+from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics
+from tests.support.faults import ReadTimeout, WrappedCatalog
+from tests.support.lake import GROUP, TABLE
+from tests.support.lake_reading import OpenLake, at, numbers
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = "n bigint not null"
+REJECTS = rejects_of(TABLE)
+BAD = ['{"n": "x"}', '{"n": 1.5}', "not json"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
+    return OpenLake(tmp_path, kafka.client_config())
+
+
+def mixed(good: int) -> list[str]:
+    """Return good values with a bad one before each third of them."""
+    values = numbers(good)
+    return [value for pair in zip(values, BAD * good, strict=False) for value in pair][: 2 * good]
+
+
+def rejected(lake: OpenLake, name: str = REJECTS) -> list[tuple[int, int]]:
+    """Return partition and offset of each row of the reject table, sorted; nothing without the table."""
+    try:
+        rows = lake.table(name).scan().to_arrow().to_pylist()
+    except NoSuchTableError:
+        return []
+    return sorted((row["_kafka_partition"], row["_kafka_offset"]) for row in rows)
+
+
+def counting(lake: OpenLake) -> list[tuple[int, int]]:
+    """Return partition and offset of the rejected records that count."""
+    found = counting_rows(lake.table(REJECTS), lake.table(), GROUP)
+    rows = [row for part in found for row in part.to_pylist()]
+    return sorted((row["_kafka_partition"], row["_kafka_offset"]) for row in rows)
+
+
+def test_a_bad_record_is_kept_whole_with_its_reason(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, [numbers(1)[0], '{"n": 1.5}', numbers(1)[0]], keys=[b"a", b"b", None], headers=[("h", b"1")])
+
+    report = lake.land(name, run_id="this-run", schema=SCHEMA)
+
+    assert lake.offsets() == at(0, [0, 2])
+    (row,) = lake.table(REJECTS).scan().to_arrow().to_pylist()
+    assert row["value"] == b'{"n": 1.5}' and row["_kafka_key"] == b"b"
+    assert row["_kafka_headers"] == [{"key": "h", "value": b"1"}]
+    assert (row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"]) == (name, 0, 1)
+    assert row["_kafka_timestamp"] is not None and row["rejected_at"] is not None
+    assert (row["stage"], row["run_id"], row["consumer_group"]) == ("decode", "this-run", GROUP)
+    assert "n: 1.5" in row["error"]
+    assert report.counts == Counts(read=3, written=2, rejected=1)
+    assert report.to_dict()["partitions"] == {
+        "0": {"read": 3, "rows": 2, "rejected": 1, "skipped": 0, "filtered": 0}
+    }
+    assert counting(lake) == at(0, [1])
+    assert lake.entry(name).counts == report.counts
+
+
+def test_counts_add_up_in_each_partition_and_another_try_reports_them(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=2)
+    produce(name, 0, mixed(6))
+    produce(name, 1, [*numbers(5), None])
+
+    first = lake.land(name, run_id="r", schema=SCHEMA, tombstones="skip", max_batch_bytes=1)
+    again = lake.land(name, run_id="r", schema=SCHEMA, tombstones="skip")
+
+    assert first.counts == Counts(read=18, written=11, rejected=6, skipped=1)
+    assert again.to_dict() == first.to_dict()
+    partitions = first.to_dict()["partitions"]
+    assert partitions["0"] == {"read": 12, "rows": 6, "rejected": 6, "skipped": 0, "filtered": 0}
+    assert partitions["1"] == {"read": 6, "rows": 5, "rejected": 0, "skipped": 1, "filtered": 0}
+    assert rejected(lake) == counting(lake) == at(0, range(1, 12, 2))
+    # Nothing is left to be decided once a later landing has looked.
+    assert len(pending_in(lake.table(REJECTS))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("tombstones", "rows", "kept", "counts"),
+    [
+        ("keep", [0, 1], [], Counts(2, 2)),
+        ("skip", [0], [], Counts(2, 1, 0, 1)),
+        ("reject", [0], [1], Counts(2, 1, 1)),
+    ],
+)
+def test_tombstones(
+    lake: OpenLake, topic: Topics, produce: Producing, tombstones: str, rows: list[int], kept: list[int], counts: Counts
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, [*numbers(1), None], keys=[b"k", b"gone"])
+    metadata = ["topic", "partition", "offset", "key"]
+    report = lake.land(name, schema="n bigint", tombstones=tombstones, metadata_columns=metadata)
+    assert (lake.offsets(), rejected(lake), report.counts) == (at(0, rows), at(0, kept), counts)
+    if tombstones == "keep":
+        assert [(row["n"], row["_kafka_key"]) for row in lake.records()] == [(0, b"k"), (None, b"gone")]
+
+
+def test_skipping_counts_and_keeps_nothing(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(3))
+    report = lake.land(name, schema=SCHEMA, on_error="skip")
+    assert report.counts == Counts(read=6, written=3, skipped=3)
+    assert not rejected(lake)
+
+
+def test_failing_names_the_first_and_leaves_nothing(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(3))
+    with pytest.raises(BadRecord, match=r'offset 1: n: .* on_error="reject"'):
+        lake.land(name, schema=SCHEMA, on_error="fail")
+    assert lake.has_nothing()
+
+
+@pytest.mark.parametrize(("most", "fails"), [(2, True), (3, False), ("40%", True), (0.5, False), ("50%", False)])
+def test_too_many_rejected_ones_fail_the_run(
+    lake: OpenLake, topic: Topics, produce: Producing, most: Any, fails: bool
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(3))
+    if not fails:
+        assert lake.land(name, schema=SCHEMA, max_rejected=most).counts.rejected == 3
+        return
+    with pytest.raises(TooManyRejected, match=r"3 of 6 records .* max_rejected="):
+        lake.land(name, schema=SCHEMA, max_rejected=most)
+    assert lake.has_nothing()
+
+
+def test_max_rejected_goes_with_reject(lake: OpenLake) -> None:
+    with pytest.raises(InvalidArgument, match="max_rejected: goes with"):
+        lake.land("t", on_error="skip", max_rejected=1)
+    for wrong in (-1, "many", True, "150%", 1.5):
+        with pytest.raises(InvalidArgument, match="max_rejected"):
+            lake.land("t", max_rejected=wrong)
+
+
+class FailingMain(WrappedCatalog):
+    """Fails the commits of the main table, after the rejected records are written."""
+
+    def __init__(self, real: Any, *, applies: bool = False) -> None:
+        super().__init__(real)
+        self._applies = applies
+        self.failed = 0
+
+    def commit_table(self, table: Any, *request: Any) -> CommitTableResponse:
+        if table.name()[-1] != TABLE.split(".")[-1]:
+            return self.real.commit_table(table, *request)
+        self.failed += 1
+        if self._applies:
+            self.real.commit_table(table, *request)
+        raise ReadTimeout("no answer")
+
+    def load_table(self, identifier: Any) -> Any:
+        # Down for the main table from the failure on, so that what became of it stays unknown.
+        if self.failed and identifier in (TABLE, tuple(TABLE.split("."))):
+            raise ReadTimeout("no answer")
+        return self.real.load_table(identifier)
+
+
+@pytest.mark.parametrize("applies", [False, True])
+def test_a_run_that_ends_between_the_two_commits_counts_as_the_table_says(
+    lake: OpenLake, topic: Topics, produce: Producing, applies: bool
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(2))
+    lake.land(name, schema=SCHEMA)
+    produce(name, 0, mixed(3))
+    catalog = FailingMain(lake.catalog(), applies=applies)
+    with pytest.raises(CommitOutcomeUnknown):
+        lake.land(name, schema=SCHEMA, catalog=catalog)
+    assert catalog.failed
+    assert rejected(lake) == at(0, [3, 5, 7])
+    assert counting(lake) == (at(0, [3, 5, 7]) if applies else [])
+
+    lake.land(name, schema=SCHEMA)
+    # What did not land is gone as soon as another landing has its offsets.
+    assert rejected(lake) == counting(lake) == at(0, [3, 5, 7])
+    assert lake.offsets() == at(0, [0, 1, 2, 4, 6])
+
+
+def test_what_another_schema_takes_is_not_left_among_the_rejected(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, [*numbers(1), '{"n": 1, "s": 5}'])
+    lake.land(name, schema="n bigint, s string")
+    produce(name, 0, ['{"n": 1, "x": 5}'])
+    with pytest.raises(CommitOutcomeUnknown):
+        lake.land(name, unknown_fields="fail", catalog=FailingMain(lake.catalog()))
+    assert rejected(lake) == at(0, [2])
+    lake.land(name)
+    assert lake.offsets() == at(0, [0, 1, 2])
+    assert rejected(lake) == []
+
+
+def test_a_rollback_takes_the_rejected_records_back(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(2))
+    lake.land(name, schema=SCHEMA)
+    produce(name, 0, mixed(2))
+    lake.land(name, schema=SCHEMA)
+    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[0]).commit()
+    assert rejected(lake) == at(0, [3, 5])
+    assert counting(lake) == []
+
+    assert lake.land(name, schema=SCHEMA).counts.rejected == 2
+    assert rejected(lake) == counting(lake) == at(0, [3, 5])
+
+
+def test_after_a_rollback_a_decoding_that_takes_them_leaves_none(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(1))
+    lake.land(name, schema=SCHEMA)
+    produce(name, 0, ['{"n": 1, "x": 5}'])
+    lake.land(name, unknown_fields="fail")
+    assert rejected(lake) == at(0, [1])
+    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[0]).commit()
+    lake.land(name)
+    assert rejected(lake) == []
+    assert lake.offsets() == at(0, [0, 1])
+
+
+def test_a_replace_replaces_the_rejected_records_too(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, ['{"n": 1}', '{"n": 2, "x": 1}', "broken", '{"n": 4, "x": 2}'])
+    lake.land(name, schema=SCHEMA, unknown_fields="fail")
+    assert rejected(lake) == at(0, [1, 2, 3])
+
+    report = lake.land(name, mode="ranges", ranges=[[0, 0, 3]], replace=True)
+
+    assert lake.offsets() == at(0, [0, 1])
+    assert rejected(lake) == counting(lake) == at(0, [2, 3])
+    assert report.counts == Counts(read=3, written=2, rejected=1)
+    assert lake.entry(name).counts == Counts(read=4, written=2, rejected=2)
+    # To do it again changes nothing.
+    lake.land(name, mode="ranges", ranges=[[0, 0, 3]], replace=True)
+    assert rejected(lake) == counting(lake) == at(0, [2, 3])
+    assert lake.entry(name).counts == Counts(read=4, written=2, rejected=2)
+
+
+def test_two_groups_keep_their_rejected_records_apart(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(2))
+    lake.land(name, schema=SCHEMA)
+    lake.land(name, consumer_group="other", allow_group_overlap=True)
+    assert rejected(lake) == at(0, [1, 1, 3, 3])
+    assert counting(lake) == at(0, [1, 3])
+
+
+def test_a_fan_out_keeps_them_beside_its_home(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, ['{"n": 1, "kind": "a"}', '{"n": 2}', '{"n": 3, "kind": "b"}', "broken"])
+    settings = {"table": "lake.{kind}", "home_table": "lake.home", "new_tables": "create"}
+    report = lake.land(name, schema="n bigint, kind string", **settings)
+    assert report.counts == Counts(read=4, written=2, rejected=2)
+    rows: Sequence[Any] = lake.table(rejects_of("lake.home")).scan().to_arrow().to_pylist()
+    found = sorted((row["_kafka_offset"], row["stage"]) for row in rows)
+    assert found == [(1, "route"), (3, "decode")]
