@@ -28,5 +28,6 @@ def check_table_name(table: str, argument: str = "table") -> str:
         raise InvalidArgument(argument, f"{table!r} is not of the form namespace.table.", 'Write "lake.clickstream".')
     return table
 
+
 # The column that `unknown_fields="rescue"` fills: what of a record has no column, as JSON text.
 RESCUED = "_rescued"

@@ -45,6 +45,8 @@ class UnknownFields(StrEnum):
     """What to do with a field that the table has no column for."""
 
     IGNORE = "ignore"
+    RESCUE = "rescue"
+    EVOLVE = "evolve"
     FAIL = "fail"
 
 

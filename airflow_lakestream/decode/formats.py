@@ -12,6 +12,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from airflow_lakestream.core.formats import IDS_NEEDED, SCHEMA_KINDS, Envelope, Format, KeyFormat
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import avro_schema, raw
@@ -20,6 +21,7 @@ from airflow_lakestream.decode.connect_json import ConnectJsonDecoder, columns_o
 from airflow_lakestream.decode.debezium import KNOWN_MEMBERS, DebeziumDecoder, flattened
 from airflow_lakestream.decode.infer import infer_schema
 from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
 from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
@@ -56,6 +58,21 @@ class Payload:
             choose(KeyFormat, "key_format", self.key_format)
         self._check_envelope()
         self._check_schemas()
+        self._check_unknown_fields()
+
+    def _check_unknown_fields(self) -> None:
+        unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        if unknown in (UnknownFields.IGNORE, UnknownFields.FAIL):
+            return
+        problem = None
+        if self.format not in (Format.JSON, Format.JSON_SCHEMA):
+            problem = f'format="json" and "json_schema"; the format is {self.format!r}'
+        elif self.envelope is not None:
+            problem = f"values without an envelope; the envelope is {self.envelope!r}"
+        elif self.key_format is not None and unknown is UnknownFields.EVOLVE:
+            problem = f"keys that are not decoded; key_format is {self.key_format!r}"
+        if problem is not None:
+            raise InvalidArgument("unknown_fields", f"{str(unknown)!r} goes with {problem}.", 'Use "ignore" or "fail".')
 
     def _check_envelope(self) -> None:
         if self.envelope is None:
@@ -102,6 +119,10 @@ class Payload:
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
         columns = self._value_columns(first)
+        if self.unknown_fields == UnknownFields.RESCUE:
+            # A field of that name is one more that has no column.
+            others = [column for column in columns if column.name != RESCUED]
+            columns = pa.schema([*others, pa.field(RESCUED, pa.string())])
         if self.key_format is None:
             return columns
         if KEY_COLUMN in columns.names:
@@ -175,10 +196,10 @@ class Payload:
         if self.format == Format.PROTOBUF:
             return ProtobufDecoder(schema, self.unknown_fields, self._client)
         if self.format == Format.JSON_SCHEMA:
-            return JsonSchemaDecoder(schema, self.unknown_fields, JsonDecoder)
+            return JsonSchemaDecoder(schema, self.unknown_fields, _json_decoder)
         if self.envelope is not None:
             return ConnectJsonDecoder(schema, self.unknown_fields)
-        return JsonDecoder(schema, self.unknown_fields)
+        return _json_decoder(schema, self.unknown_fields)
 
     def _key_decoder(self, schema: pa.Schema) -> Decoder:
         kind = schema.field(0).type
@@ -200,3 +221,7 @@ class Payload:
     @property
     def _finder(self) -> SchemaFinder:
         return SchemaFinder(self._client, self.writer_schemas)
+
+
+def _json_decoder(schema: pa.Schema, unknown_fields: str) -> JsonDecoder | GrowingJsonDecoder:
+    return GrowingJsonDecoder(schema) if unknown_fields == UnknownFields.EVOLVE else JsonDecoder(schema, unknown_fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import pyarrow as pa
@@ -48,6 +48,14 @@ def infer_type(*batches: RawBatch, sample: int = 10_000) -> pa.DataType:
     for _, _, value in _spread(batches, sample):
         with suppress(Misfit):
             seen.add(parse_document(value))
+    return seen.type()
+
+
+def type_of(values: Iterable[Json]) -> pa.DataType:
+    """Return the type that all of these values fit into, by the same rules."""
+    seen = _Seen()
+    for value in values:
+        seen.add(value)
     return seen.type()
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as t
 
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json_bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json_columns import ShapeParser
-from airflow_lakestream.decode.json_document import parse_object
+from airflow_lakestream.decode.json_document import Json, parse_object, to_text
+from airflow_lakestream.decode.json_leftovers import leftovers_of
 from airflow_lakestream.decode.json_values import fields_coercer, is_uuid
 from airflow_lakestream.decode.misfit import Misfit
 from airflow_lakestream.decode.outcome import BadRow, Decoded
@@ -31,7 +34,8 @@ class JsonDecoder:
     """Decodes JSON documents into tables of one Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
-    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
+    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts them into
+        the column RESCUED as the text of one object; "evolve" rejects the record and gives what it holds of them.
     """
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str = UnknownFields.IGNORE) -> None:
@@ -39,15 +43,21 @@ class JsonDecoder:
             raise InvalidArgument("schema", "it has no columns.")
         self.schema = schema
         self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
-        ignore = self.unknown_fields is UnknownFields.IGNORE
-        self._coerce = fields_coercer(list(schema), fail_unknown=not ignore)
+        self._rescues = self.unknown_fields is UnknownFields.RESCUE
+        if self._rescues and RESCUED not in schema.names:
+            raise InvalidArgument("schema", f"it has no column {RESCUED} for unknown_fields='rescue'.")
+        known = [field for field in schema if not (self._rescues and field.name == RESCUED)]
+        # What the documents themselves fill.
+        self._known = pa.schema(known)
+        self._coerce = fields_coercer(known, fail_unknown=self.unknown_fields is UnknownFields.FAIL)
+        self._leftovers = leftovers_of(known, keep_nulls=self._rescues)
         self._plain = [_without_uuids(field.type) for field in schema]
-        self._shapes: ShapeParser | None = ShapeParser(schema, ignore_unknown=ignore)
+        self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields)
         # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
         self._is_even = True
         self._bulk: BulkParser | None
         try:
-            self._bulk = BulkParser(schema, ignore_unknown=ignore)
+            self._bulk = BulkParser(self._known, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE)
         except NotInBulk:
             self._bulk = None
 
@@ -56,11 +66,16 @@ class JsonDecoder:
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
+        return self.decode_and_find(batch)[0]
+
+    def decode_and_find(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
+        """Return also, with "evolve", what has no column of the bad records that are bad for that alone."""
         # Arrow's reader takes twice the time of the layouts, and is faster all the same: it lets go of the interpreter,
         # which the thread that reads from Kafka needs for most of its time.
         if self._bulk is not None and self._is_even:
             try:
-                return self._decoded([self._bulk.parse(piece) for piece in _cut(batch.values)], [], batch)
+                tables = [self._nothing_rescued(self._bulk.parse(piece)) for piece in _cut(batch.values)]
+                return self._decoded(tables, [], batch), {}
             except NotInBulk:
                 # One odd record spoils that for its whole chunk, and seldom comes alone.
                 self._is_even = False
@@ -72,50 +87,71 @@ class JsonDecoder:
             raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
         return Decoded(table, bad)
 
-    def _by_layouts(self, batch: RawBatch) -> Decoded:
+    def _nothing_rescued(self, table: pa.Table) -> pa.Table:
+        """Return the table with the column for what is rescued, if there is one: nothing was."""
+        if not self._rescues:
+            return table
+        column = self.schema.field(RESCUED)
+        return self._in_order(table.append_column(column, pa.nulls(len(table), column.type)))
+
+    def _in_order(self, table: pa.Table) -> pa.Table:
+        return table.select(self.schema.names).cast(self.schema) if self._rescues else table
+
+    def _by_layouts(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
         """Decode record by record what fits the layouts, and the others in ever smaller pieces."""
         tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
+        tables = [self._in_order(table) for table in tables]
         left = np.ones(len(batch), np.bool_)
         for taken in rows:
             left[taken] = False
         rest = np.flatnonzero(left)
-        self._is_even = not len(rest)
-        bad: list[BadRow] = []
+        # The whole-chunk reader takes no chunk that has something to rescue.
+        self._is_even = not len(rest) and not (
+            self._rescues and any(part[RESCUED].null_count < len(part) for part in tables)
+        )
+        found = _Found()
         if len(rest) == len(batch):
             # No layout fits anything, so none of these is proven to be odd.
-            return self._decoded(list(self._pieces(batch.values, 0, len(batch), _SIZES, bad)), bad, batch)
+            tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, found))
+            return self._decoded(tables, found.bad, batch), found.unknown
         if len(rest):
-            tables += self._pieces(batch.values.take(pa.array(rest)), 0, len(rest), _SIZES, bad)
+            tables += self._pieces(batch.values.take(pa.array(rest)), 0, len(rest), _SIZES, found)
             good = np.ones(len(rest), np.bool_)
-            good[[row.index for row in bad]] = False
-            bad = [replace(row, index=int(rest[row.index])) for row in bad]
+            good[[row.index for row in found.bad]] = False
+            found = found.placed(rest)
             rows = [*rows, rest[good]]
-        decoded = self._decoded(tables, bad, batch)
+        decoded = self._decoded(tables, found.bad, batch)
         if len(rows) > 1:
             decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(np.concatenate(rows)))))
-        return decoded
+        return decoded, found.unknown
 
     def _pieces(
-        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], bad: list[BadRow]
+        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found
     ) -> Iterator[pa.Table]:
         """Yield tables that together hold the rows of values [start, stop), from left to right; add the bad ones."""
         if self._bulk is None or not sizes:
-            yield from self._one_by_one(values, start, stop, bad)
+            yield from self._one_by_one(values, start, stop, found)
             return
         for first in range(start, stop, sizes[0]):
             last = min(first + sizes[0], stop)
             try:
-                yield self._bulk.parse(values[first:last])
+                yield self._nothing_rescued(self._bulk.parse(values[first:last]))
             except NotInBulk:
-                yield from self._pieces(values, first, last, sizes[1:], bad)
+                yield from self._pieces(values, first, last, sizes[1:], found)
 
-    def _one_by_one(self, values: pa.Array, start: int, stop: int, bad: list[BadRow]) -> Iterator[pa.Table]:
+    def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _Found) -> Iterator[pa.Table]:
         rows = []
         for index, value in enumerate(values[start:stop].to_pylist(), start):
             try:
-                rows.append(self._row(value))
+                row, unknown = self._row(value)
             except Misfit as misfit:
-                bad.append(BadRow(index, misfit.reason))
+                found.bad.append(BadRow(index, misfit.reason))
+                continue
+            if unknown is None:
+                rows.append(row)
+            else:
+                found.bad.append(BadRow(index, "the schema has no column for a field of it"))
+                found.unknown[index] = unknown
         if rows:
             yield self._from_rows(rows)
 
@@ -126,14 +162,36 @@ class JsonDecoder:
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
-    def _row(self, value: bytes | None) -> dict[str, Any]:
+    def _row(self, value: bytes | None) -> tuple[dict[str, Any], Json]:
+        """Return a row; and, with "evolve", what has no column. Raises Misfit."""
         if value is not None:
-            row: dict[str, Any] = self._coerce(parse_object(value))
-            return row
+            document = parse_object(value)
+            row: dict[str, Any] = self._coerce(document)
+            if self.unknown_fields is UnknownFields.EVOLVE:
+                return row, self._leftovers(document)
+            if self._rescues:
+                rest = self._leftovers(document)
+                row[RESCUED] = None if rest is None else to_text(rest)
+            return row, None
         required = [field.name for field in self.schema if not field.nullable]
         if required:
             raise Misfit(f"{required[0]}: the value is null (a tombstone), and the column is required")
-        return dict.fromkeys(self.schema.names)
+        return dict.fromkeys(self.schema.names), None
+
+
+@dataclass
+class _Found:
+    """Records that became no row: the reasons, and what had no column where that was the only one."""
+
+    bad: list[BadRow] = field(default_factory=list)
+    unknown: dict[int, Json] = field(default_factory=dict)
+
+    def placed(self, rows: npt.NDArray[np.int64]) -> _Found:
+        """Return this for a batch in which the records stand in other places."""
+        return _Found(
+            [replace(row, index=int(rows[row.index])) for row in self.bad],
+            {int(rows[index]): rest for index, rest in self.unknown.items()},
+        )
 
 
 def _cut(values: pa.Array) -> Iterator[pa.Array]:

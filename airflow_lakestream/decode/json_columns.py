@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode.json_bulk import NotInBulk, exact_up_to, fit
 from airflow_lakestream.decode.json_layout import Path
 from airflow_lakestream.decode.json_shapes import Integers, Mask, Shaped, shaped
@@ -33,9 +39,9 @@ class OddRows(Exception):
 class ShapeParser:
     """Parses those documents of a batch that share a layout with many others."""
 
-    def __init__(self, schema: pa.Schema, *, ignore_unknown: bool) -> None:
+    def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields) -> None:
         self._schema = schema
-        self._ignore_unknown = ignore_unknown
+        self._unknown_fields = unknown_fields
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
         """Return tables, and for each one the rows that it holds; what is in no table could not be proven right."""
@@ -51,7 +57,7 @@ class ShapeParser:
     def _parse(self, part: Shaped) -> tuple[pa.Table, Integers] | None:
         for _ in range(_MOST_REPAIRS):
             try:
-                return _Columns(part, self._ignore_unknown).table(self._schema), part.rows
+                return _Columns(part, self._unknown_fields).table(self._schema), part.rows
             except OddRows as found:
                 part = part.without(found.odd)
                 if not len(part.rows):
@@ -64,9 +70,11 @@ class ShapeParser:
 class _Columns:
     """The columns of documents of one layout. Its methods raise NotInBulk, OddRows, Misfit and pyarrow's errors."""
 
-    def __init__(self, part: Shaped, ignore_unknown: bool) -> None:
+    def __init__(self, part: Shaped, unknown_fields: UnknownFields) -> None:
         self._part = part
-        self._ignore_unknown = ignore_unknown
+        self._unknown_fields = unknown_fields
+        # What has no column, each with all that is in it.
+        self._unknown: list[Path] = []
         self._slots = {slot.path: index for index, slot in enumerate(part.layout.slots)}
         self._unused = set(self._slots)
 
@@ -74,15 +82,23 @@ class _Columns:
         columns = self._members(list(schema), ())
         for path in self._unused:
             self._skip(path)
-        return pa.Table.from_arrays(columns, schema=schema)
+        table = pa.Table.from_arrays(columns, schema=schema)
+        if self._unknown_fields is UnknownFields.RESCUE:
+            return table.append_column(pa.field(RESCUED, pa.string()), self._rescued())
+        if self._unknown_fields is UnknownFields.EVOLVE:
+            for path in self._unknown:
+                self._require_null(path)
+        return table
 
     def _members(self, fields: list[pa.Field], path: Path) -> list[pa.Array]:
-        if not self._ignore_unknown:
+        if self._unknown_fields is not UnknownFields.IGNORE:
             names = {field.name for field in fields}
             depth = len(path)
             members = {p for p in (*self._slots, *self._part.layout.objects) if len(p) == depth + 1}
-            if any(p[:depth] == path and p[depth] not in names for p in members):
+            unknown = [p for p in members if p[:depth] == path and p[depth] not in names]
+            if unknown and self._unknown_fields is UnknownFields.FAIL:
                 raise NotInBulk("unknown fields")
+            self._unknown += unknown
         return [self._column(field, (*path, field.name)) for field in fields]
 
     def _column(self, field: pa.Field, path: Path) -> pa.Array:
@@ -107,11 +123,63 @@ class _Columns:
             raise NotInBulk("strings for a column of another type")
         return _from_texts(texts, kind)
 
+    def _require_null(self, path: Path) -> None:
+        """Make sure that a field for which there is no column needs none."""
+        if path not in self._slots or self._part.layout.slots[self._slots[path]].is_text:
+            raise NotInBulk("unknown fields")
+        _require(pc.equal(self._part.texts(self._slots[path]), "null"))
+
+    def _rescued(self) -> pa.Array:
+        """Return what has no column as the text of an object, the scalars as they are written; null where all has."""
+        if not self._unknown:
+            return pa.nulls(len(self._part.rows), pa.string())
+        tree: dict[str, Any] = {}
+        # Slots in their order, then objects: those that hold no slot are still lacking.
+        for path in (*self._slots, *sorted(self._part.layout.objects)):
+            if any(path[: len(unknown)] == unknown for unknown in self._unknown):
+                at = tree
+                for name in path[:-1]:
+                    at = at.setdefault(name, {})
+                at.setdefault(path[-1], path if path in self._slots else {})
+        texts = _Texts(self._part, self._slots)
+        texts.add(tree)
+        return texts.joined()
+
     def _skip(self, path: Path) -> None:
         """Make sure that a scalar for which there is no column is one."""
         index = self._slots[path]
         if not self._part.layout.slots[index].is_text:
             _from_literals(self._part.texts(index), pa.string())
+
+
+class _Texts:
+    """Texts of one object each, in pieces: literal ones, and scalars of the documents."""
+
+    def __init__(self, part: Shaped, slots: Mapping[Path, int]) -> None:
+        self._part = part
+        self._slots = slots
+        self._pieces: list[pa.Array] = []
+        self._literal = ""
+
+    def add(self, value: Any) -> None:
+        """Add an object of objects and the paths of slots."""
+        if isinstance(value, dict):
+            for index, (name, item) in enumerate(value.items()):
+                self._literal += ("," if index else "{") + json.dumps(name, ensure_ascii=False) + ":"
+                self.add(item)
+            self._literal += "}" if value else "{}"
+            return
+        slot = self._slots[value]
+        quote = '"' if self._part.layout.slots[slot].is_text else ""
+        self._pieces += [pa.scalar(self._literal + quote), self._part.texts(slot)]
+        self._literal = quote
+
+    def joined(self) -> pa.Array:
+        """Return one text for each document."""
+        count = len(self._part.rows)
+        if not self._pieces:
+            return pa.repeat(pa.scalar(self._literal), count)
+        return pc.binary_join_element_wise(*self._pieces, pa.scalar(self._literal), "")
 
 
 def _from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -325,5 +325,5 @@ def test_what_no_decoder_can_be_made_for() -> None:
         JsonDecoder(pa.schema([("v", pa.int8()), ("v", pa.int8())]))
     with pytest.raises(InvalidArgument, match="no columns"):
         JsonDecoder(pa.schema([]))
-    with pytest.raises(UnknownValue, match="'ignore', 'fail'"):
+    with pytest.raises(UnknownValue, match="'ignore', 'rescue', 'evolve', 'fail'"):
         JsonDecoder(column(pa.int8()), "drop")
