@@ -26,6 +26,7 @@ from airflow_lakestream.core.policies import (
     ModeName,
     OnDataLoss,
     OnError,
+    SchemaEvolution,
     StartOffset,
     Tombstones,
     UnknownFields,
@@ -45,7 +46,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out import FanOut, FanOutSink
 from airflow_lakestream.iceberg.rejects import RejectingSink
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.iceberg.schema import to_schema, with_rescued
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -90,6 +91,7 @@ class ExtractConfig:
     poll_timeout: float | str = 30
     idle_timeout: float | str = 0
     schema: str | Schema | pa.Schema | None = None
+    schema_evolution: str = SchemaEvolution.NONE
     unknown_fields: str = UnknownFields.IGNORE
     on_error: str = OnError.REJECT
     max_rejected: int | float | str | None = None
@@ -134,6 +136,27 @@ class ExtractConfig:
             raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
         if schema is not None:
             payload.check([column.name for column in schema.fields])
+        self._check_schema_changes()
+
+    def _check_schema_changes(self) -> None:
+        design = self.design
+        if design.grows and design.evolution is SchemaEvolution.NONE:
+            raise InvalidArgument(
+                "unknown_fields",
+                '"evolve" adds columns to the table, and schema_evolution is "none".',
+                'Set schema_evolution="add" or "widen"; or unknown_fields="rescue", which needs one column only.',
+            )
+        for argument, is_set in (
+            ("schema_evolution", design.evolution is not SchemaEvolution.NONE),
+            ("unknown_fields", design.rescues),
+        ):
+            if is_set and self.template.by_record:
+                raise InvalidArgument(
+                    argument,
+                    f"{getattr(self, argument)!r} is not for {self.table!r}, a table that records choose: one commit "
+                    "can't change the schemas of several tables.",
+                    "Change these tables by hand, the home table with them.",
+                )
 
     @property
     def template(self) -> TableTemplate:
@@ -254,13 +277,18 @@ class ExtractConfig:
     @property
     def design(self) -> TableDesign:
         """How the table is created when missing, and what an existing one is held to."""
+        unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        rescues = unknown is UnknownFields.RESCUE
         payload = to_schema(self.schema) if is_given(self.schema) else None
         return TableDesign(
             metadata=metadata_schema(self.metadata_columns),
-            schema=payload,
+            schema=with_rescued(payload) if rescues and payload is not None else payload,
             partition_by=_items("partition_by", self.partition_by),
             sort_order=_items("sort_order", self.sort_order),
             properties=_properties(self.table_properties),
+            evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
+            rescues=rescues,
+            grows=unknown is UnknownFields.EVOLVE,
         )
 
 
@@ -302,9 +330,7 @@ def build_job(
             with_keys=whole or "key" in names or payload.needs_keys or (router is not None and router.needs_keys),
             with_headers=whole or "headers" in names or (router is not None and router.needs_headers),
         ),
-        decoders=RowDecoders(
-            payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones)
-        ),
+        decoders=RowDecoders(payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones)),
         sink=sink,
         rejects=sink,
         limits=config.limits,

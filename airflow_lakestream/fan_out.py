@@ -87,6 +87,9 @@ class RunReport:
             **counts_to_dict(counts),
             "remaining_lag": self.remaining_lag,
             "complete": all(report.completes for report in self.reports.values()),
+            "schema_changes": [
+                f"{report.table}: {text}" for report in self.reports.values() for text in report.schema_changes
+            ],
             "topics": {topic: report.to_dict() for topic, report in self.reports.items()},
         }
 

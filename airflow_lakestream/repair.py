@@ -26,12 +26,12 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
-from airflow_lakestream.core.policies import OnDataLoss, choose
+from airflow_lakestream.core.policies import OnDataLoss, UnknownFields, choose
 from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.extract import DECODING, ExtractConfig, build_job
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.repair import Repairing, RepairSink
@@ -100,6 +100,10 @@ class Repair:
     @property
     def decoding(self) -> dict[str, Any]:
         """How values and keys are decoded, as arguments of the extract path. Raises InvalidArgument."""
+        if self.unknown_fields == UnknownFields.EVOLVE:
+            raise InvalidArgument(
+                "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
+            )
         arguments = {name: getattr(self, name) for name in DECODING}
         ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
         return arguments

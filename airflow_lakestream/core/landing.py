@@ -324,6 +324,7 @@ def _new_records_came(job: Job, ends: TopicState) -> bool:
 
 def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState, plan: Plan) -> LandingReport:
     report.completes = plan.completes
+    report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
     if not entry.origin:
         # A group that never resumed promises nothing of what lies between its ranges.
         report.remaining_lag = plan.ranges.width

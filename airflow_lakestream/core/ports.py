@@ -202,6 +202,12 @@ class Sink(Protocol):
     def take_over(self, files: Files) -> None:
         """Take files that a process of this run handed over, as if they had been written here."""
 
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say what the commit of one of the run's snapshots changed in the table's schema, in words.
+
+        Of the table as it was at the last `load` or commit; nothing for a snapshot that has expired.
+        """
+
     def adopt(self, files: Files) -> None:
         """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
 

@@ -18,8 +18,8 @@ class LandingReport:
     """What all tries of one task run landed together, and what is left.
 
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
-    resumed, those that the run left. `interval` is in milliseconds since the epoch; `completes` says that all records
-    of it are there, and that no more can come.
+    resumed, those that the run left. `schema_changes` says in words what became of the table's schema. `interval` is in
+    milliseconds since the epoch; `completes` says that all records of it are there, and that no more can come.
     """
 
     topic: str
@@ -32,6 +32,7 @@ class LandingReport:
     completes: bool = False
     recovered: int = 0
     by_partition: dict[int, Counts] = field(default_factory=dict)
+    schema_changes: list[str] = field(default_factory=list)
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -79,6 +80,7 @@ class LandingReport:
             "remaining_lag": self.remaining_lag,
             "interval": self.interval and [_iso(at) for at in self.interval],
             "complete": self.completes,
+            "schema_changes": list(self.schema_changes),
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:

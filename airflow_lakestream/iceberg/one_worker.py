@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
@@ -38,6 +38,10 @@ class OneWorkerSink:
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Refuse."""
         raise _refusal()
+
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say nothing: such tables keep their schemas."""
+        return ()
 
     def sweep(self, folder: str) -> None:
         """Refuse."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +113,10 @@ class RejectingSink:
         if path is not None and not self._main().io.new_input(path).exists():
             return f"the records that were rejected are gone: {path}"
         return self.inner.misfit(files)
+
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say what a landing changed in the table's schema."""
+        return self.inner.schema_changes(snapshot_id)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Take files that another worker handed over for the next commit."""

@@ -22,9 +22,11 @@ from pyiceberg.types import (
     LongType,
     MapType,
     NestedField,
+    StringType,
     StructType,
 )
 
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.arrow_types import arrow_schema, fields_from_arrow
 from airflow_lakestream.iceberg.ddl import parse_schema
@@ -62,6 +64,19 @@ def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
     extra = fields_from_arrow(metadata, "metadata_columns", first_id=payload.highest_field_id + 1)
     optional = [field.model_copy(update={"required": False}) for field in extra]
     return Schema(*payload.fields, *optional, identifier_field_ids=payload.identifier_field_ids)
+
+
+def with_rescued(payload: Schema) -> Schema:
+    """Append the column for what has none, unless it is there."""
+    there = next((field for field in payload.fields if field.name == RESCUED), None)
+    if there is None:
+        extra = NestedField(payload.highest_field_id + 1, RESCUED, StringType(), required=False)
+        return Schema(*payload.fields, extra, identifier_field_ids=payload.identifier_field_ids)
+    if there.required or there.field_type != StringType():
+        raise InvalidArgument(
+            "schema", f'{RESCUED!r} is {_text(there)}; unknown_fields="rescue" fills a string.', "Leave it out."
+        )
+    return payload
 
 
 def payload_schema(

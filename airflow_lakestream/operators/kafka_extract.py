@@ -18,6 +18,7 @@ from airflow_lakestream.core.policies import (
     OnDataLoss,
     OnEmpty,
     OnError,
+    SchemaEvolution,
     StartOffset,
     Tombstones,
     UnknownFields,
@@ -84,7 +85,10 @@ class KafkaExtractOperator(BaseOperator):
     :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
     :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None takes the
         table's, or infers it from the first batch (templated)
-    :param unknown_fields: `"ignore"` or `"fail"` for fields without a column (templated)
+    :param schema_evolution: how far the run may change the table's schema, in the commit of its rows: `"none"`,
+        `"add"` for new columns, or `"widen"` for wider types, too (templated)
+    :param unknown_fields: fields without a column: `"ignore"`, `"fail"`, `"rescue"` into the column `_rescued`, or
+        `"evolve"` to add columns for them (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -127,6 +131,7 @@ class KafkaExtractOperator(BaseOperator):
         "poll_timeout",
         "idle_timeout",
         "schema",
+        "schema_evolution",
         "unknown_fields",
         "metadata_columns",
         "partition_by",
@@ -170,6 +175,7 @@ class KafkaExtractOperator(BaseOperator):
         poll_timeout: float | str = 30,
         idle_timeout: float | str = 0,
         schema: str | Schema | pa.Schema | None = None,
+        schema_evolution: str = SchemaEvolution.NONE.value,
         unknown_fields: str = UnknownFields.IGNORE.value,
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
@@ -213,6 +219,7 @@ class KafkaExtractOperator(BaseOperator):
         self.idle_timeout = idle_timeout
         # An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
         self.schema = schema if schema is None or isinstance(schema, str) else _plain_schema(schema)
+        self.schema_evolution = schema_evolution
         self.unknown_fields = unknown_fields
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by

@@ -186,6 +186,12 @@ def _of_one_table(config: ExtractConfig) -> ExtractConfig:
         raise InvalidArgument(
             "table", "tables that each record chooses are not for a group of tasks.", "Use KafkaExtractOperator."
         )
+    if config.design.grows:
+        raise InvalidArgument(
+            "unknown_fields",
+            '"evolve" is not for a group of tasks: each would name other columns.',
+            'Use KafkaExtractOperator, or "rescue".',
+        )
     return config.of_topic(config.topic)
 
 

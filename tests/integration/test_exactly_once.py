@@ -46,6 +46,7 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
         "remaining_lag": 0,
         "interval": None,
         "complete": False,
+        "schema_changes": [],
     }
     assert report.snapshot_ids == lake.snapshots()
 
@@ -201,7 +202,7 @@ def test_a_bad_record_in_the_first_batch_leaves_no_table_no_namespace_and_no_fil
 ) -> None:
     name = topic(1)
     produce(name, 0, [*events(0, 0, 100), "not json", *events(0, 101, 99)])
-    job = lake.job(name, catalog=lake.catalog(**WATCHED))
+    job = lake.job(name, catalog=lake.catalog(**WATCHED), on_error="fail")
 
     with pytest.raises(BadRecord) as caught:
         land(replace(job, reader=SmallChunks(job.reader, 20)))
@@ -217,7 +218,7 @@ def test_a_bad_record_in_a_later_batch_keeps_what_was_committed_and_nothing_else
 ) -> None:
     name = topic(1)
     produce(name, 0, [*events(0, 0, 100), "not json", *events(0, 101, 99)])
-    job = lake.job(name, max_batch_bytes=2000)
+    job = lake.job(name, max_batch_bytes=2000, on_error="fail")
 
     with pytest.raises(BadRecord):
         land(replace(job, reader=SmallChunks(job.reader, 20)))

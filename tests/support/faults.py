@@ -192,6 +192,9 @@ class WrappedSink:
     def discard(self) -> None:
         self._sink.discard()
 
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        return self._sink.schema_changes(snapshot_id)
+
 
 class InterposedSink(WrappedSink):
     """Does something between the reading and the first commit, be it an append or a replace."""

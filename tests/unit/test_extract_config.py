@@ -12,6 +12,7 @@ from airflow_lakestream.core.modes import ByInterval, ByRanges, Resume
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.iceberg.type_text import schema_text
 
 
 def config(**settings: Any) -> ExtractConfig:
@@ -48,7 +49,7 @@ def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
         ("interval_start", "2026-11-20T05:00:00Z"),  # without mode="interval"
         ("ranges", [[0, 1, 2]]),  # without mode="ranges"
         ("mode", "resumed"),
-        ("on_error", "reject"),
+        ("tombstones", "drop"),
         ("on_error", "ignore"),
         ("start_offset", "newest"),
         ("start_timestamp", "2026-11-20T05:05:00Z"),  # without start_offset="timestamp"
@@ -66,7 +67,9 @@ def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
         ("idle_timeout", "1 week"),
         ("schema", "id no_such_type"),
         ("schema", 7),
+        ("schema_evolution", "rename"),
         ("unknown_fields", "drop"),
+        ("unknown_fields", "evolve"),  # without schema_evolution
         ("metadata_columns", ["offsets"]),
         ("metadata_columns", ["offset", "offset"]),
         ("on_data_loss", "ignore"),
@@ -142,3 +145,33 @@ def test_the_modes() -> None:
     times = {"interval_start": "2026-11-20T05:00:00+01:00", "interval_end": 1_763_614_800_000 + 365 * 86_400_000}
     assert config(mode="interval", **times).coverage == ByInterval(1_795_147_200_000, 1_795_150_800_000)
     assert config(mode="ranges", ranges="[[0, 5, 9], [1, 0, 2]]").coverage == ByRanges(((0, 5, 9), (1, 0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("schema_evolution", {"table": "lake.{type}", "schema_evolution": "add"}),
+        ("unknown_fields", {"table": "lake.{type}", "unknown_fields": "rescue"}),
+        ("schema_evolution", {"table": "lake.{type}", "schema_evolution": "widen", "unknown_fields": "evolve"}),
+        ("unknown_fields", {"format": "raw", "unknown_fields": "rescue"}),
+        ("unknown_fields", {"envelope": "debezium", "unknown_fields": "rescue"}),
+        ("unknown_fields", {"key_format": "string", "schema_evolution": "add", "unknown_fields": "evolve"}),
+        ("schema", {"schema": "id int, _rescued int", "unknown_fields": "rescue"}),
+    ],
+)
+def test_what_changes_of_the_schema_do_not_go_with(argument: str, given: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{argument}: "):
+        config(**given)
+
+
+def test_columns_for_fields_without_one_need_leave_to_change_the_table() -> None:
+    with pytest.raises(InvalidArgument, match=r'schema_evolution is "none"\. Set schema_evolution="add"'):
+        config(unknown_fields="evolve")
+    assert config(unknown_fields="evolve", schema_evolution="add").design.grows
+
+
+def test_the_column_for_what_has_none_is_part_of_a_given_schema() -> None:
+    schema = config(schema="id int", unknown_fields="rescue").design.schema
+    assert schema is not None
+    assert schema_text(schema) == "id int, _rescued string"
+    assert config(schema="_rescued string, id int", unknown_fields="rescue").design.schema is not None

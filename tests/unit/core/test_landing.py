@@ -73,6 +73,7 @@ class FakeTable:
         self.landings: list[Landing] = []
         self.before_commit: list[Callable[[], object]] = []
         self.discards = 0
+        self.changes: dict[int, list[str]] = {}
         self._uncommitted: Rows = []
 
     def load(self, run_id: str) -> TableState:
@@ -94,6 +95,9 @@ class FakeTable:
         self._uncommitted = []
         self.exists = True
         return len(self.landings)
+
+    def schema_changes(self, snapshot_id: int) -> list[str]:
+        return self.changes.get(snapshot_id, [])
 
     def discard(self) -> None:
         self.discards += 1
@@ -308,6 +312,18 @@ def test_a_retry_of_a_landed_run_returns_its_report() -> None:
     assert again.to_dict() == first.to_dict()
     assert again.recovered == 1
     assert len(table.landings) == 1
+
+
+def test_the_report_says_what_became_of_the_schema_in_all_tries() -> None:
+    topic, table = FakeTopic({0: (0, 4)}, chunk_size=1), FakeTable()
+    table.changes = {1: ["add column x string"], 3: ["widen column y from int to bigint"]}
+    limits = Limits(max_batch_bytes=1, max_records=2)
+
+    first = land(job(topic, table, limits=limits))
+    assert first.schema_changes == ["add column x string"]
+    again = land(job(topic, table, limits=Limits(max_batch_bytes=1)))
+
+    assert again.to_dict()["schema_changes"] == ["add column x string", "widen column y from int to bigint"]
 
 
 def test_max_records_counts_what_earlier_tries_of_the_run_landed() -> None:
