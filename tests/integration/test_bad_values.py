@@ -1,4 +1,4 @@
-"""Values that fit no row: the run names the first of them, commits nothing, and the process lives."""
+"""Values that fit no row, with on_error="fail": the run names the first, commits nothing, and the process lives."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_bad_value_among_good_ones_fails_the_run_with_its_place_and_reason(
     produce(name, 0, [GOOD, GOOD, value, GOOD])
 
     with pytest.raises(BadRecord) as caught:
-        lake.land(name, schema=SCHEMA)
+        lake.land(name, schema=SCHEMA, on_error="fail")
 
     bad = caught.value
     assert (bad.topic, bad.partition, bad.offset) == (name, 0, 2)
@@ -71,7 +71,7 @@ def test_a_value_that_is_no_json_object_is_found_without_a_schema_too(
     produce(name, 0, [GOOD, value])
 
     with pytest.raises(BadRecord) as caught:
-        lake.land(name)
+        lake.land(name, on_error="fail")
 
     assert caught.value.offset == 1
     assert reason in caught.value.reason
@@ -92,7 +92,7 @@ def test_the_first_of_several_is_named_in_the_middle_of_thousands(
     produce(name, 0, thousands_with((12_345, b'{"n": 1.5}'), (12_346, b"null"), (19_999, b"")))
 
     with pytest.raises(BadRecord) as caught:
-        lake.land(name, schema=SCHEMA)
+        lake.land(name, schema=SCHEMA, on_error="fail")
 
     assert (caught.value.partition, caught.value.offset) == (0, 12_345)
     assert "1.5" in caught.value.reason
@@ -107,7 +107,7 @@ def test_of_two_partitions_one_of_the_two_first_bad_records_is_named(
     produce(name, 1, thousands_with((15_000, b"[1]"), (16_000, b"")))
 
     with pytest.raises(BadRecord) as caught:
-        lake.land(name, schema=SCHEMA)
+        lake.land(name, schema=SCHEMA, on_error="fail")
 
     # Across partitions there is no order; in each the first is the first.
     assert (caught.value.partition, caught.value.offset) in {(0, 9_000), (1, 15_000)}
@@ -123,7 +123,7 @@ def test_a_table_that_is_there_stays_as_it_was(lake: OpenLake, topic: Topics, pr
     produce(name, 1, [*[GOOD] * 2_000, b'{"n": 1', *[GOOD] * 10])
 
     with pytest.raises(BadRecord) as caught:
-        lake.land(name, schema=SCHEMA)
+        lake.land(name, schema=SCHEMA, on_error="fail")
 
     assert (caught.value.partition, caught.value.offset) == (1, 2_000)
     assert lake.offsets() == at(0, range(1))
@@ -141,7 +141,7 @@ def test_what_was_committed_before_the_bad_record_stays_and_is_not_landed_again(
 
     for _ in range(2):
         with pytest.raises(BadRecord, match="offset 5"):
-            lake.land(name, schema=SCHEMA)
+            lake.land(name, schema=SCHEMA, on_error="fail")
     assert lake.offsets() == at(0, range(3))
 
 

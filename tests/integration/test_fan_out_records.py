@@ -178,7 +178,7 @@ def test_a_value_without_a_table_creates_one_only_when_told(
     land(name)
     produce(name, 0, records("a", "b"))
     with pytest.raises(BadRecord, match=r"field 'event' 'b' .*lake\.b.*new_tables") as refused:
-        land(name, run_id="next", new_tables="fail")
+        land(name, run_id="next", new_tables="fail", on_error="fail")
     assert (refused.value.topic, refused.value.partition, refused.value.offset) == (name, 0, 2)
     assert tables(lake) == {"lake.a": [0]}
     assert land(name, run_id="last").tables == {"lake.a": 1, "lake.b": 1}
@@ -188,7 +188,7 @@ def test_a_value_without_a_table_creates_one_only_when_told(
 def test_nothing_is_created_unless_told_and_nothing_stays(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     produce(name, 0, records("a"))
-    config = ExtractConfig(topic=name, table="lake.{event}", consumer_group=GROUP)
+    config = ExtractConfig(topic=name, table="lake.{event}", consumer_group=GROUP, on_error="fail")
     with pytest.raises(BadRecord, match="new_tables"):
         land_run(config, lake.kafka, lake.catalog(), run_id="r")
     assert lake.has_nothing()
@@ -209,7 +209,7 @@ def test_two_values_of_one_name_are_refused_by_both(lake: Lake, land: Land, topi
     land(name)
     produce(name, 0, records("page_view"))
     with pytest.raises(BadRecord, match=r"'page_view' .*lake\.page_view.*'page-view'") as refused:
-        land(name, run_id="next")
+        land(name, run_id="next", on_error="fail")
     assert refused.value.offset == 1
     assert tables(lake) == {"lake.page_view": [0]}
 
@@ -218,7 +218,7 @@ def test_the_number_of_tables_is_limited(lake: Lake, land: Land, topic: Topics, 
     name = topic(1)
     produce(name, 0, records("a", "b", "c"))
     with pytest.raises(BadRecord, match=r"'c' .*max_tables=2") as refused:
-        land(name, max_tables=2)
+        land(name, max_tables=2, on_error="fail")
     assert refused.value.offset == 2
     assert lake.has_nothing()
     assert len(land(name, max_tables=3).tables) == 3
@@ -228,7 +228,7 @@ def test_no_value_names_the_home(land: Land, topic: Topics, produce: Producing) 
     name = topic(1)
     produce(name, 0, records("here"))
     with pytest.raises(BadRecord, match="home_table"):
-        land(name, home_table="lake.here")
+        land(name, home_table="lake.here", on_error="fail")
 
 
 # Unroutable
@@ -236,7 +236,7 @@ def test_no_value_names_the_home(land: Land, topic: Topics, produce: Producing) 
 
 def first_bad(land: Land, name: str, **config: Any) -> BadRecord:
     with pytest.raises(BadRecord) as refused:
-        land(name, **config)
+        land(name, on_error="fail", **config)
     return refused.value
 
 

@@ -124,7 +124,7 @@ def test_a_topic_with_a_bad_record_keeps_no_other_from_landing(
     produce(bad, 0, [b"{}x"])
     produce(good, 0, numbers(2))
     with pytest.raises(BadRecord) as failed:
-        land(f"^{prefix}-.*", schema="n bigint")
+        land(f"^{prefix}-.*", schema="n bigint", on_error="fail")
     assert (failed.value.topic, failed.value.offset) == (bad, 0)
     assert landed(lake, f"lake.{prefix}_b") == [0, 1]
 

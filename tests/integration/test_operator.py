@@ -133,7 +133,9 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "new_tables": "create",
         "max_tables": "7",
         "home_table": "",
-        "on_error": "fail",
+        "on_error": "reject",
+        "max_rejected": "5",
+        "tombstones": "keep",
         "on_data_loss": "record",
         "on_empty": "skip",
     }

@@ -428,7 +428,7 @@ def test_another_run_that_creates_the_table_first_is_no_obstacle(lake: Lake, nam
 def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     produce(name, 0, [*events(0, 0, 100), "not json"])
-    run = SharedRun(lake, name, {"schema": "id bigint, name string, score double"})
+    run = SharedRun(lake, name, {"schema": "id bigint, name string, score double", "on_error": "fail"})
     plan = run.plan(1)
     with pytest.raises(BadRecord):
         run.read(plan.shares[0])

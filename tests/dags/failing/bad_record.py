@@ -13,6 +13,7 @@ with DAG(dag_id="bad_record", schedule=None, params={"topic": ""}) as dag:
         task_id="land",
         topic="{{ params.topic }}",
         schema="n bigint",
+        on_error="fail",
         table="lake.t",
         retries=2,
         retry_delay=0,

@@ -1,4 +1,4 @@
-"""A policy for bad records that is not there yet."""
+"""A policy for bad records that does not exist."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from airflow.sdk import DAG
 
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
-EXPECTED = ("on_error", "reject", "fail")
+EXPECTED = ("on_error", "ignore", "reject", "fail", "skip")
 
 with DAG(dag_id="unknown_on_error", schedule=None, params={"topic": ""}) as dag:
     KafkaExtractOperator(
         task_id="land",
         topic="{{ params.topic }}",
-        on_error="reject",
+        on_error="ignore",
         table="lake.t",
         retries=2,
         retry_delay=0,
