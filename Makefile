@@ -14,7 +14,7 @@ SEED ?= 0
 ONLY ?=
 RUNS ?= 3
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker demo bench bench-report constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz demo bench bench-report constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEE
 
 faults-broker: setup ## The same with topics of a real broker, slower: N=20 (needs a JDK 17)
 	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED) --broker
+
+fuzz: setup ## Fuzz the decoders with N payloads of each format, from SEED on; see docs/formats.md
+	$(BIN)/python -m tests.unit.decode.fuzz -n $(N) --seed $(SEED)
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)

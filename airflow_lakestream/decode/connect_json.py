@@ -21,7 +21,7 @@ from airflow_lakestream.decode.connect_schema import Shape
 from airflow_lakestream.decode.connect_values import Rows, fitted, written_field
 from airflow_lakestream.decode.infer import infer_schema, infer_type
 from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.lanes import Integers
+from airflow_lakestream.decode.lanes import Integers, cut
 from airflow_lakestream.decode.leaves import Unfit
 from airflow_lakestream.decode.outcome import BadRow, Decoded
 
@@ -84,7 +84,7 @@ def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers,
     # The brace is not the prefix's own.
     fits = pc.and_(fits, pc.greater(pc.binary_length(some), len(prefix)))
     hit = fits.to_numpy(zero_copy_only=False)
-    payloads = pc.binary_slice(some.filter(fits), len(prefix), -1)
+    payloads = cut(some.filter(fits), len(prefix), 1)
     return among[hit], _without_null(payloads)
 
 

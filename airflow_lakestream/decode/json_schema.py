@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import confluent
-from airflow_lakestream.decode.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes import Integers, Lanes, cut
 from airflow_lakestream.decode.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -91,7 +90,7 @@ def unframe(values: pa.Array) -> Framed:
     kept = framed | null
     ids = np.where(null, -1, confluent.schema_ids(lanes, framed))
     inner = values if kept.all() else values.filter(pa.array(kept))
-    return Framed(pc.binary_slice(inner, _HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
+    return Framed(cut(inner, _HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Schema:

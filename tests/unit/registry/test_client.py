@@ -226,7 +226,9 @@ def test_secrets_have_no_place_in_an_argument(value: Any) -> None:
     assert "4711" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["http://registry", {"url": "http://registry", "timeout": 5}, "registry_conn", "{{ x }}"])
+@pytest.mark.parametrize(
+    "value", ["http://registry", {"url": "http://registry", "timeout": 5}, "registry_conn", "{{ x }}"]
+)
 def test_what_holds_no_secret_is_no_matter(value: Any) -> None:
     refuse_secrets(value)
 
