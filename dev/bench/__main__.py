@@ -32,6 +32,8 @@ RECORDS = 2_000_000
 RUNS = 3
 # After so many minutes no further run begins. A whole one takes some 20 on two idle cores.
 BUDGET = 25
+# As a shell reports a program that Ctrl-C ended.
+INTERRUPTED = 130
 # What the ledger costs over the years: figures of their own, not rows of the table.
 LEDGER = ("commits", "audit")
 
@@ -62,6 +64,8 @@ def main() -> int:
                 results.save()
     except KeyboardInterrupt:
         clock.say("interrupted: what was measured so far stays in .bench/latest.json")
+        _conclude(results)
+        return INTERRUPTED
     return _conclude(results)
 
 
@@ -131,11 +135,13 @@ class Measuring:
 
 
 def _conclude(results: Results) -> int:
-    print_table(results)
+    if results.samples:
+        print_table(results)
     figures = [*verdicts(results.samples), *results.figures]
     print("\n".join(map(str, figures)))
     broken = [figure for figure in figures if figure.holds is False]
-    print(f"{len(broken)} bounds do not hold." if broken else "All bounds that were measured hold.")
+    measured = sum(figure.holds is not None for figure in figures)
+    print(f"{measured - len(broken)} of {measured} bounds that were measured hold.")
     return 1 if broken else 0
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -33,7 +34,12 @@ class Finished:
 
 
 class CommandFailed(Exception):
-    """A measured command ended with an error, or took too long; the message holds the end of what it printed."""
+    """A measured command ended with an error, or took too long: in one line, then the end of what it printed."""
+
+    def __init__(self, command: Sequence[str], problem: str, output: str) -> None:
+        name = command[2] if command[1:2] == ["-m"] else Path(command[0]).name
+        last = output.strip().rpartition("\n")[2]
+        super().__init__(f"{name} {problem}: {last}\n{output[-3000:]}")
 
 
 def run_measured(command: Sequence[str], env: Mapping[str, str], timeout: float = 600) -> Finished:
@@ -62,7 +68,7 @@ def run_measured(command: Sequence[str], env: Mapping[str, str], timeout: float 
         output = printed.read().decode(errors="replace")
     if code != 0:
         problem = f"took longer than {timeout:.0f} s" if code is None else f"ended with {code}"
-        raise CommandFailed(f"{' '.join(command)} {problem}:\n{output[-3000:]}")
+        raise CommandFailed(command, problem, output)
     return Finished(output, seconds, cpu_seconds, peak.rss, peak.pss)
 
 

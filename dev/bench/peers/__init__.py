@@ -24,8 +24,8 @@ class Peer(Protocol):
 class LandedWrong(Exception):
     """A run left out records, or doubled them: its speed means nothing."""
 
-    def __init__(self, row: Row, expected: int, landed: int) -> None:
-        super().__init__(f"{row.name}: {landed:,} rows of {expected:,} records are in the table")
+    def __init__(self, row: Row, expected: int, landed: int, what: str = "records", where: str = "landed") -> None:
+        super().__init__(f"{row.name}: of {expected:,} {what} {landed:,} {where}")
 
 
 def resolve_peer(row: Row) -> Peer:

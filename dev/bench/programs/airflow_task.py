@@ -22,28 +22,33 @@ def main() -> None:
         raise AssertionError(bag.import_errors)
     dag = bag.dags["measured"]
     (task,) = dag.tasks
-    done = measure_execute(type(task))
+    done, failures = measure_execute(type(task))
     clock = CommitClock().start()
     run = dag.test()
     if not done or str(run.state) != "success":
-        raise AssertionError(f"the run ended as {run.state}")
+        raise AssertionError(f"the run ended as {run.state}: {' '.join(map(repr, failures))}")
     (work, report), *_ = done
     write_result(args.result, {**work.told(), "commits": clock.seconds, "report": report})
 
 
-def measure_execute(operator: type) -> list[tuple[Work, Any]]:
-    """Measure `execute` alone: Airflow's own start is in nobody's rate."""
+def measure_execute(operator: type) -> tuple[list[tuple[Work, Any]], list[Exception]]:
+    """Measure `execute` alone: Airflow's own start is in nobody's rate. Fills the first list, or the second."""
     done: list[tuple[Work, Any]] = []
+    failures: list[Exception] = []
     execute = operator.execute
 
     def measured(self: Any, context: Any) -> Any:
-        with Work() as work:
-            report = execute(self, context)
+        try:
+            with Work() as work:
+                report = execute(self, context)
+        except Exception as e:
+            failures.append(e)
+            raise
         done.append((work, report))
         return report
 
     operator.execute = measured
-    return done
+    return done, failures
 
 
 if __name__ == "__main__":
