@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pendulum
@@ -289,6 +290,7 @@ class ExtractConfig:
             evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
             rescues=rescues,
             grows=unknown is UnknownFields.EVOLVE,
+            incoming=partial(self.payload.newest_columns, self.topic),
         )
 
 

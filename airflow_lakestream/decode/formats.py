@@ -129,6 +129,19 @@ class Payload:
             raise InvalidArgument("key_format", f"the values have a field {KEY_COLUMN}, too.", "Give a schema.")
         return columns.append(self._key_column(first))
 
+    def newest_columns(self, topic: str) -> pa.Schema | None:
+        """Return the columns of the values by the registry's newest schema for the topic; None where there is none.
+
+        Raises InvalidArgument, SchemaRefused and the registry's errors.
+        """
+        if self.format not in SCHEMA_KINDS or self.registry is None:
+            return None
+        found = self._finder.newest(self.format, topic, "value")
+        if found is None:
+            return None
+        columns = found.columns(self.format)
+        return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
+
     def check(self, columns: Sequence[str]) -> None:
         """Refuse columns that have no place for what keys hold. Raises InvalidArgument."""
         if self.key_format is not None and KEY_COLUMN not in columns:

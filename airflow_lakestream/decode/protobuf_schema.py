@@ -123,6 +123,11 @@ def _run_protoc(folder: Path) -> bytes:
     return output.read_bytes()
 
 
+def messages_in(text: str, references: Iterable[tuple[str, str]] = ()) -> int:
+    """Return how many messages a .proto file has, those inside others not counted; raises as `compile_proto`."""
+    return len(compile_proto(text, tuple(references)).messages.message_type)
+
+
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:
     """Return the columns that a table for messages of this schema has; all of them may be null.
 

@@ -68,18 +68,34 @@ class SchemaFinder:
             remedy = "Set schema_registry, or give the columns as schema."
             raise InvalidArgument("schema", f"nothing says the columns of the {side} of {topic}.", remedy)
         subject = f"{topic}-{side}"
-        kind = SCHEMA_KINDS[format_name]
+        schema = self._latest(self.registry, format_name, topic, side)
+        if schema is None:
+            return self._by_records(self.registry, SCHEMA_KINDS[format_name], subject, sample)
+        log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
+        return _found(schema, sample)
+
+    def newest(self, format_name: str, topic: str, side: str) -> Found | None:
+        """Return the newest schema of the subject; None where the registry has none, or it does not say enough."""
+        schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
+        if schema is None:
+            return None
+        found = _found(schema, [])
+        # Only a record says which of several messages is meant.
+        several = schema.kind == "PROTOBUF" and protobuf_schema.messages_in(found.text, found.references) > 1
+        return None if several else found
+
+    def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
+        subject = f"{topic}-{side}"
         try:
-            schema = self.registry.latest(subject)
+            schema = registry.latest(subject)
         except SchemaNotFound:
-            return self._by_records(self.registry, kind, subject, sample)
-        if schema.kind != kind:
+            return None
+        if schema.kind != SCHEMA_KINDS[format_name]:
             raise InvalidArgument(
                 "format" if side == "value" else "key_format",
                 f"it is {format_name!r}, and subject {subject} of the registry has a schema of type {schema.kind}.",
             )
-        log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
-        return _found(schema, sample)
+        return schema
 
     def _by_records(self, registry: RegistryClient, kind: str, subject: str, sample: list[bytes]) -> Found:
         ids = list(dict.fromkeys(int.from_bytes(v[1:_HEADER], "big") for v in sample if _is_framed(v)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,7 +17,8 @@ class TableDesign:
 
     `partition_by` and `sort_order` of None ask for nothing: a new table gets none, an existing one keeps its own.
     `evolution` says how far an existing table's schema may change, `rescues` that rows come with the column RESCUED,
-    which it is given in any case, and `grows` that rows may come with columns that nobody has asked for.
+    which it is given in any case, and `grows` that rows may come with columns that nobody has asked for. Without a
+    `schema`, `incoming` tells the columns that records have by now, for `evolution`; it may answer None.
     """
 
     metadata: pa.Schema
@@ -28,3 +29,4 @@ class TableDesign:
     evolution: SchemaEvolution = SchemaEvolution.NONE
     rescues: bool = False
     grows: bool = False
+    incoming: Callable[[], pa.Schema | None] | None = None

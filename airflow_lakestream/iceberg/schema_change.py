@@ -127,8 +127,8 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
     if design.evolution is not SchemaEvolution.NONE:
         known = set(metadata.schema().column_names)
         extra = [f for f in fields_from_arrow(design.metadata, "metadata_columns") if f.name not in known]
-        wanted = [*(design.schema.fields if design.schema is not None else ()), *extra]
-        change, problems = change.and_then(wanted, design.evolution)
+        wanted = list(design.schema.fields) if design.schema is not None else _incoming(design, metadata.schema())
+        change, problems = change.and_then([*wanted, *extra], design.evolution)
     if design.rescues and not problems:
         rescued = NestedField(1, RESCUED, StringType(), required=False)
         change, problems = change.and_then([rescued], SchemaEvolution.ADD)
@@ -139,6 +139,19 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
             "Correct the schema, leave the argument out to take the table's own, or rewrite the table.",
         )
     return change
+
+
+def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:
+    columns = design.incoming() if design.incoming is not None else None
+    if columns is None:
+        return []
+    wanted = fields_from_arrow(columns, "schema")
+    if design.evolution is not SchemaEvolution.WIDEN:
+        return wanted
+    # What records have no more must not be required any more.
+    names = {one.name for one in wanted}
+    left_out = (one for one in held.fields if one.name not in names and not one.name.startswith("_"))
+    return [*wanted, *(one.model_copy(update={"required": False}) for one in left_out if one.required)]
 
 
 def _set_current(schema_id: int) -> TableUpdate:

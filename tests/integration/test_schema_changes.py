@@ -18,7 +18,9 @@ from airflow_lakestream.core.parallel import folder_of, land_pieces, plan_shares
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.type_text import schema_text
 from dev.services.kafka import Kafka
+from dev.services.registry import Registry
 from tests.integration.test_concurrency import MeetingCatalog
+from tests.integration.test_formats import avro_bytes, framed
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.killed_run import POINTS, run_until_killed
@@ -170,6 +172,37 @@ def test_a_killed_run_leaves_schema_and_rows_or_neither(
     assert lake.offsets() == [(0, n) for n in range(30)] + [(1, n) for n in range(10)]
     assert [text.split()[0] for text in report.schema_changes] == ["widen", "add", "add"]
     assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+
+
+def test_a_new_version_in_the_registry_adds_and_widens_columns(
+    lake: OpenLake, topic: Topics, produce: Producing, registry: Registry
+) -> None:
+    name = topic(1)
+    fields = [{"name": "id", "type": "int"}, {"name": "name", "type": "string"}]
+    old = {"type": "record", "name": "Order", "fields": fields}
+    new = {
+        **old,
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "name", "type": ["null", "string"], "default": None},
+            {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+        ],
+    }
+    first = registry.register(f"{name}-value", json.dumps(old))
+    settings = {"format": "avro", "schema_registry": registry.url, "schema_evolution": "widen", "on_error": "fail"}
+    produce(name, 0, [framed(first, avro_bytes(old, {"id": 1, "name": "a"}))])
+    lake.land(name, **settings)
+    second = registry.register(f"{name}-value", json.dumps(new))
+    produce(name, 0, [framed(second, avro_bytes(new, {"id": 2**40, "name": None, "tags": ["t"]}))])
+
+    report = lake.land(name, **settings)
+
+    assert sorted(report.schema_changes) == [
+        "add column tags array<string>",
+        "make column name optional",
+        "widen column id from int to bigint",
+    ]
+    assert [(row["id"], row["name"], row["tags"]) for row in lake.records()] == [(1, "a", None), (2**40, None, ["t"])]
 
 
 NESTED: list[dict[str, Any]] = [

@@ -183,6 +183,30 @@ def test_metadata_columns_are_added_too(made: Evolving) -> None:
     assert made.table().scan().to_arrow().sort_by("_kafka_offset")["_kafka_key"].to_pylist() == [None] * 3 + [b"key"]
 
 
+def test_columns_of_the_records_own_schema_are_added_where_none_is_given(made: Evolving) -> None:
+    newest = pa.schema([("id", pa.int64()), ("name", pa.string()), pa.field("score", pa.float64(), nullable=False)])
+
+    assert made.run(None, "none", incoming=lambda: newest).schema.names == ["id", "name"]
+    with pytest.raises(InvalidArgument, match="would make it bigint"):
+        made.run(None, "add", incoming=lambda: newest)
+    run = made.run(None, "widen", incoming=lambda: newest)
+    assert run.land(3, [{"id": 2**40, "score": 1.5}]) == [
+        "widen column id from int to bigint",
+        "add column score double",
+    ]
+    assert made.run(None, "widen", incoming=lambda: None).schema.names == ["id", "name", "score"]
+
+
+def test_what_records_have_no_more_is_not_required_any_more(tmp_path: Path) -> None:
+    made = Evolving(tmp_path)
+    made.run("id int, old int not null").land(0, [{"id": 0, "old": 1}])
+
+    run = made.run(None, "widen", incoming=lambda: pa.schema([("id", pa.int32())]))
+
+    assert run.land(1, [{"id": 1}]) == ["make column old optional"]
+    assert made.rows() == [{"id": 0, "old": 1}, {"id": 1, "old": None}]
+
+
 def test_the_rescued_column_is_added_whatever_the_policy(made: Evolving) -> None:
     run = made.run(None, rescues=True)
     assert run.schema.names == ["id", "name", RESCUED]
