@@ -108,6 +108,8 @@ def land_run(
 
     A topic that can't be landed keeps no other from it: its error is raised when all have had their turn, one that a
     retry may mend before one that it does not. Raises NoTopicMatches, and what a landing raises.
+
+    :param children: processes that may read; see `reader_processes`.
     """
     stop = stop or threading.Event()
     run = RunReport(config.topic, config.table, config.consumer_group)

@@ -203,7 +203,8 @@ class IcebergSink:
     def sweep(self, folder: str) -> None:
         """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
         try:
-            table = self._catalog.load_table(self._name)
+            # What is written for a table that is still to be created lies where that is going to be.
+            table = self._staged.table if self._staged is not None else self._catalog.load_table(self._name)
             deleted, left = delete_unreferenced(table, data_folder(table.metadata, folder))
         except NoSuchTableError:
             return

@@ -83,6 +83,8 @@ class KafkaExtractOperator(BaseOperator):
     :param checkpoint_interval: commit at the latest after so many seconds, a number or `"60s"` (templated)
     :param poll_timeout: seconds after which a partition that yields nothing short of its end is an error (templated)
     :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
+    :param parallelism: processes that read, where there is much to read; default: one for each processor, at most 4
+        (templated)
     :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None takes the
         table's, or infers it from the first batch (templated)
     :param schema_evolution: how far the run may change the table's schema, in the commit of its rows: `"none"`,
@@ -130,6 +132,7 @@ class KafkaExtractOperator(BaseOperator):
         "checkpoint_interval",
         "poll_timeout",
         "idle_timeout",
+        "parallelism",
         "schema",
         "schema_evolution",
         "unknown_fields",
@@ -174,6 +177,7 @@ class KafkaExtractOperator(BaseOperator):
         checkpoint_interval: float | str = 60,
         poll_timeout: float | str = 30,
         idle_timeout: float | str = 0,
+        parallelism: int | str | None = None,
         schema: str | Schema | pa.Schema | None = None,
         schema_evolution: str = SchemaEvolution.NONE.value,
         unknown_fields: str = UnknownFields.IGNORE.value,
@@ -217,6 +221,7 @@ class KafkaExtractOperator(BaseOperator):
         self.checkpoint_interval = checkpoint_interval
         self.poll_timeout = poll_timeout
         self.idle_timeout = idle_timeout
+        self.parallelism = parallelism
         # An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
         self.schema = schema if schema is None or isinstance(schema, str) else _plain_schema(schema)
         self.schema_evolution = schema_evolution
@@ -245,6 +250,7 @@ class KafkaExtractOperator(BaseOperator):
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.reader_processes import reader_processes
 
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
@@ -255,15 +261,19 @@ class KafkaExtractOperator(BaseOperator):
             kafka = KafkaHook(self.kafka_conn_id)
             arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
             config = ExtractConfig(**arguments)
+            configuration = kafka.configuration()
             try:
-                report = land_run(
-                    config,
-                    kafka.configuration(),
-                    IcebergHook(self.iceberg_conn_id).open_catalog(),
-                    run_id=run_key(context),
-                    where=kafka.where,
-                    stop=self._stop,
-                )
+                # Before the catalog is opened: see `core.processes` on what may be there already.
+                with reader_processes(config, configuration, kafka.where) as children:
+                    report = land_run(
+                        config,
+                        configuration,
+                        IcebergHook(self.iceberg_conn_id).open_catalog(),
+                        run_id=run_key(context),
+                        where=kafka.where,
+                        stop=self._stop,
+                        children=children,
+                    )
             except NoTopicMatches as e:
                 if on_empty is OnEmpty.SKIP:
                     raise AirflowSkipException(str(e)) from e

@@ -192,6 +192,8 @@ def _of_one_table(config: ExtractConfig) -> ExtractConfig:
             '"evolve" is not for a group of tasks: each would name other columns.',
             'Use KafkaExtractOperator, or "rescue".',
         )
+    if config.processes is not None:
+        raise InvalidArgument("parallelism", "is not for a group of tasks.", "Say with `tasks` how many read.")
     return config.of_topic(config.topic)
 
 

@@ -1,0 +1,48 @@
+"""The child processes of an extract: how many there are, and what each of them is made of.
+
+No Airflow in here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from airflow_lakestream import extract
+from airflow_lakestream.core.job import Job
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.processes import Child, Children, can_fork, processors
+from airflow_lakestream.core.side_by_side import Order, ReaderProcess
+from airflow_lakestream.extract import ExtractConfig
+
+# A reader, a decoder and a writer to each: more of them than these wait for the one broker or the one disk.
+DEFAULT_MOST = 4
+
+
+@contextmanager
+def reader_processes(
+    config: ExtractConfig, kafka: Mapping[str, Any], where: str = "the Kafka connection"
+) -> Iterator[Children | None]:
+    """Have the processes that read for the landings within; None where one is enough or no other can be had.
+
+    To be entered before any client is made: see `core.processes`.
+    """
+    count = config.processes or min(DEFAULT_MOST, processors())
+    # A replacement, tables that records choose, and a table that grows with its records are written by one process.
+    if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork():
+        yield None
+        return
+
+    def main(child: Child) -> None:
+        ReaderProcess(child, make_job).serve()
+
+    def make_job(order: Order, stop: threading.Event) -> Job:
+        # The table that it is told of has the schema that the landing will give it: nothing is left to change.
+        one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
+        return extract.build_job(one, kafka, order.target, run_id=order.run_id, where=where, stop=stop)
+
+    with Children(count, main) as children:
+        yield children

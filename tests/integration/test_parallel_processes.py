@@ -1,0 +1,160 @@
+"""One run that reads by several processes: each record once, in whole commits, whoever of them dies or fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from airflow_lakestream.core.job import Stopped
+from airflow_lakestream.core.processes import FailedInChild, ProcessDied
+from airflow_lakestream.exceptions import BadRecord
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.reader_processes import reader_processes
+from tests.support.broker import Producing, Topics
+from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.parallel_run import ParallelRun
+
+pytestmark = pytest.mark.integration
+
+COUNTS = {0: 300, 1: 120, 2: 180}
+# An hour ago: older records would fall to retention.
+START = int(time.time() * 1000) - 3_600_000
+SCHEMA = "id bigint, name string, score double"
+
+
+def produced(topic: Topics, produce: Producing) -> str:
+    name = topic(partitions=len(COUNTS))
+    for partition, count in COUNTS.items():
+        produce(name, partition, events(partition, 0, count))
+    return name
+
+
+def test_each_record_lands_once(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = produced(topic, produce)
+    report = ParallelRun(lake, name).land()
+    assert (report["processes"], report["rows"], report["remaining_lag"]) == (2, sum(COUNTS.values()), 0)
+    assert_landed_once(lake, name, COUNTS)
+    assert_files_are_whole(lake.table())
+    assert len(lake.snapshots()) == 1
+    # The schema of the first run came from records that the parent read; the next takes the table's.
+    produce(name, 1, events(1, COUNTS[1], 50))
+    assert ParallelRun(lake, name).land()["rows"] == 50
+    assert ParallelRun(lake, name).land()["rows"] == 0
+    assert len(lake.snapshots()) == 2
+    assert_landed_once(lake, name, COUNTS | {1: COUNTS[1] + 50})
+
+
+def test_the_limits_cut_what_all_processes_read_into_whole_commits(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = produced(topic, produce)
+    size = sum(len(value) for partition, count in COUNTS.items() for value in events(partition, 0, count))
+    report = ParallelRun(lake, name, {"schema": SCHEMA, "max_batch_bytes": size // 4}).land()
+    assert report["rows"] == sum(COUNTS.values())
+    assert 2 <= len(lake.snapshots()) <= 6
+    assert_landed_once(lake, name, COUNTS)
+    assert_files_are_whole(lake.table())
+
+
+def test_most_records_are_kept_to(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = produced(topic, produce)
+    assert ParallelRun(lake, name, {"schema": SCHEMA, "max_records": 250}).land()["rows"] == 250
+    report = ParallelRun(lake, name, {"schema": SCHEMA}).land()
+    assert report["rows"] == sum(COUNTS.values()) - 250
+    assert_landed_once(lake, name, COUNTS)
+
+
+def test_an_interval_is_covered(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=2)
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, 100), timestamps=[START + n for n in range(100)])
+    config = {"mode": "interval", "interval_start": START, "interval_end": START + 50, "schema": SCHEMA}
+    report = ParallelRun(lake, name, config).land()
+    assert (report["rows"], report["complete"]) == (100, True)
+    assert lake.landed(name) == {0: [(0, 50)], 1: [(0, 50)]}
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_a_bad_record_is_the_same_error_as_in_one_process(
+    lake: Lake, topic: Topics, produce: Producing, schema: str | None
+) -> None:
+    name = produced(topic, produce)
+    produce(name, 2, ["[1]"])
+    run = ParallelRun(lake, name, {"on_error": "fail", "schema": schema})
+    with pytest.raises(BadRecord, match=rf"{name}\[2\] offset {COUNTS[2]}") as caught:
+        run.land()
+    assert (caught.value.partition, caught.value.offset) == (2, COUNTS[2])
+    assert lake.has_nothing()
+
+
+def test_rejected_records_are_kept_with_the_commit(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = produced(topic, produce)
+    for partition in COUNTS:
+        produce(name, partition, ["no JSON"] * 2)
+    report = ParallelRun(lake, name, {"schema": SCHEMA}).land()
+    assert (report["rows"], report["rejected"]) == (sum(COUNTS.values()), 6)
+    kept = lake.table(f"{TABLE}__rejected").scan().to_arrow()
+    assert sorted(zip(kept["_kafka_partition"].to_pylist(), kept["_kafka_offset"].to_pylist(), strict=True)) == [
+        (partition, count + n) for partition, count in COUNTS.items() for n in range(2)
+    ]
+
+
+def test_a_process_that_is_killed_fails_the_run_and_leaves_nothing(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = produced(topic, produce)
+    run = ParallelRun(lake, name, {"schema": SCHEMA}, fault="die")
+    with pytest.raises(ProcessDied, match="signal 9"):
+        run.land()
+    assert lake.has_nothing()
+    again = ParallelRun(lake, name, run.config, run.run_id)
+    assert again.land()["rows"] == sum(COUNTS.values())
+    assert_landed_once(lake, name, COUNTS)
+    assert_files_are_whole(lake.table())
+
+
+def test_the_processes_of_a_killed_run_end_and_delete_what_they_wrote(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = produced(topic, produce)
+    run = ParallelRun(lake, name, {"schema": SCHEMA}, fault="kill the parent")
+    run.land_until_killed()
+    assert not [path for path in lake.files() if path.endswith(".parquet")]
+    again = ParallelRun(lake, name, run.config, run.run_id)
+    assert again.land()["rows"] == sum(COUNTS.values())
+    assert_landed_once(lake, name, COUNTS)
+
+
+def test_a_stop_reaches_the_processes_and_leaves_nothing(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = produced(topic, produce)
+    with pytest.raises(Stopped):
+        ParallelRun(lake, name, {"schema": SCHEMA}, fault="stop").land()
+    assert lake.has_nothing()
+
+
+def test_an_error_that_can_not_be_sent_is_told_in_its_words(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = produced(topic, produce)
+    with pytest.raises(FailedInChild, match="Odd"):
+        ParallelRun(lake, name, {"schema": SCHEMA}, fault="break oddly").land()
+    assert lake.has_nothing()
+
+
+def test_one_process_reads_where_others_can_not_or_must_not(lake: Lake, topic: Topics, produce: Producing) -> None:
+    config = ExtractConfig(topic="t", table=TABLE, consumer_group=GROUP, parallelism=2)
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        with reader_processes(config, lake.kafka) as children:
+            assert children is None, "forked beside another thread"
+    finally:
+        ends.set()
+        other.join()
+    name = produced(topic, produce)
+    landed = ParallelRun(lake, name, {"parallelism": 1}).land()
+    assert (landed["processes"], landed["rows"]) == (0, sum(COUNTS.values()))
+    ranges = {"mode": "ranges", "ranges": [[0, 0, COUNTS[0]]], "replace": True}
+    assert ParallelRun(lake, name, ranges).land()["processes"] == 0
+    assert_landed_once(lake, name, COUNTS)

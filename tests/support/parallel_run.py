@@ -1,0 +1,154 @@
+"""A run whose records are read by child processes, in a process of its own: one with other threads forks no children.
+
+What goes wrong in it is put into its children, by wrappers around what their jobs are made of.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream import extract
+from airflow_lakestream.core import side_by_side
+from airflow_lakestream.core.job import Job
+from airflow_lakestream.core.processes import Failed
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.fan_out import land_run
+from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.iceberg.handover import Outline
+from airflow_lakestream.reader_processes import reader_processes
+from tests.support.faults import InterposedReader, SmallChunks
+from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
+
+CHUNK = 10
+
+
+@dataclass
+class ParallelRun:
+    """One run with two reader processes; `fault` names what happens in each of them when some chunks are read."""
+
+    lake: Lake
+    topic: str
+    config: dict[str, Any] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    fault: str = ""
+
+    def land(self) -> dict[str, Any]:
+        """Land, and return the report. Raises what the run raised."""
+        here, there = multiprocessing.Pipe()
+        process = self._start(there)
+        try:
+            assert here.poll(120), "the run has neither ended nor failed"
+            answer = here.recv()
+        finally:
+            process.kill()
+            process.join()
+        if isinstance(answer, Failed):
+            raise answer.error
+        report: dict[str, Any] = answer
+        return report
+
+    def land_until_killed(self) -> None:
+        """Land in a process that dies of a SIGKILL while its children read; return when they have ended, too."""
+        here, there = multiprocessing.Pipe()
+        process = self._start(there)
+        try:
+            process.join(120)
+            assert process.exitcode == -signal.SIGKILL
+            # They hold the other end as well, as long as they live.
+            assert here.poll(60), "the children live on"
+            try:
+                assert here.recv() is None
+            except EOFError:
+                return
+        finally:
+            process.kill()
+
+    def _start(self, there: Connection) -> Any:
+        # Forked from a server that has imported everything and has no threads.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        what = (str(self.lake.folder), self.lake.kafka, self.topic, self.config, self.run_id, self.fault)
+        process = context.Process(target=_main, args=(there, *what))
+        process.start()
+        there.close()
+        return process
+
+
+def _main(
+    connection: Connection,
+    folder: str,
+    kafka: Mapping[str, Any],
+    topic: str,
+    arguments: dict[str, Any],
+    run_id: str,
+    fault: str,
+) -> None:
+    side_by_side.LEAST_WIDTH = 1
+    sink_module.FILE_BYTES = 1
+    lake, stop = Lake(Path(folder), kafka), threading.Event()
+    settings = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES, "parallelism": 2}
+    config = ExtractConfig(topic=topic, **(settings | arguments))
+    _put_into_children(FAULTS[fault], os.getpid())
+    try:
+        with reader_processes(config, kafka) as children:
+            if fault == "stop":
+                signal.signal(signal.SIGUSR1, lambda *_: stop.set())
+            report = land_run(config, kafka, lake.catalog(), run_id=run_id, stop=stop, children=children)
+        connection.send(report.to_dict() | {"processes": 0 if children is None else 2})
+    except Exception as e:  # noqa: BLE001  # raised in the test
+        connection.send(Failed(e))
+
+
+def _put_into_children(fault: Callable[[int], None], parent: int) -> None:
+    build_job = extract.build_job
+
+    def build(config: ExtractConfig, kafka: Mapping[str, Any], catalog: Any, **others: Any) -> Job:
+        job = build_job(config, kafka, catalog, **others)
+        if not isinstance(catalog, Outline):
+            return job
+        reader = InterposedReader(SmallChunks(job.reader, CHUNK), lambda: fault(parent), 5)
+        return replace(job, reader=reader)
+
+    extract.build_job = build
+
+
+def _die(parent: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_parent(parent: int) -> None:
+    os.kill(parent, signal.SIGKILL)
+
+
+def _stop_parent(parent: int) -> None:
+    os.kill(parent, signal.SIGUSR1)
+
+
+def _break_oddly(parent: int) -> None:
+    raise Odd(threading.Lock())
+
+
+class Odd(Exception):
+    """An error that can't be pickled."""
+
+
+def _nothing(parent: int) -> None:
+    return
+
+
+FAULTS: dict[str, Callable[[int], None]] = {
+    "": _nothing,
+    "die": _die,
+    "kill the parent": _kill_parent,
+    "stop": _stop_parent,
+    "break oddly": _break_oddly,
+}
