@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 # Every conflict means that another run got on; so many in a row mean that something else is wrong.
 MAX_CONFLICTS = 20
 FOLLOW_INTERVAL = 0.5
+# From the third conflict in a row on, a run waits up to so many seconds for each of them.
+GIVE_WAY = 0.05
 
 
 class Contention(LakestreamError, Transient):
@@ -94,6 +97,7 @@ def land(job: Job) -> LandingReport:
             if conflicts == MAX_CONFLICTS:
                 raise Contention(job.table, conflict) from conflict
             log.info("%s Planning anew.", conflict)
+            _give_way(job, conflicts)
             continue
         except BaseException:
             job.sink.discard()
@@ -108,7 +112,7 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
     Returns the snapshot and its landing; None when nothing of it is landed. Always done when asked for: to clear a
     task and to retry it look the same, and to do it again changes no row.
     """
-    for _ in range(MAX_CONFLICTS):
+    for number in range(MAX_CONFLICTS):
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = entry_of(job, table, now)
@@ -123,10 +127,17 @@ def _replace(job: Job) -> tuple[int, Landing] | None:
             job.sink.discard()
             last = conflict
             log.info("%s Planning anew.", conflict)
+            _give_way(job, number)
         except BaseException:
             job.sink.discard()
             raise
     raise Contention(job.table, last) from last
+
+
+def _give_way(job: Job, conflicts: int) -> None:
+    """Let others get on. Two tries of one run go in step, and the slower one would lose each time."""
+    if conflicts > 2:
+        job.stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it
 
 
 def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:

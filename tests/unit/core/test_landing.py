@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.batch import Limits
-from airflow_lakestream.core.landing import MAX_CONFLICTS, Contention, Job, Stopped, land
+from airflow_lakestream.core.landing import GIVE_WAY, MAX_CONFLICTS, Contention, Job, Stopped, land
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import ByInterval, Resume
 from airflow_lakestream.core.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
@@ -261,13 +261,29 @@ def test_an_interval_that_a_rollback_took_from_the_covered_time_is_looked_at_to_
     assert table.ledgers[GROUP].entry(IDENTITY).covered == ((0, 10),)
 
 
+class Waits(threading.Event):
+    """A stop that never comes, and for which nobody really waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return False
+
+
 def test_conflicts_without_end_are_given_up_and_leave_nothing() -> None:
     topic, table = FakeTopic({0: (0, MAX_CONFLICTS + 5)}, chunk_size=100), FakeTable()
     table.before_commit = [lambda n=n: table.others_land("other", (0, n, n + 1)) for n in range(MAX_CONFLICTS + 5)]
 
+    stop = Waits()
     with pytest.raises(Contention, match="max_active_runs=1"):
-        land(job(topic, table))
+        land(job(topic, table, stop=stop))
 
+    # It gave way longer and longer, but not at once: most conflicts are over with the next look.
+    assert len(stop.seconds) == MAX_CONFLICTS - 3
+    assert all(0 <= waited <= GIVE_WAY * number for number, waited in enumerate(stop.seconds, 3))
     assert all(landing.run_id == "other" for landing in table.landings)
     assert table.discards == MAX_CONFLICTS
 
