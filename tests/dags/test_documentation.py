@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.services.registry import Registry
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import Topics
 
@@ -23,8 +25,13 @@ RECORDS = {
     "shipments": b'{"id": %d, "created_at": "2026-11-20T05:05:00Z"}',
     "shop-events": b'{"id": %d, "event": "click", "at": "2026-11-20T05:05:00Z"}',
     "orders": b'{"id": %d, "created_at": "2026-11-20T05:05:00Z"}',
+    "invoices": b'{"id": %d, "total": "12.50", "lines": [{"sku": "a", "count": 1, "gift": true}]}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }
+
+
+# Those that a schema registry knows: the record's schema, and the value of one behind its id (a byte or two).
+AVRO = {"parcels": '{"type": "record", "name": "Parcel", "fields": [{"name": "id", "type": "long"}]}'}
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,26 @@ def named(topic: Topics, name: str) -> None:
 
 @pytest.mark.parametrize("snippet", IS_DAG, ids=str)
 def test_a_documented_dag_lands_its_topic(
-    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic, produce
+    snippet: Snippet,
+    airflow: AirflowHome,
+    connections: Connections,
+    topic,
+    produce,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dag = airflow.dag(airflow.write(f"documented_{abs(hash(snippet.text))}", snippet.text))
     task = next(dag.task_dict[task_id] for task_id in FIRST_TASKS if task_id in dag.task_dict)
     name = task.topic
     named(topic, name)
-    produce(name, 0, [RECORDS[name] % n for n in range(20)])
+    if name in AVRO:
+        registry: Registry = request.getfixturevalue("registry")
+        monkeypatch.setenv("AIRFLOW_CONN_REGISTRY", json.dumps({"conn_type": "http", "host": registry.url}))
+        header = struct.pack(">bI", 0, registry.register(f"{name}-value", AVRO[name]))
+        values = [header + bytes([2 * n]) for n in range(20)]
+    else:
+        values = [RECORDS[name] % n for n in range(20)]
+    produce(name, 0, values)
     run = airflow.run(dag)
     assert (run.state, run.errors) == ("success", [])
     # A template is not a table: the last task's report names those that were written.
@@ -115,8 +135,8 @@ def assert_connection(command: str) -> None:
     variable = command.removeprefix("export ").partition("=")[0]
     told = subprocess.run(["bash", "-c", f'{command}\nprintf %s "${variable}"'], capture_output=True, check=True)
     connection = Connection.from_json(told.stdout.decode(), conn_id="documented")
-    assert connection.conn_type in ("kafka", "iceberg")
-    assert connection.extra_dejson
+    assert connection.conn_type in ("kafka", "iceberg", "http")
+    assert connection.extra_dejson or connection.host
 
 
 def assert_pytest(command: str) -> None:
