@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
@@ -19,14 +19,12 @@ from pyiceberg.utils.properties import property_as_bool
 
 from airflow_lakestream.iceberg.files import delete_files
 from airflow_lakestream.iceberg.guard import CommitGuard
+from airflow_lakestream.iceberg.manifest_writers import ManifestWriters, Producer
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.schema_change import SchemaChange
 from airflow_lakestream.iceberg.transaction import LandingTransaction
 
 log = logging.getLogger(__name__)
-
-# A snapshot producer of PyIceberg; its class is private.
-Producer = Any
 
 
 class Attempt(Protocol):
@@ -118,19 +116,23 @@ def _append(
     update = transaction.update_snapshot(snapshot_properties=summary)
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()
-    # Noted first: writing its manifests may fail halfway.
-    producers.append(producer)
+    _note(producer, producers)
     with producer:
         for file in files:
             producer.append_data_file(file)
+
+
+def _note(producer: Producer, producers: list[Producer]) -> None:
+    """Note a producer before it is used: writing its manifests may fail halfway."""
+    ManifestWriters(producer)
+    producers.append(producer)
 
 
 @contextmanager
 def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
     """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
     producer: Producer = transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite()
-    # Noted first: writing its manifests may fail halfway.
-    producers.append(producer)
+    _note(producer, producers)
     # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
     producer._build_delete_files_partition_predicate = lambda: None
     producer.delete_by_predicate(AlwaysTrue())

@@ -1,0 +1,75 @@
+"""No manifest is written behind a clean-up's back.
+
+PyIceberg writes the manifests of a snapshot side by side in its thread pool, and takes the results one after the
+other: when one fails, the others may be under way, or not begun. What they wrote after the clean-up nobody would know.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+# A snapshot producer and a manifest writer of PyIceberg; the producer's class is private.
+Producer = Any
+Writer = Any
+
+
+class CleanedUp(Exception):
+    """A manifest was to be written for a snapshot that has been given up; nobody waits for it any more."""
+
+
+class ManifestWriters:
+    """The manifests that are being written for one snapshot."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._make = producer.new_manifest_writer
+        self._clean = producer._clean_all_uncommitted
+        self._lock = threading.Lock()
+        self._writing: set[Future[None]] = set()
+        self._given_up = False
+        # Methods of the one object: its class is private in PyIceberg, and so are the tasks that call them.
+        producer.new_manifest_writer = self._new
+        producer._clean_all_uncommitted = self._clean_all
+
+    def _new(self, *args: Any, **options: Any) -> Writer:
+        done: Future[None] = Future()
+        with self._lock:
+            if self._given_up:
+                raise CleanedUp
+            self._writing.add(done)
+        try:
+            return _Noted(self._make(*args, **options), done)
+        except BaseException:
+            done.set_result(None)
+            raise
+
+    def _clean_all(self) -> None:
+        with self._lock:
+            self._given_up = True
+        wait(self._writing)
+        self._clean()
+
+
+class _Noted:
+    """A writer that says when it is through."""
+
+    def __init__(self, writer: Writer, done: Future[None]) -> None:
+        self._writer, self._done = writer, done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def __enter__(self) -> _Noted:
+        try:
+            self._writer.__enter__()
+        except BaseException:
+            self._done.set_result(None)
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._writer.__exit__(*error)
+        finally:
+            self._done.set_result(None)
