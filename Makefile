@@ -13,6 +13,7 @@ N ?= 1000
 SEED ?= 0
 ONLY ?=
 RUNS ?= 3
+BUDGET ?= 25
 
 .PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz demo bench bench-report constraints clean
 
@@ -51,7 +52,7 @@ demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 
 
 bench: setup ## Measure next to kcat, dlt, Spark: 25 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
-	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS)
+	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET)
 
 bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md and its chart from what make bench has measured
 	@$(BIN)/python -m dev.bench.report

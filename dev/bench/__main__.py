@@ -44,29 +44,40 @@ def main() -> int:
     patterns = [word for word in args.only.split(",") if word]
     rows = [row for row in ROWS if not patterns or any(map(row.matches, patterns))]
     ledger = [name for name in LEDGER if not patterns or name in patterns]
-    if args.list or not (rows or ledger):
+    unknown = [word for word in patterns if word not in LEDGER and not any(row.matches(word) for row in ROWS)]
+    if args.list or unknown:
         print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, sep="\n")
-        return 0 if args.list else 2
+        print(*(f"None of these rows, groups and peers is {word!r}." for word in unknown), sep="\n")
+        return 2 if unknown else 0
     signal.signal(signal.SIGTERM, _end)
     clock = Clock()
     keep_previous()
     results = Results(describe(), args.records, datetime.now(UTC).isoformat(timespec="seconds"))
     results.save()
     try:
-        with Stack.owned("bench", say=clock.say) as stack:
-            lab = Lab(stack, stack.up_kafka(), args.records, args.records / RECORDS, clock.say)
-            lab.folder.mkdir()
-            Measuring(lab, results, clock, args.budget * 60).measure(rows, args.runs)
-            for name in ledger:
-                clock.say(f"measuring {name}")
-                found = commits.measure(lab.folder / "commits", clock.say) if name == "commits" else _audit(lab, args)
-                results.figures += found
-                results.save()
+        _measure(args, rows, ledger, results, clock)
     except KeyboardInterrupt:
         clock.say("interrupted: what was measured so far stays in .bench/latest.json")
         _conclude(results)
         return INTERRUPTED
     return _conclude(results)
+
+
+def _measure(
+    args: argparse.Namespace, rows: Sequence[Row], ledger: Sequence[str], results: Results, clock: Clock
+) -> None:
+    with Stack.owned("bench", say=clock.say) as stack:
+        lab = Lab(stack, stack.up_kafka(), args.records, args.records / RECORDS, clock.say)
+        lab.folder.mkdir()
+        Measuring(lab, results, clock, args.budget * 60).measure(rows, args.runs)
+        for name in ledger:
+            if clock.elapsed > args.budget * 60:
+                results.left_out[name] = f"{args.budget:g} minutes were over"
+                clock.say(f"left out: {name}: {results.left_out[name]}")
+            else:
+                clock.say(f"measuring {name}")
+                results.figures += _measure_ledger(name, lab, args)
+            results.save()
 
 
 def _arguments() -> argparse.Namespace:
@@ -84,7 +95,9 @@ def _end(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _audit(lab: Lab, args: argparse.Namespace) -> list[Figure]:
+def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> list[Figure]:
+    if name == "commits":
+        return list(commits.measure(lab.folder / "commits", lab.say))
     return list(audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale)))
 
 

@@ -117,7 +117,7 @@ def _runs(results: Results) -> str:
 def _left_out(results: Results) -> str:
     titles = {row.name: row.title for row in ROWS}
     # What a command printed belongs to the terminal; its first line says what happened.
-    told = [f"- {titles[name]}: {why.splitlines()[0]}" for name, why in results.left_out.items()]
+    told = [f"- {titles.get(name, name)}: {why.splitlines()[0]}" for name, why in results.left_out.items()]
     return "\n## Left out\n\n" + "\n".join(told) + "\n" if told else ""
 
 
