@@ -13,6 +13,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import avro.io
@@ -25,7 +26,7 @@ from airflow_lakestream.decode.infer import infer_schema
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
-from dev.sources.clickstream import render_pool
+from dev.sources.clickstream import make_event, render_event
 from dev.sources.flights import read_flights
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle, oracle, protobuf_oracle
@@ -52,7 +53,10 @@ def flights() -> list[dict[str, Any]]:
 
 
 def _json() -> Fuzzed:
-    texts = [json.dumps(flight).encode() for flight in flights()] + [value for _, value in render_pool(1, 100)]
+    rng, at = random.Random(1), datetime(2026, 11, 20, 5, 5, tzinfo=UTC)
+    texts = [json.dumps(flight).encode() for flight in flights()] + [
+        render_event(make_event(rng, at)) for _ in range(100)
+    ]
     schema = infer_schema(batch(texts))
     return Fuzzed(texts, JsonDecoder(schema), functools.partial(oracle.row, schema), oracle.Rejected)
 
@@ -96,10 +100,14 @@ AVRO = {
         {"name": "hash", "type": {"type": "fixed", "name": "H", "size": 4}},
         {
             "name": "plan",
-            "type": {"type": "record", "name": "P", "fields": [{"name": "hour", "type": "int"}, {"name": "ok", "type": "boolean"}]},
+            "type": {
+                "type": "record",
+                "name": "Plan",
+                "fields": [{"name": "hour", "type": "int"}, {"name": "ok", "type": "boolean"}],
+            },
         },
     ],
-}  # fmt: skip
+}
 
 
 def _avro() -> Fuzzed:

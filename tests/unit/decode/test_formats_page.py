@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema, raw
 from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.outcome import Decoded
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
 from airflow_lakestream.iceberg.schema import to_schema
@@ -30,9 +32,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
 FRAME = struct.pack(">bI", 0, 7)
 
 
-def rows(title: str) -> list[list[str]]:
+def rows(title: str, *starts: str) -> list[list[str]]:
     section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    lines = [line for line in section.splitlines() if line.startswith(starts or "| `")]
     assert len(lines) > 10
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
 
@@ -80,6 +82,42 @@ def test_avro(kind: str, column: str, written: str, landed: str) -> None:
     stream = io.BytesIO()
     writer = avro.io.DatumWriter(avro_oracle.official(schema))
     writer.write({"v": ast.literal_eval(code(written))}, avro.io.BinaryEncoder(stream))
+    decoder = AvroDecoder(columns, registry=FakeRegistry({7: ("AVRO", text)}))
+    assert_lands(decoder.decode(batch([FRAME + stream.getvalue()])), landed)
+
+
+@pytest.mark.parametrize(
+    ("name", "as_json", "as_avro", "column", "written", "landed"),
+    rows("Debezium and Kafka Connect", "| `io.", "| `org."),
+)
+def test_connect(name: str, as_json: str, as_avro: str, column: str, written: str, landed: str) -> None:
+    value = ast.literal_eval(code(written))
+    is_decimal = name.endswith("Decimal`")
+    parameters = {"scale": "2", "connect.decimal.precision": "9"}
+    field = {
+        "field": "v",
+        "type": code(as_json),
+        "name": code(name),
+        **({"parameters": parameters} if is_decimal else {}),
+    }
+    told = base64.b64encode(value.to_bytes(4, "big")).decode() if is_decimal else value
+    document = {"schema": {"type": "struct", "fields": [field], "optional": False}, "payload": {"v": told}}
+    first = batch([json.dumps(document).encode()])
+    payload = Payload(envelope="connect")
+    columns = payload.columns(first)
+    assert_column(columns, column)
+    assert_lands(payload.decoder(columns).decode(first), landed)
+
+    logical = {"logicalType": "decimal", "precision": 9, "scale": 2} if is_decimal else {"connect.name": code(name)}
+    schema = {
+        "type": "record", "name": "Top", "fields": [{"name": "v", "type": {"type": code(as_avro), **logical}}],
+    }  # fmt: skip
+    text = json.dumps(schema)
+    columns = avro_schema.arrow_schema(text)
+    assert_column(columns, column)
+    stream = io.BytesIO()
+    told = value.to_bytes(4, "big") if is_decimal else value
+    avro.io.DatumWriter(avro_oracle.official(schema)).write({"v": told}, avro.io.BinaryEncoder(stream))
     decoder = AvroDecoder(columns, registry=FakeRegistry({7: ("AVRO", text)}))
     assert_lands(decoder.decode(batch([FRAME + stream.getvalue()])), landed)
 
