@@ -6,7 +6,7 @@ No Airflow in here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,15 +24,18 @@ DEFAULT_MOST = 4
 
 @contextmanager
 def reader_processes(
-    config: ExtractConfig, kafka: Mapping[str, Any], where: str = "the Kafka connection"
+    config: ExtractConfig,
+    kafka: Mapping[str, Any],
+    where: str = "the Kafka connection",
+    idle_threads: Sequence[str] = (),
 ) -> Iterator[Children | None]:
     """Have the processes that read for the landings within; None where one is enough or no other can be had.
 
-    To be entered before any client is made: see `core.processes`.
+    To be entered before any client is made: see `core.processes`, also on `idle_threads`.
     """
     count = config.processes or min(DEFAULT_MOST, processors())
     # A replacement, tables that records choose, and a table that grows with its records are written by one process.
-    if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork():
+    if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
         yield None
         return
 

@@ -52,12 +52,16 @@ class FailedInChild(LakestreamError, Transient):
     """An error of a child that can't be sent as it is; the text is its own."""
 
 
-def can_fork() -> bool:
-    """Tell whether forking is safe here and now; the log says why it is not."""
+def can_fork(idle_threads: Sequence[str] = ()) -> bool:
+    """Tell whether forking is safe here and now; the log says why it is not.
+
+    :param idle_threads: parts of the names of threads that only wait, and hold no lock that a child would need.
+    """
     if not sys.platform.startswith("linux"):
         # The frameworks of macOS do not survive a fork; Windows has none.
         return False
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    others = [name for name in names if not any(idle in name for idle in idle_threads)]
     if others:
         log.info("One process reads: none can be forked while other threads run (%s).", ", ".join(others[:5]))
     return not others

@@ -11,6 +11,10 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_lakestream.exceptions import Terminal
 
+# By `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for its
+# next question, and nothing that reads Kafka or writes files is theirs. An executor's task process has neither.
+IDLE_THREADS = ("InProcessExecutionAPI-loop", "_handle_socket_comms")
+
 
 @contextmanager
 def late_imports() -> Iterator[None]:

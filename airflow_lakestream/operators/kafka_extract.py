@@ -25,7 +25,7 @@ from airflow_lakestream.core.policies import (
     choose,
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
-from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
+from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.registry.config import refuse_secrets
 
@@ -264,7 +264,7 @@ class KafkaExtractOperator(BaseOperator):
             configuration = kafka.configuration()
             try:
                 # Before the catalog is opened: see `core.processes` on what may be there already.
-                with reader_processes(config, configuration, kafka.where) as children:
+                with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
                     report = land_run(
                         config,
                         configuration,
