@@ -26,6 +26,7 @@ from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.killed_run import POINTS, run_until_killed
 from tests.support.lake import assert_files_are_whole
 from tests.support.lake_reading import OpenLake
+from tests.support.parallel_run import ParallelRun
 
 pytestmark = pytest.mark.integration
 
@@ -365,3 +366,21 @@ def test_workers_whose_schema_is_no_more_are_read_again(lake: OpenLake, name: st
     land_pieces(lake.job(name, "r", **settings), pieces, plan.within, folder_of("r"))
 
     assert lake.column("score") == [*[None] * 10, *[1.5] * 5, *[None] * 10]
+
+
+def test_child_processes_write_for_the_schema_that_the_commits_bring(
+    lake: OpenLake, name: str, produce: Producing
+) -> None:
+    for partition in (0, 1):
+        produce(name, partition, values(10, 200, score=1.5, more=[1]))
+    settings = {"schema": WIDER, "schema_evolution": "widen", "unknown_fields": "rescue", "max_batch_bytes": 6_000}
+
+    report = ParallelRun(lake, name, settings).land()
+
+    assert (report["processes"], report["rows"]) == (2, 400)
+    assert len(report["schema_changes"]) == 3
+    assert len(lake.snapshots()) > 2
+    assert lake.column("score") == [*[None] * 10, *[1.5] * 200] * 2
+    assert lake.column(RESCUED) == [*[None] * 10, *['{"more":[1]}'] * 200] * 2
+    assert len(lake.table().schemas()) == 2
+    assert_files_are_whole(lake.table())
