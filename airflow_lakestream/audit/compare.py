@@ -31,7 +31,8 @@ class PartitionFacts:
 
     `landed` is what the audited group's ledger holds, `required` how many landings of the topic's current incarnation
     hold an offset, over all groups, `allowed` how many of any incarnation. `readable` are the offsets at which Kafka
-    showed a record, `shown` the ranges that it was read in; `rows` counts the table's rows.
+    showed a record, `shown` the ranges that it was read in; `rows` counts the table's rows, `rejected` the records in
+    its reject table that count.
     """
 
     topic: str
@@ -44,21 +45,28 @@ class PartitionFacts:
     shown: RangeSet = RangeSet()
     readable: Tally = field(default_factory=Tally)
     rows: Tally = field(default_factory=Tally)
+    rejected: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
     """The verdict on one partition.
 
-    `missing`: readable in Kafka, in the ledger, and fewer rows than landings. `doubled`: more rows than landings.
-    `unexpected`: rows that no group's ledger knows. `not_verifiable`: landed, but Kafka shows that part of the log no
-    more, or was not asked. `lost` and `forgotten` are the ledger's receipts, no damage.
+    `missing`: readable in Kafka, in the ledger, and fewer rows and rejected records than landings. `doubled`: more
+    rows than landings. `both`: a row, and a rejected record beside it. `rejected_twice`: no row, and more rejected
+    records than landings. `unexpected`: rows that no group's ledger knows. `not_verifiable`: landed, but Kafka shows
+    that part of the log no more, or was not asked; or without a row where the ledger counts skipped and filtered
+    records, which have none. `lost` and `forgotten` are the ledger's receipts, no damage.
+
+    `rejected` counts the rejected records, `rejected_too_many` those of them in `both` and `rejected_twice`.
     """
 
     topic: str
     partition: int
     missing: RangeSet = RangeSet()
     doubled: tuple[Doubled, ...] = ()
+    both: RangeSet = RangeSet()
+    rejected_twice: RangeSet = RangeSet()
     unexpected: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
@@ -67,18 +75,28 @@ class PartitionAudit:
     readable: int = 0
     rows_missing: int = 0
     rows_too_many: int = 0
+    rejected: int = 0
+    rejected_too_many: int = 0
     tally: Tally = field(default_factory=Tally, repr=False, compare=False)
+    rejects: Tally = field(default_factory=Tally, repr=False, compare=False)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether rows are missing, doubled or of unknown origin."""
-        return bool(self.missing or self.doubled or self.unexpected)
+        """Whether rows are missing, doubled or of unknown origin, or rejected records there too often."""
+        return bool(self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected)
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
         """Return those of the asked offsets that have rows."""
+        return self._among(asked, self.tally)
+
+    def with_rejects(self, asked: RangeSet) -> RangeSet:
+        """Return those of the asked offsets that have rejected records."""
+        return self._among(asked, self.rejects)
+
+    def _among(self, asked: RangeSet, there: Tally) -> RangeSet:
         key = self.topic, self.partition
-        segments = Segments({"asked": Tally(asked.intervals(*key)), "rows": self.tally})
-        both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["rows"], 0))
+        segments = Segments({"asked": Tally(asked.intervals(*key)), "there": there})
+        both = pc.and_(pc.greater(segments.counts["asked"], 0), pc.greater(segments.counts["there"], 0))
         return RangeSet(OffsetRange(*key, start, end) for start, end in segments.where(both))
 
 
@@ -92,6 +110,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         "allowed": facts.allowed,
         "readable": facts.readable,
         "rows": facts.rows,
+        "rejected": facts.rejected,
     }
     cuts = max((tally.cuts(_WINDOW) for tally in tallies.values()), key=len)
     borders = [None, *cuts, None]
@@ -104,6 +123,8 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         partition=partition,
         missing=union(part.missing for part in parts),
         doubled=_joined(d for part in parts for d in part.doubled),
+        both=union(part.both for part in parts),
+        rejected_twice=union(part.rejected_twice for part in parts),
         unexpected=union(part.unexpected for part in parts),
         lost=facts.lost,
         forgotten=facts.forgotten,
@@ -112,7 +133,10 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         readable=sum(part.readable for part in parts),
         rows_missing=sum(part.rows_missing for part in parts),
         rows_too_many=sum(part.rows_too_many for part in parts),
+        rejected=len(facts.rejected),
+        rejected_too_many=sum(part.rejected_too_many for part in parts),
         tally=facts.rows,
+        rejects=facts.rejected,
     )
 
 
@@ -121,10 +145,13 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
     n = segments.counts
     due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
     kept = pc.and_(due, pc.equal(n["forgotten"], 0))
-    missing = pc.and_(kept, pc.less(n["rows"], n["required"]))
+    there = pc.add(n["rows"], n["rejected"])
+    missing = pc.and_(kept, pc.less(there, n["required"]))
     known = pc.greater(n["allowed"], 0)
     too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
     unexpected = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+    beside = pc.and_(pc.greater(n["rejected"], 0), pc.greater(there, n["allowed"]))
+    has_row = pc.greater(n["rows"], 0)
 
     def ranges(mask: object) -> RangeSet:
         return RangeSet(OffsetRange(topic, partition, start, end) for start, end in segments.where(mask))
@@ -134,10 +161,13 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
         partition=partition,
         missing=ranges(missing),
         doubled=tuple(Doubled(*d) for d in segments.with_count(too_many, n["rows"])),
+        both=ranges(pc.and_(beside, has_row)),
+        rejected_twice=ranges(pc.and_(beside, pc.invert(has_row))),
         unexpected=ranges(unexpected),
         readable=segments.width(due),
-        rows_missing=segments.total(missing, pc.subtract(n["required"], n["rows"])),
+        rows_missing=segments.total(missing, pc.subtract(n["required"], there)),
         rows_too_many=segments.total(pc.or_(too_many, unexpected), pc.subtract(n["rows"], n["allowed"])),
+        rejected_too_many=segments.total(beside, pc.min_element_wise(n["rejected"], pc.subtract(there, n["allowed"]))),
     )
 
 

@@ -7,17 +7,24 @@ from dataclasses import replace
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
 from airflow_lakestream.audit.log import LogFound
-from airflow_lakestream.audit.result import AuditResult, RowCount
+from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.rows import RowsFound
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import RangeSet
 
 
-def judge_topic(result: AuditResult, books: Books, rows: RowsFound, topic: str, log: LogFound | None) -> None:
+def judge_topic(
+    result: AuditResult, books: Books, rows: RowsFound, rejected: RowsFound, topic: str, log: LogFound | None
+) -> None:
     """Add the verdict on one topic's partitions; `log` is None when Kafka has the topic no more."""
     audits = []
     for key in sorted({*books.partitions([topic]), *(key for key in rows.tallies if key[0] == topic)}):
-        facts = PartitionFacts(*key, allowed=books.allowed(key), rows=rows.tallies.get(key, Tally()))
+        facts = PartitionFacts(
+            *key,
+            allowed=books.allowed(key),
+            rows=rows.tallies.get(key, Tally()),
+            rejected=rejected.tallies.get(key, Tally()),
+        )
         if log is not None:
             facts.required = books.allowed(key, log.identity)
             facts.readable = log.readable.get(key, Tally())
@@ -31,22 +38,29 @@ def judge_topic(result: AuditResult, books: Books, rows: RowsFound, topic: str, 
 def _count(result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit]) -> list[PartitionAudit]:
     """Compare the counts too: they tell of rows where Kafka shows no record any more."""
     counts = books.counts(topic)
-    unwritten = counts.read - counts.written
+    # They have neither a row nor a rejected record, and the ledger counts them without their offsets.
+    passed = counts.skipped + counts.filtered
     missing = sum(audit.rows_missing for audit in audits)
     found = sum(audit.rows - audit.rows_too_many for audit in audits)
-    if not unwritten:
-        result.counts.append(RowCount(f"{topic}, beyond the ranges named", counts.written, found + missing, topic))
+    rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
+    if counts.rejected or rejected:
+        result.counts.append(rejected_count(topic, counts.rejected, rejected))
+    if not passed:
+        unit = "rows and rejected records" if counts.rejected else "rows"
+        expected = counts.written + counts.rejected
+        beyond = f"{topic}, beyond the ranges named"
+        result.counts.append(RowCount(beyond, expected, found + rejected + missing, topic, unit))
         return audits
     result.counts.append(RowCount(topic, counts.written, found, topic))
-    if not missing:
-        return audits
-    # Rejected, skipped and filtered records have no rows either, and the ledger counts them without their offsets.
-    if counts.written <= found:
+    lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
+    certain = max(lacking, missing - passed)
+    if missing and not certain:
         return [
             replace(a, missing=RangeSet(), rows_missing=0, not_verifiable=a.not_verifiable | a.missing) for a in audits
         ]
-    result.notes.append(
-        f"{topic}: up to {unwritten} of the offsets called missing were rejected, skipped or filtered; "
-        f"{counts.written - found} rows are missing in truth."
-    )
+    if missing:
+        result.notes.append(
+            f"{topic}: up to {passed} of the offsets called missing were skipped or filtered; {certain} records are "
+            "missing in truth."
+        )
     return audits

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionFacts, compare
-from airflow_lakestream.audit.result import AuditResult, RowCount
+from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import PartitionKey
@@ -26,6 +26,18 @@ def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: 
     for path, times in files.listed_twice.items():
         rows = next(f.rows for f in files.data if f.path == path)
         result.findings.append(f"the table lists data file {path} {times} times, {rows} rows each time")
+
+
+def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None) -> None:
+    """Compare the size of the reject table with the ledgers; `files` is None without one."""
+    expected, found = books.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
+    if files is not None and files.delete_files and expected:
+        result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
+    elif found < expected:
+        result.counts.append(rejected_count("all topics and groups", expected, found))
+    elif found > expected:
+        # Of landings under way, rolled back, or that came to nothing: only their ids tell, and those are in the rows.
+        result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
 
 
 def _count(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:

@@ -18,7 +18,7 @@ SEES = {
     False: (
         "quick: file statistics against the ledger; no data file was opened and Kafka was not asked. Seen: how many "
         "rows are missing or too many, files there twice, files outside all landed ranges. Not seen: which offsets "
-        "are missing, and as many rows missing as doubled. --full tells."
+        "are missing, as many rows missing as doubled, and which rejected records count. --full tells."
     ),
 }
 
@@ -40,13 +40,14 @@ class Verdict(StrEnum):
 class RowCount:
     """The rows that the ledgers say were written, minus those deleted on purpose, against those in the table.
 
-    `topic` is None for a count of the whole table.
+    `topic` is None for a count of the whole table, and of other than rows.
     """
 
     what: str
     expected: int
     found: int
     topic: str | None = None
+    unit: str = "rows"
 
     @property
     def problem(self) -> str:
@@ -55,7 +56,27 @@ class RowCount:
             return ""
         missing = self.expected - self.found
         difference = f"{missing} missing" if missing > 0 else f"{-missing} too many"
-        return f"{self.what}: the ledger counts {self.expected} rows, found were {self.found}: {difference}."
+        return f"{self.what}: the ledger counts {self.expected} {self.unit}, found were {self.found}: {difference}."
+
+
+def rejected_count(what: str, expected: int, found: int) -> RowCount:
+    """Return the count of the records in the reject table."""
+    return RowCount(f"{what}, reject table", expected, found, None, "rejected records")
+
+
+@dataclass(frozen=True, slots=True)
+class ByCount:
+    """Records of a topic that became no row and are kept nowhere: the ledger has their number, not their offsets."""
+
+    topic: str
+    skipped: int
+    filtered: int
+
+    @property
+    def text(self) -> str:
+        """What it says to people."""
+        parts = [f"{n} {what}" for n, what in ((self.skipped, "skipped"), (self.filtered, "filtered")) if n]
+        return f"{self.topic}: {' and '.join(parts)} records, by the ledger; their offsets are not kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,7 @@ class AuditResult:
     is_full: bool
     partitions: list[PartitionAudit] = field(default_factory=list)
     counts: list[RowCount] = field(default_factory=list)
+    by_count: list[ByCount] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -157,6 +179,9 @@ class AuditResult:
             "mode": "full" if self.is_full else "quick",
             "partitions": [_partition_to_dict(audit, most_ranges, self.is_full) for audit in self.partitions],
             "counts": [{"of": c.what, "expected": c.expected, "found": c.found} for c in self.counts],
+            "not_verifiable_by_count": [
+                {"topic": c.topic, "skipped": c.skipped, "filtered": c.filtered} for c in self.by_count
+            ],
             "findings": self.findings,
             "could_not_look": self.blind,
             "notes": self.notes,
@@ -180,6 +205,7 @@ class AuditResult:
         for title, lines in (
             ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings]),
             ("could not look", self.blind),
+            ("not verifiable", [one.text for one in self.by_count]),
             ("note", self.notes),
         ):
             yield from (f"  {title}: {line}" for line in lines)
@@ -187,7 +213,10 @@ class AuditResult:
 
 def _summary(audit: PartitionAudit, is_full: bool) -> str:
     state = "damage" if audit.is_damaged else "ok"
-    return f"{state}, {audit.rows} rows, {audit.readable} records in Kafka" if is_full else state
+    if not is_full:
+        return state
+    rejected = f", {audit.rejected} rejected" if audit.rejected else ""
+    return f"{state}, {audit.rows} rows{rejected}, {audit.readable} records in Kafka"
 
 
 def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
@@ -198,6 +227,10 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
     if audit.doubled:
         texts = [f"[{d.from_offset},{d.until_offset}) x{d.times}" for d in audit.doubled]
         lines.append(f"{place}doubled: {_first(texts)}")
+    if audit.both:
+        lines.append(f"{place}a row, and rejected as well: {_text(audit.both)}")
+    if audit.rejected_twice:
+        lines.append(f"{place}rejected more than once: {_text(audit.rejected_twice)}")
     if audit.unexpected:
         lines.append(f"{place}unexpected: {_text(audit.unexpected)}")
     return lines
@@ -206,7 +239,12 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
 def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
     named = [("lost to retention, by receipt", audit.lost), ("deleted on purpose, by receipt", audit.forgotten)]
     if is_full:
-        named.append(("not verifiable, no longer in Kafka", audit.not_verifiable))
+        named.append(
+            (
+                "not verifiable, no longer in Kafka, or without a row and perhaps skipped or filtered",
+                audit.not_verifiable,
+            )
+        )
     return [f"{name}: {_text(ranges)}" for name, ranges in named if ranges]
 
 
@@ -227,7 +265,12 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -
         "forgotten": _pairs(audit.forgotten),
     }
     if is_full:
-        ranges |= {"missing": _pairs(audit.missing), "not_verifiable": _pairs(audit.not_verifiable)}
+        ranges |= {
+            "missing": _pairs(audit.missing),
+            "both": _pairs(audit.both),
+            "rejected_twice": _pairs(audit.rejected_twice),
+            "not_verifiable": _pairs(audit.not_verifiable),
+        }
     cut = {name: len(found) - most for name, found in ranges.items() if most is not None and len(found) > most}
     return {
         "topic": audit.topic,
@@ -241,6 +284,7 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -
 def _numbers(audit: PartitionAudit) -> dict[str, int]:
     return {
         "rows": audit.rows,
+        "rejected": audit.rejected,
         "readable": audit.readable,
         "rows_missing": audit.rows_missing,
         "rows_too_many": audit.rows_too_many,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.iceberg.reject_table import PLACE, counting_rows
 
 
 class NoPositions(LakestreamError, Terminal):
@@ -84,6 +85,19 @@ def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) 
         # One at a time: given all of them, PyIceberg reads ahead without a bound.
         for batch in reading.to_record_batches([task]):
             found.add(batch)
+    return found
+
+
+def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowsFound:
+    """Count by position the rejected records that count for any of the groups. Raises UnreadableTable."""
+    found = RowsFound()
+    try:
+        for group in groups:
+            for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE):
+                for batch in rows.select(COORDINATES).to_batches():
+                    found.add(batch)
+    except (ValueError, NotImplementedError) as e:
+        raise UnreadableTable(".".join(rejects.name()), e) from e
     return found
 
 

@@ -14,13 +14,14 @@ from pyiceberg.table import Table
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound, read_log
-from airflow_lakestream.audit.quick import look_at_files
-from airflow_lakestream.audit.result import AuditResult
-from airflow_lakestream.audit.rows import check_positions, count_rows
+from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
+from airflow_lakestream.audit.result import AuditResult, ByCount
+from airflow_lakestream.audit.rows import RowsFound, check_positions, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import table_files
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg import fan_out_books, ledger_store
+from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
@@ -63,7 +64,7 @@ class Audit:
         Raises TableMissing, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the errors of
         the Kafka side.
         """
-        table = load(catalog, self.table)
+        table, rejects = load_both(catalog, self.table)
         if note := fan_out_books.note_on(table.metadata.properties):
             raise fan_out_books.PartOfFanOut(self.table, note)
         check_positions(table)
@@ -73,20 +74,30 @@ class Audit:
         if self.consumer_group not in ledger_store.groups(table):
             result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
         topics = books.topics if self.topic is None else (self.topic,)
+        result.by_count += [
+            ByCount(topic, counts.skipped, counts.filtered)
+            for topic in topics
+            if (counts := books.counts(topic)).skipped or counts.filtered
+        ]
         if self.full:
-            self._look_at_rows(result, books, table, topics)
+            self._look_at_rows(result, books, table, rejects, topics)
         else:
             look_at_files(result, books, table_files(table, head), topics)
+            files = rejects and table_files(rejects, ledger_store.head_of(rejects.metadata))
+            look_at_rejects(result, books, files)
         return result
 
-    def _look_at_rows(self, result: AuditResult, books: Books, table: Table, topics: tuple[str, ...]) -> None:
+    def _look_at_rows(
+        self, result: AuditResult, books: Books, table: Table, rejects: Table | None, topics: tuple[str, ...]
+    ) -> None:
         rows = count_rows(table, result.snapshot_id, self.topic)
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
+        rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
         for topic in topics:
-            judge_topic(result, books, rows, topic, self._look_at_topic(result, books, topic))
+            judge_topic(result, books, rows, rejected, topic, self._look_at_topic(result, books, topic))
         for stranger in sorted({topic for topic, _ in rows.tallies} - books.known_topics):
-            judge_topic(result, books, rows, stranger, None)
+            judge_topic(result, books, rows, rejected, stranger, None)
 
     def _look_at_topic(self, result: AuditResult, books: Books, topic: str) -> LogFound | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
@@ -112,3 +123,18 @@ def load(catalog: Catalog, table: str) -> Table:
         return catalog.load_table(table)
     except NoSuchTableError as e:
         raise TableMissing(table) from e
+
+
+def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
+    """Load a table and its reject table, None without one, as they belong together. Raises TableMissing."""
+    main = load(catalog, table)
+    while True:
+        try:
+            rejects = catalog.load_table(rejects_of(table))
+        except NoSuchTableError:
+            return main, None
+        again = load(catalog, table)
+        # Rejected records are removed after a commit to the main table: what was loaded before it would lack them.
+        if ledger_store.head_of(again.metadata) == ledger_store.head_of(main.metadata):
+            return main, rejects
+        main = again

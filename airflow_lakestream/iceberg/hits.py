@@ -84,7 +84,7 @@ def look_into(metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: R
     """Find the hits among the live rows of one data file."""
     rows = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
-    for batch in read_rows(metadata, io, task, coordinates_only=True):
+    for batch in read_rows(metadata, io, task, columns=COORDINATES):
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
         for key, parts in found.items() if hits.num_rows else ():
@@ -135,12 +135,15 @@ def read_rows(
     io: FileIO,
     task: FileScanTask,
     *,
-    coordinates_only: bool = False,
+    columns: Sequence[str] = (),
     where: BooleanExpression = EVERY_ROW,
 ) -> Iterator[pa.Table]:
-    """Yield the live rows of a data file in the table's current schema, positional deletes applied."""
+    """Yield the live rows of a data file in the table's current schema, positional deletes applied.
+
+    :param columns: those to read; default: all.
+    """
     schema = metadata.schema()
-    scan = ArrowScan(metadata, io, schema.select(*COORDINATES) if coordinates_only else schema, where)
+    scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
     # Private in PyIceberg, whose public ways all hold the rows of a whole file in memory at once.
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
@@ -205,6 +208,6 @@ def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
 
 def _known_by_reading(table: Table, file: DataFile) -> int:
     known = 0
-    for rows in read_rows(table.metadata, table.io, FileScanTask(file), coordinates_only=True):
+    for rows in read_rows(table.metadata, table.io, FileScanTask(file), columns=COORDINATES):
         known += rows.drop_null().num_rows
     return known

@@ -33,7 +33,7 @@ from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAtt
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied
-from airflow_lakestream.iceberg.hits import is_hit, live_files, may_hold, read_rows
+from airflow_lakestream.iceberg.hits import COORDINATES, is_hit, live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.schema import METADATA_PREFIX, to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.transaction import LandingTransaction
@@ -56,6 +56,8 @@ _OWN = pa.schema(
         ("rejected_at", pa.timestamp("us", "UTC")),
     ]
 )
+# What says whose a rejected record is.
+PLACE = (*COORDINATES, "consumer_group", "topic_id", "landing_id")
 
 
 def rejects_of(table: str) -> str:
@@ -188,21 +190,37 @@ def files_in(table: Table, ranges: RangeSet) -> Iterator[FileScanTask]:
     return (task for task in live_files(table) if may_hold(table.metadata, task.file, ranges))
 
 
-def rows_in(table: Table, ranges: RangeSet) -> Iterator[pa.Table]:
+def rows_in(table: Table, ranges: RangeSet, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
     """Yield the rows of those files, of other offsets, too."""
     for task in files_in(table, ranges):
-        yield from read_rows(table.metadata, table.io, task)
+        yield from read_rows(table.metadata, table.io, task, columns=columns)
 
 
-def counting_rows(rejects: Table, main: Table, consumer_group: str) -> Iterator[pa.Table]:
-    """Yield the rows that count: of landings that are in the main table's ledger, at offsets that it holds."""
+def counting_rows(
+    rejects: Table,
+    main: Table,
+    consumer_group: str,
+    *,
+    topic: str | None = None,
+    ranges: RangeSet | None = None,
+    columns: Sequence[str] = (),
+) -> Iterator[pa.Table]:
+    """Yield the rows that count: of landings that are in the main table's ledger, at offsets that it holds.
+
+    :param topic: only of this topic.
+    :param ranges: only at these offsets.
+    :param columns: those to read, besides `PLACE`; default: all.
+    """
     settlement = Settlement.of(pending_in(rejects), main)
     ledger = ledger_store.read_ledger(main, consumer_group)
+    named = tuple(dict.fromkeys((*PLACE, *columns))) if columns else ()
     for identity, entry in ledger.topics.items():
-        for rows in rows_in(rejects, entry.landed):
-            own = pc.and_(is_of(rows, consumer_group, identity), is_hit(rows, entry.landed))
-            own = pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
-            yield rows.filter(own)
+        if topic in (None, identity.topic):
+            wanted = entry.landed if ranges is None else entry.landed & ranges
+            for rows in rows_in(rejects, wanted, named):
+                own = pc.and_(is_of(rows, consumer_group, identity), is_hit(rows, wanted))
+                own = pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
+                yield rows.filter(own)
 
 
 def is_of(rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
@@ -233,7 +251,7 @@ class RejectTable(IcebergSink):
         return pending_in(self._table)
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, of landings that are not open, and how many of them count."""
+        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
         there = counting = 0
         for rows in rows_in(self._table, ranges) if self._table is not None else ():
             own = rows.filter(pc.and_(is_of(rows, self._group, identity), is_hit(rows, ranges)))

@@ -30,7 +30,7 @@ class CouldNotLook(LakestreamError, Transient):
 class LakestreamAuditOperator(BaseOperator):
     """Compare a table with its ledger and with what Kafka can still show, once each; change nothing unless told.
 
-    Returns the result: `verdict`, and by partition `missing`, `doubled`, `unexpected`, `lost`, `forgotten`,
+    Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`, `lost`, `forgotten`,
     `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all else tells of the time after it.
     Damage fails the task without retries, with the result as XCom all the same. What could not be looked at raises an
     error that Airflow retries.
@@ -115,7 +115,7 @@ class LakestreamAuditOperator(BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import Verdict
             from airflow_lakestream.audit.run import Audit
-            from airflow_lakestream.extract import DECODING
+            from airflow_lakestream.extract_config import DECODING
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.registry import registry_of

@@ -32,7 +32,16 @@ def offsets_of(found: RangeSet) -> set[int]:
     return {o for r in found for o in range(r.from_offset, r.until_offset)}
 
 
-@given(own=SETS, other=SETS, older=SETS, readable=SETS, shown=SETS, forgotten=SETS, rows=st.lists(st.integers(0, 30)))
+@given(
+    own=SETS,
+    other=SETS,
+    older=SETS,
+    readable=SETS,
+    shown=SETS,
+    forgotten=SETS,
+    rows=st.lists(st.integers(0, 30)),
+    rejects=st.lists(st.integers(0, 30), max_size=5),
+)
 def test_the_verdict_is_that_of_sets_and_counters(
     own: set[int],
     other: set[int],
@@ -41,11 +50,15 @@ def test_the_verdict_is_that_of_sets_and_counters(
     shown: set[int],
     forgotten: set[int],
     rows: list[int],
+    rejects: list[int],
 ) -> None:
     required = Counter([*own, *other])
     allowed = required + Counter(older)
     there = Counter(rows)
     landed = own | older
+    # Only what a group has landed counts as rejected.
+    rejected = Counter(offset for offset in rejects if allowed[offset])
+    either = there + rejected
 
     facts = PartitionFacts(
         "t",
@@ -57,6 +70,7 @@ def test_the_verdict_is_that_of_sets_and_counters(
         shown=ranges(shown & landed),
         readable=tally(readable),
         rows=tally(rows),
+        rejected=tally(rejected.elements()),
     )
     audit = compare(facts)
 
@@ -64,18 +78,23 @@ def test_the_verdict_is_that_of_sets_and_counters(
         patch.setattr(compare_module, "_WINDOW", 3)
         in_stretches = compare(facts)
     assert in_stretches == audit
-    missing = {o for o in landed & readable - forgotten if there[o] < required[o]}
+    missing = {o for o in landed & readable - forgotten if either[o] < required[o]}
     doubled = {o: there[o] for o in there if there[o] > allowed[o] > 0}
     unexpected = {o for o in there if allowed[o] == 0}
     assert offsets_of(audit.missing) == missing
     assert {o: d.times for d in audit.doubled for o in range(d.from_offset, d.until_offset)} == doubled
     assert offsets_of(audit.unexpected) == unexpected
+    beside = {o for o in rejected if either[o] > allowed[o]}
+    assert offsets_of(audit.both) == {o for o in beside if there[o]}
+    assert offsets_of(audit.rejected_twice) == {o for o in beside if not there[o]}
+    assert audit.rejected == rejected.total()
+    assert audit.rejected_too_many == sum(min(rejected[o], either[o] - allowed[o]) for o in beside)
     assert offsets_of(audit.not_verifiable) == landed - shown
     assert audit.rows == len(rows)
     assert audit.readable == len(landed & readable)
-    assert audit.rows_missing == sum(required[o] - there[o] for o in missing)
+    assert audit.rows_missing == sum(required[o] - either[o] for o in missing)
     assert audit.rows_too_many == (there - allowed).total()
-    assert audit.is_damaged == bool(missing or doubled or unexpected)
+    assert audit.is_damaged == bool(missing or doubled or unexpected or beside)
 
 
 def test_neighbours_with_as_many_rows_are_one_range() -> None:
