@@ -67,8 +67,8 @@ def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
         for field in group:
             there = fields.setdefault(field.name, field.with_nullable(True))
             if there.type != field.type:
-                problem = f"{field.name} is {field.type} before the change, and {there.type} after it."
-                raise InvalidArgument("schema", f"as the column of an event: {problem}", "Give one type.")
+                problem = f"{field.name} is {there.type} in one image of the row, and {field.type} in another."
+                raise InvalidArgument("schema", problem, "Give the row's column and those of _before one type.")
     return list(fields.values())
 
 

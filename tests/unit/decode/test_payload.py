@@ -1,0 +1,71 @@
+"""What goes together of formats, keys, envelopes and registries, and that each refusal says what to do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.config import RegistryConfig
+from tests.unit.decode.support import batch
+
+REGISTRY = RegistryConfig("http://127.0.0.1:9")
+RECORD = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": "long"}]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"format": "xml"}, "format: 'xml' is not one of 'json', 'avro'"),
+        ({"format": "string"}, "format: 'string' is not one of"),
+        ({"key_format": "xml"}, "key_format: 'xml' is not one of 'string', 'raw'"),
+        ({"envelope": "maxwell"}, "envelope: 'maxwell' is not one of 'connect', 'debezium'"),
+        ({"format": "avro"}, "schema_registry: format='avro' needs one.*http://registry:8081.*connection"),
+        ({"format": "protobuf"}, "schema_registry: format='protobuf' needs one"),
+        ({"key_format": "avro"}, "schema_registry: key_format='avro' needs one"),
+        ({"format": "avro", "key_format": "avro", "writer_schemas": (RECORD,)}, "key_format='avro' needs one"),
+        ({"writer_schemas": (RECORD,)}, "writer_schemas: they go with format=\"avro\""),
+        ({"format": "avro", "writer_schemas": ("{}",)}, "Not an Avro schema"),
+        ({"format": "raw", "envelope": "debezium"}, "'debezium' goes with json and json_schema and avro"),
+        ({"format": "avro", "registry": REGISTRY, "envelope": "connect"}, "'connect' goes with json; the format"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Payload(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"format": "avro", "writer_schemas": (RECORD,)},
+        {"format": "avro", "registry": REGISTRY, "key_format": "avro", "envelope": "debezium"},
+        {"format": "json_schema"},
+        {"format": "raw", "key_format": "string"},
+        {"key_format": "json", "envelope": "connect"},
+    ],
+)
+def test_what_goes_together_makes_decoders_that_travel(settings: dict[str, Any]) -> None:
+    payload = pickle.loads(pickle.dumps(Payload(**settings)))
+    columns = [("value", pa.binary())] if payload.format == "raw" else [("v", pa.int64())]
+    schema = pa.schema([*columns, *([("_key", pa.string())] if payload.key_format else [])])
+    decoder = pickle.loads(pickle.dumps(payload.decoder(schema)))
+    assert decoder.schema == schema
+
+
+def test_keys_need_their_column() -> None:
+    payload = Payload(key_format="string")
+    with pytest.raises(InvalidArgument, match=r"key_format: there is no column _key for the keys.*_key string"):
+        payload.decoder(pa.schema([("v", pa.int64())]))
+    with pytest.raises(InvalidArgument, match="the values have a field _key, too"):
+        payload.columns(batch([b'{"_key": 1}']))
+
+
+def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:
+    with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*schema_registry"):
+        Payload("json_schema").columns(batch([b"\0\0\0\0\x07{}"]))
