@@ -32,7 +32,8 @@ from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.extract import DECODING, ExtractConfig, build_job
+from airflow_lakestream.extract import build_job
+from airflow_lakestream.extract_config import DECODING, ExtractConfig
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.repair import Repairing, RepairSink
 from airflow_lakestream.iceberg.takeout import shortly

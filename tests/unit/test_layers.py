@@ -10,7 +10,7 @@ from pathlib import Path
 import airflow_lakestream
 
 CHECKOUT = Path(__file__).parents[2]
-PURE = ("core", "decode", "kafka", "iceberg", "extract", "audit", "registry", "repair", "exceptions")
+PURE = ("core", "decode", "kafka", "iceberg", "arguments", "extract", "extract_config", "audit", "registry", "repair", "exceptions")
 
 
 def pure_modules() -> list[str]:

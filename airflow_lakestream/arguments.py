@@ -1,0 +1,98 @@
+"""How users and templates write the values of arguments: as numbers, lists, times, or as text of these.
+
+Each raises InvalidArgument that names the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import pendulum
+
+from airflow_lakestream.core.batch import MostRejected
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+def count(argument: str, value: object, what: str = "records") -> int | None:
+    """Return a number above 0 from a number or its text; None where nothing is given."""
+    if not is_given(value):
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
+        raise InvalidArgument(
+            argument, f"{value!r} is not a number of {what} above 0.", "Leave it out for the default."
+        )
+    return int(str(value))
+
+
+def most_rejected(argument: str, value: object) -> MostRejected:
+    """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
+    if match is None or isinstance(value, bool):
+        raise InvalidArgument(argument, f"{value!r} is neither a count nor a share.", 'Write 100, 0.01 or "1%".')
+    number = float(match[1])
+    if match[2]:
+        number /= 100
+    elif "." not in match[1]:
+        return MostRejected(count=int(match[1]))
+    if number > 1:
+        raise InvalidArgument(argument, f"{value!r} is more than all records.", 'Write a share such as 0.01 or "1%".')
+    return MostRejected(share=number)
+
+
+def flag(argument: str, value: object) -> bool:
+    """Return a truth value from one or its text; what a template renders of nothing is False."""
+    text = str(value).strip().lower()
+    if text not in ("true", "false", "none", ""):
+        raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
+    return text == "true"
+
+
+def items(argument: str, value: object) -> tuple[str, ...] | None:
+    """Return a list of texts, or the one text; None where nothing is given."""
+    if not is_given(value):
+        return None
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        raise InvalidArgument(argument, f"{value!r} is not a list of texts.", 'Write ["first", "second"].')
+    return tuple(items)
+
+
+def properties(value: object) -> Mapping[str, str]:
+    """Return table properties as texts."""
+    if not isinstance(value, Mapping):
+        raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+    return {str(key): str(item) for key, item in value.items()}
+
+
+def range_list(value: object) -> Sequence[Sequence[int]]:
+    """Return [[partition, from, until], ...] from such a list or its JSON; the ranges are not looked at yet."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as e:
+            raise InvalidArgument("ranges", f"{value!r} is not JSON ({e}).", "Write [[0, 100, 250]].") from e
+    if not isinstance(value, Sequence) or not all(isinstance(item, Sequence) for item in value):
+        raise InvalidArgument(
+            "ranges", f"{value!r} is not a list of [partition, from, until].", "Write [[0, 100, 250]]."
+        )
+    return value
+
+
+def milliseconds(argument: str, value: object) -> int:
+    """Return milliseconds since 1970 from a time with its zone, ISO 8601, or such a number."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(argument, f"{value} has no time zone.")
+        return int(value.timestamp() * 1000)
+    if isinstance(value, int) or re.fullmatch(r"\d+", str(value)):
+        return int(str(value))
+    try:
+        return int(pendulum.parse(str(value)).timestamp() * 1000)  # type: ignore[union-attr]  # a date or duration fails
+    except Exception as e:
+        raise InvalidArgument(
+            argument, f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
+        ) from e
