@@ -1,4 +1,4 @@
-"""The audit knows of the reject table: what stands there is not missing, and what should stand there and does not is."""
+"""The audit knows of the reject table: what stands there is not missing, what ought to stand there is."""
 
 from __future__ import annotations
 
