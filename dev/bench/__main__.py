@@ -47,7 +47,8 @@ def main() -> int:
     unknown = [word for word in patterns if word not in LEDGER and not any(row.matches(word) for row in ROWS)]
     if args.list or unknown:
         print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, sep="\n")
-        print(*(f"None of these rows, groups and peers is {word!r}." for word in unknown), sep="\n")
+        for word in unknown:
+            print(f"None of these rows, groups and peers is {word!r}.")
         return 2 if unknown else 0
     signal.signal(signal.SIGTERM, _end)
     clock = Clock()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from airflow.dag_processing.dagbag import BundleDagBag
 
-from dev.bench.airflow_home import DAGS
 from dev.bench.programs.measured import CommitClock, Work, write_result
 
 
@@ -17,7 +17,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--result", type=Path, required=True)
     args = parser.parse_args()
-    bag = BundleDagBag(str(DAGS), bundle_path=DAGS, bundle_name="dags-folder")
+    folder = Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    bag = BundleDagBag(str(folder), bundle_path=folder, bundle_name="dags-folder")
     if bag.import_errors:
         raise AssertionError(bag.import_errors)
     dag = bag.dags["measured"]

@@ -49,6 +49,8 @@ class CommitClock:
             "pyiceberg.table.update.snapshot": ("_SnapshotProducer", "commit", False),
             "pyiceberg.catalog.sql": ("SqlCatalog", "commit_table", True),
         }
+        if early := sorted(methods.keys() & sys.modules.keys()):
+            raise AssertionError(f"{', '.join(early)} is imported already: its import would be in nobody's time")
         sys.meta_path.insert(0, _OnImport({name: partial(self._time, *what) for name, what in methods.items()}))
         return self
 

@@ -277,6 +277,14 @@ def test_commits_of_pyiceberg_are_timed_without_its_files(tmp_path: Path) -> Non
     assert 0 < seconds[-1] < whole
 
 
+def test_what_a_task_imports_counts_as_its_own_time() -> None:
+    code = "from dev.bench.programs import airflow_task; from dev.bench.programs.measured import CommitClock"
+    run_measured(python(f"{code}; CommitClock().start()"), {**os.environ, "PYTHONPATH": str(CHECKOUT)})
+    late = f"{code}; import pyiceberg.catalog.sql; CommitClock().start()"
+    with pytest.raises(CommandFailed, match="is imported already"):
+        run_measured(python(late), {**os.environ, "PYTHONPATH": str(CHECKOUT)})
+
+
 def test_a_sample_without_a_column_does_not_count_in_its_median() -> None:
     runs = [sample("json", 1, commit_seconds=0.01), replace(sample("json", 2), commit_seconds=None)]
     (_, row) = lines(results(*runs))
