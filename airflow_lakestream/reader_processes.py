@@ -16,6 +16,7 @@ from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.processes import Child, Children, can_fork, processors
 from airflow_lakestream.core.side_by_side import Order, ReaderProcess
+from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.extract import ExtractConfig
 
 # A reader, a decoder and a writer to each: more of them than these wait for the one broker or the one disk.
@@ -45,7 +46,10 @@ def reader_processes(
     def make_job(order: Order, stop: threading.Event) -> Job:
         # The table that it is told of has the schema that the landing will give it: nothing is left to change.
         one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
-        return extract.build_job(one, kafka, order.target, run_id=order.run_id, where=where, stop=stop)
+        job = extract.build_job(one, kafka, order.target, run_id=order.run_id, where=where, stop=stop)
+        decoders = job.decoders
+        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
+        return replace(job, decoders=replace(decoders, payload=replace(decoders.payload, alone=True)))
 
     with Children(count, main) as children:
         yield children

@@ -40,6 +40,7 @@ class Payload:
     :param envelope: what is around the row in a value, see `core.formats.Envelope`.
     :param registry: where schemas are, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
+    :param alone: nothing else is to be done while records are decoded; see `decode.json`.
 
     Raises InvalidArgument where these do not go together.
     """
@@ -50,6 +51,7 @@ class Payload:
     envelope: str | None = None
     registry: RegistryConfig | None = None
     writer_schemas: tuple[str, ...] = field(default=())
+    alone: bool = False
 
     def __post_init__(self) -> None:
         choose(Format, "format", self.format)
@@ -209,10 +211,15 @@ class Payload:
         if self.format == Format.PROTOBUF:
             return ProtobufDecoder(schema, self.unknown_fields, self._client)
         if self.format == Format.JSON_SCHEMA:
-            return JsonSchemaDecoder(schema, self.unknown_fields, _json_decoder)
+            return JsonSchemaDecoder(schema, self.unknown_fields, self._json_decoder)
         if self.envelope is not None:
             return ConnectJsonDecoder(schema, self.unknown_fields)
-        return _json_decoder(schema, self.unknown_fields)
+        return self._json_decoder(schema, self.unknown_fields)
+
+    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> JsonDecoder | GrowingJsonDecoder:
+        if unknown_fields == UnknownFields.EVOLVE:
+            return GrowingJsonDecoder(schema)
+        return JsonDecoder(schema, unknown_fields, alone=self.alone)
 
     def _key_decoder(self, schema: pa.Schema) -> Decoder:
         kind = schema.field(0).type
@@ -234,7 +241,3 @@ class Payload:
     @property
     def _finder(self) -> SchemaFinder:
         return SchemaFinder(self._client, self.writer_schemas)
-
-
-def _json_decoder(schema: pa.Schema, unknown_fields: str) -> JsonDecoder | GrowingJsonDecoder:
-    return GrowingJsonDecoder(schema) if unknown_fields == UnknownFields.EVOLVE else JsonDecoder(schema, unknown_fields)
