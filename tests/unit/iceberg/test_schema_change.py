@@ -443,6 +443,9 @@ def test_files_of_another_worker_fit_a_change_that_is_still_to_be_made(made: Evo
     worker.write(3, [{"id": 3, "score": 0.5}])
     handed = json.loads(json.dumps(worker.sink.hand_over()))
 
+    # Another change would get the same schema id.
+    assert made.run("id int, name string, x int", "add").sink.misfit(handed) is not None
+    assert made.run("id int, name string", "add").sink.misfit(handed) is not None
     assert committer.sink.misfit(handed) is None
     committer.sink.adopt(handed)
     committer.commit(3, 1)
