@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from importlib import metadata
@@ -43,7 +44,8 @@ def _kcat() -> str:
     if shutil.which("kcat") is None:
         return "none"
     told = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=False).stdout
-    return " ".join(word for line in told.splitlines() if "Version" in line for word in line.split()[1:4])
+    found = re.search(r"Version (\S+).*?librdkafka ([\d.]+)", told, re.DOTALL)
+    return f"{found[1]} (librdkafka {found[2]})" if found else "of an unknown version"
 
 
 def _peer_version(name: str) -> str | None:

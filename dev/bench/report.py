@@ -62,7 +62,6 @@ Ratios are what carries over to another machine; rates do not.
 - Spark is a plain app on all cores, with `from_json` and Iceberg's own writer, `availableNow`, with its default memory:
   the first query of a session is cold, the second warm. "Start counted" is from the app's first line on.
 - Slow peers read the first records of the same topic only: the column of records says how many.
-
 {versions}
 {left_out}"""
 
@@ -111,7 +110,7 @@ def render(results: Results) -> str:
 
 def _runs(results: Results) -> str:
     counts = sorted({len(runs) for runs in by_row(results.samples).values()})
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} runs of each row"
+    return f"runs of each row: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}"
 
 
 def _left_out(results: Results) -> str:
