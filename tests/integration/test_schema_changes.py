@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
+from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.parallel import folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.type_text import schema_text
+from airflow_lakestream.repair import Repair
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.integration.test_concurrency import MeetingCatalog
@@ -24,7 +27,7 @@ from tests.integration.test_formats import avro_bytes, framed
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.killed_run import POINTS, run_until_killed
-from tests.support.lake import assert_files_are_whole
+from tests.support.lake import GROUP, TABLE, assert_files_are_whole
 from tests.support.lake_reading import OpenLake
 from tests.support.parallel_run import ParallelRun
 
@@ -331,6 +334,23 @@ def test_replace_and_the_rows_of_an_evolved_table(lake: OpenLake, name: str) -> 
     lake.land(name, **(settings | {"ranges": [[0, 0, 10], [1, 0, 10]]}))
     assert lake.column("score") == [0.5] * 20
     assert_files_are_whole(lake.table())
+
+
+def test_audit_and_repair_over_rows_of_several_schemas(lake: OpenLake, name: str, produce: Producing) -> None:
+    produce(name, 0, values(10, 5, score=1.5, more=1))
+    lake.land(name, schema=WIDER, schema_evolution="widen", unknown_fields="rescue")
+    look = Audit(table=TABLE, consumer_group=GROUP, full=True, kafka=lake.kafka)
+    assert look.run(lake.catalog()).verdict is Verdict.CLEAN
+    lake.table().delete("id = 3 or id = 12")
+    assert look.run(lake.catalog()).verdict is Verdict.DAMAGE
+
+    Repair(audit=look, unknown_fields="rescue").run(lake.catalog())
+
+    assert look.run(lake.catalog()).verdict is Verdict.CLEAN
+    assert lake.column("id") == [*range(15), *range(10)]
+    # What is landed again has what the table has a place for by now.
+    assert [row["score"] for row in lake.records() if row["id"] in (3, 12)] == [0.5, 1.5, 0.5]
+    assert lake.column(RESCUED) == [*[None] * 10, *['{"more":1}'] * 5, *[None] * 10]
 
 
 def test_several_workers_write_for_the_schema_that_their_commit_brings(
