@@ -13,6 +13,7 @@ from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.iceberg.type_text import schema_text
+from airflow_lakestream.registry.config import RegistryConfig
 
 
 def config(**settings: Any) -> ExtractConfig:
@@ -46,6 +47,11 @@ def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
         ("consumer_group", "a b"),
         ("consumer_group", ""),
         ("format", "xml"),
+        ("key_format", "xml"),
+        ("envelope", "maxwell"),
+        ("schema_registry", "http://registry:8081"),  # with JSON, which names no schemas
+        ("schema_registry", "registry:8081"),
+        ("writer_schemas", '"long"'),  # with JSON
         ("interval_start", "2026-11-20T05:00:00Z"),  # without mode="interval"
         ("ranges", [[0, 1, 2]]),  # without mode="ranges"
         ("mode", "resumed"),
@@ -175,3 +181,22 @@ def test_the_column_for_what_has_none_is_part_of_a_given_schema() -> None:
     assert schema is not None
     assert schema_text(schema) == "id int, _rescued string"
     assert config(schema="_rescued string, id int", unknown_fields="rescue").design.schema is not None
+
+
+def test_formats_and_their_registry() -> None:
+    payload = config(
+        format="avro", schema_registry='{"url": "http://registry", "timeout": "5"}', key_format="None"
+    ).payload
+    assert (payload.format, payload.key_format, payload.registry) == (
+        "avro", None, RegistryConfig("http://registry", timeout=5.0),
+    )  # fmt: skip
+    single = config(format="avro", writer_schemas='{"type": "record", "name": "R", "fields": []}')
+    assert len(single.payload.writer_schemas) == 1
+    with pytest.raises(InvalidArgument, match="schema_registry: format='avro' needs one"):
+        config(format="avro")
+    with pytest.raises(InvalidArgument, match="key_format: there is no column _key"):
+        config(key_format="string", schema="id bigint")
+    assert config(key_format="string", schema="id bigint, _key string").payload.needs_keys
+    with pytest.raises(InvalidArgument, match="schema_registry") as caught:
+        config(format="avro", schema_registry="http://me:word-4711@registry")
+    assert "4711" not in str(caught.value)
