@@ -50,6 +50,8 @@ def build_job(
     sink = RejectingSink(_sink(config, catalog, fan_out), catalog, table, config.consumer_group, RECORD_SCHEMA)
     router = Router(fan_out.template) if fan_out is not None else None
     payload = config.payload
+    sql = config.statement.transform if config.statement is not None else None
+    readers = [part for part in (router, sql) if part is not None]
     return Job(
         run_id=run_id,
         table=table,
@@ -60,10 +62,12 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys=whole or "key" in names or payload.needs_keys or (router is not None and router.needs_keys),
-            with_headers=whole or "headers" in names or (router is not None and router.needs_headers),
+            with_keys=whole or "key" in names or payload.needs_keys or any(part.needs_keys for part in readers),
+            with_headers=whole or "headers" in names or any(part.needs_headers for part in readers),
         ),
-        decoders=RowDecoders(payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones)),
+        decoders=RowDecoders(
+            payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones), sql
+        ),
         sink=sink,
         rejects=sink,
         limits=config.limits,

@@ -21,6 +21,7 @@ from airflow_lakestream.core.policies import (
     OnDataLoss,
     OnError,
     SchemaEvolution,
+    SqlInput,
     StartOffset,
     Tombstones,
     UnknownFields,
@@ -38,9 +39,13 @@ from airflow_lakestream.iceberg.fan_out import FanOut
 from airflow_lakestream.iceberg.schema import to_schema, with_rescued
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.sql import Sql
 
 # The arguments that say what becomes of a record's bytes, for whoever decodes records a second time.
-DECODING = ("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas")
+DECODING = (
+    *("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas"),
+    *("sql", "sql_input", "schema"),
+)
 
 _BELONGS_TO = {
     "interval_start": ModeName.INTERVAL,
@@ -80,6 +85,8 @@ class ExtractConfig:
     schema: str | Schema | pa.Schema | None = None
     schema_evolution: str = SchemaEvolution.NONE
     unknown_fields: str = UnknownFields.IGNORE
+    sql: str | None = None
+    sql_input: str = SqlInput.RAW
     on_error: str = OnError.REJECT
     max_rejected: int | float | str | None = None
     tombstones: str = Tombstones.KEEP
@@ -117,7 +124,7 @@ class ExtractConfig:
         )
 
     def _check_payload(self) -> None:
-        payload, schema = self.payload, self.design.schema
+        payload, schema = self.payload, self._given_schema
         if payload.registry is not None and not payload.uses_registry:
             problem = f"the format is {self.format!r}, whose records name no schema."
             raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
@@ -146,6 +153,15 @@ class ExtractConfig:
                 )
 
     @property
+    def statement(self) -> Sql | None:
+        """The SQL that records go through, None without any."""
+        return Sql.parse(vars(self), self._given_schema, metadata_schema(self.metadata_columns))
+
+    @property
+    def _given_schema(self) -> Schema | None:
+        return to_schema(self.schema) if is_given(self.schema) else None
+
+    @property
     def template(self) -> TableTemplate:
         """Which table, or tables. A topic's own name is put in place as soon as it is known."""
         template = TableTemplate.parse(self.table)
@@ -172,6 +188,8 @@ class ExtractConfig:
                 "home_table", f"{self.home_table!r}: each topic has one.", 'Write "lake.{topic}_home".'
             )
         decoding = (self.format, self.unknown_fields, *self.metadata_columns, *self.payload.beside)
+        if self.statement is not None:
+            decoding += (f"sql={self.statement.text}", f"sql_input={self.statement.input}")
         name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
         if not is_pattern(self.topic):
             name = name or template.home(self.topic, self.consumer_group)
@@ -265,9 +283,8 @@ class ExtractConfig:
     def design(self) -> TableDesign:
         """How the table is created when missing, and what an existing one is held to."""
         unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
-        rescues = unknown is UnknownFields.RESCUE
-        payload = to_schema(self.schema) if is_given(self.schema) else None
-        return TableDesign(
+        rescues, payload = unknown is UnknownFields.RESCUE, self._given_schema
+        design = TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=with_rescued(payload) if rescues and payload is not None else payload,
             partition_by=arguments.items("partition_by", self.partition_by),
@@ -278,6 +295,10 @@ class ExtractConfig:
             grows=unknown is UnknownFields.EVOLVE,
             incoming=partial(self.payload.newest_columns, self.topic),
         )
+        if (sql := self.statement) is None:
+            return design
+        blamed = "schema" if sql.takes_given_schema else "sql"
+        return replace(design, schema=sql.schema, argument=blamed, notes=sql.properties(self.consumer_group))
 
 
 def _check_group(group: str) -> None:

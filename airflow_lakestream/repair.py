@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
@@ -26,7 +27,7 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
-from airflow_lakestream.core.policies import OnDataLoss, UnknownFields, choose
+from airflow_lakestream.core.policies import OnDataLoss, SqlInput, UnknownFields, choose, is_given
 from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
@@ -39,6 +40,7 @@ from airflow_lakestream.iceberg.repair import Repairing, RepairSink
 from airflow_lakestream.iceberg.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.sql import landed_through
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,17 @@ class NotRepaired(LakestreamError, Transient):
         )
 
 
+class RecordsWithoutRow(LakestreamError, Terminal):
+    """Records of damaged ranges became no row when they were read again, and they had one."""
+
+    def __init__(self, counts: Counts, covers: OffsetRange, table: str) -> None:
+        super().__init__(
+            f"{table}: of records of {covers} that have, or had, a row, {counts.filtered} are filtered and "
+            f"{counts.skipped} skipped now. Nothing was repaired. Give the repair the same sql, and the same other "
+            "arguments, that they were landed with."
+        )
+
+
 class MissingNoMore(Conflict):
     """Records that the audit saw are gone from Kafka; `ranges` says which."""
 
@@ -81,7 +94,8 @@ class Repair:
 
     :param format: how values are decoded, as for the extract path.
     :param unknown_fields: what to do with fields that the table has no column for, as for the extract path; so are
-        `key_format`, `envelope`, `schema_registry` and `writer_schemas`.
+        `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `sql`, `sql_input` and `schema`, which goes with
+        `sql_input="decoded"`. Rows that a statement made can only be repaired by that statement.
     :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
     """
 
@@ -92,6 +106,9 @@ class Repair:
     envelope: str | None = None
     schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
     writer_schemas: Sequence[str] | str | None = None
+    sql: str | None = None
+    sql_input: str = ExtractConfig.sql_input
+    schema: str | Schema | pa.Schema | None = None
     on_data_loss: str = ExtractConfig.on_data_loss
 
     def __post_init__(self) -> None:
@@ -105,6 +122,8 @@ class Repair:
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
+        if is_given(self.schema) and self.sql_input != SqlInput.DECODED:
+            raise InvalidArgument("schema", 'goes with sql_input="decoded": else the columns are those of the table.')
         arguments = {name: getattr(self, name) for name in DECODING}
         ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
         return arguments
@@ -164,7 +183,15 @@ class _Try:
 
     def _open(self) -> tuple[RepairSink, TableState]:
         """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
-        columns = load(self.catalog, self.audit.table).schema().column_names
+        table = load(self.catalog, self.audit.table)
+        columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
+        if read is not None and not is_given(self.repair.sql):
+            raise InvalidArgument(
+                "sql",
+                f"consumer group {self.audit.consumer_group!r} landed in {self.audit.table} through SQL that reads "
+                f"{read} records, so only the same statement makes the rows that are to be repaired.",
+                f"Give it: sql, with sql_input={read!r}" + (" and its schema." if read == SqlInput.DECODED else "."),
+            )
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         self.names = names
         design = TableDesign(metadata=metadata_schema(names))
@@ -249,6 +276,8 @@ class _Try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk, outcome in results:
                 if outcome is not None:
+                    if outcome.rowless is not None:
+                        raise RecordsWithoutRow(outcome.counts, chunk.covers, job.table)
                     job.sink.write(outcome.rows, damage.identity)
                     found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.batch.offsets)
         check_still_there(job, damage.identity)

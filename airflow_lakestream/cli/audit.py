@@ -47,6 +47,15 @@ def audit(
         str | None,
         typer.Option("--schema-registry", help="with --repair: a URL, or an Airflow connection; default: kafka's"),
     ] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", help="with --repair: the statement of a landing through SQL, rendered")
+    ] = None,
+    sql_input: Annotated[
+        str | None, typer.Option("--sql-input", help="with --repair: raw (default) or decoded")
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option("--schema", help="with --sql-input decoded: the columns that the statement reads")
+    ] = None,
     on_data_loss: Annotated[
         str | None,
         typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
@@ -67,6 +76,9 @@ def audit(
             "key_format": key_format,
             "envelope": envelope,
             "schema_registry": schema_registry,
+            "sql": sql,
+            "sql_input": sql_input,
+            "schema": schema,
             "on_data_loss": on_data_loss,
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -145,6 +145,8 @@ def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Land
     with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk, outcome in results:
             take(job, batch, chunk, outcome)
+            if outcome is not None and outcome.rowless is not None:
+                job.sink.pass_over(identity, chunk.covers.partition, outcome.rowless)
             _check_rejected(job, batch.total)
     _check_rejected(job, batch.total, at_commit=True)
     check_still_there(job, identity)

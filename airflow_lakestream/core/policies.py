@@ -50,6 +50,13 @@ class UnknownFields(StrEnum):
     FAIL = "fail"
 
 
+class SqlInput(StrEnum):
+    """What a statement reads: keys and values as text, or the columns that they were decoded into."""
+
+    RAW = "raw"
+    DECODED = "decoded"
+
+
 class OnError(StrEnum):
     """What to do with a record that can't become a row without loss."""
 

@@ -156,6 +156,12 @@ class Sink(Protocol):
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
         """Take rows for the next commit; files are written as enough has come together."""
 
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Be told of records that were read and became no row, so that a replace may take out the rows they had.
+
+        :param offsets: an Arrow array.
+        """
+
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken since the last commit, with the ledger, and return the snapshot's id.
 

@@ -40,9 +40,11 @@ class RawBatch:
 class Outcome:
     """What became of the records of a batch: rows to land, raw records to reject, and the counts of all of them.
 
-    `rejected` is None without any; its columns are those of `decode.rejected`.
+    `rejected` is None without any; its columns are those of `decode.rejected`. `rowless` are the offsets of all records
+    that became no row, an Arrow array; None without any.
     """
 
     rows: Rows
     counts: Counts
     rejected: Rows | None = None
+    rowless: Any = None

@@ -28,6 +28,6 @@ def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
     )
 
 
-def all_but(count: int, indices: Sequence[int]) -> Indices:
+def all_but(count: int, indices: Sequence[int] | Indices) -> Indices:
     """Return the places of `count` records without these."""
     return np.delete(np.arange(count, dtype=np.int64), indices)

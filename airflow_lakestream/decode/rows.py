@@ -1,4 +1,4 @@
-"""Whole rows from raw records: the payload's columns, the metadata columns, and where the row goes.
+"""Whole rows from raw records: the payload's columns or what SQL makes, the metadata columns, and where the row goes.
 
 Each step may find records that can't become a row without loss; what becomes of those is one decision, made here.
 """
@@ -23,6 +23,7 @@ from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.decode.pick import Indices, all_but, pick
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
+from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.exceptions import BadRecord
 
 log = logging.getLogger(__name__)
@@ -35,13 +36,17 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class RowDecoders:
-    """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells."""
+    """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells.
+
+    With a statement the schema says what the statement makes; what it reads is known to itself.
+    """
 
     payload: Payload
     metadata: tuple[str, ...]
     router: Router | None = None
     on_error: OnError = OnError.REJECT
     tombstones: Tombstones = Tombstones.KEEP
+    sql: Statement | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
@@ -53,18 +58,30 @@ class RowDecoders:
         metadata_schema(self.metadata, schema)
         if self.router is not None:
             self.router.check(schema)
-        return RowDecoder(self.payload.decoder(schema), self.metadata, self.router, self.on_error, self.tombstones)
+        payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
+        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step)
+
+    def _with_sql(self, sql: Statement, table: pa.Schema) -> tuple[Any, SqlStep]:
+        """Return the decoder of what the statement reads, None where it reads raw records, and the statement's step."""
+        beside = metadata_schema(self.metadata).names
+        names = tuple(name for name in sql.schema.names if name not in beside)
+        required = tuple(field.name for field in table if field.name in names and not field.nullable)
+        step = SqlStep(sql, names, required)
+        if sql.input_schema is None:
+            return None, step
+        return self.payload.decoder(pa.schema([f for f in sql.input_schema if f.name not in beside])), step
 
 
 @dataclass(frozen=True)
 class RowDecoder:
-    """The payload's columns and the metadata columns side by side."""
+    """The payload's columns, or what SQL makes, and the metadata columns side by side."""
 
     payload: Any
     metadata: tuple[str, ...]
     router: Router | None = None
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
+    sql: SqlStep | None = None
 
     def decode(self, batch: RawBatch) -> Outcome:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -72,14 +89,26 @@ class RowDecoder:
         self._look_at_records(sieve)
         names = metadata_schema(self.metadata)
         beside = pa.Table.from_arrays(metadata_columns(sieve.records, self.metadata), schema=names)
-        decoded = self.payload.decode(sieve.records)
-        rows = decoded.rows
-        if decoded.bad:
-            kept = sieve.leave_out(decoded.bad, "decode")
-            beside = beside.take(pa.array(kept)) if self.metadata else beside
-        for name in beside.schema.names:
-            rows = rows.append_column(beside.schema.field(name), beside[name])
+        if self.sql is not None and self.sql.reads_raw_records:
+            rows, beside = self._transformed(sieve, self.sql, sieve.records, beside)
+        else:
+            decoded = self.payload.decode(sieve.records)
+            rows = decoded.rows
+            if decoded.bad:
+                beside = _taken(beside, sieve.leave_out(decoded.bad, "decode"))
+            if self.sql is not None:
+                rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
+        rows = _joined(rows, beside)
         return self._outcome(sieve, rows if self.router is None else self._routed(sieve, rows, self.router))
+
+    def _transformed(
+        self, sieve: _Sieve, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
+    ) -> tuple[pa.Table, pa.Table]:
+        rows, kept, filtered, bad = sql.apply(given)
+        if len(kept) < len(sieve):
+            sieve.leave_out(bad, "sql", filtered)
+            beside = _taken(beside, kept)
+        return rows, beside
 
     def _routed(self, sieve: _Sieve, rows: pa.Table, router: Router) -> pa.Table:
         routes, homeless = router.routes(sieve.records, rows)
@@ -103,10 +132,11 @@ class RowDecoder:
     def _outcome(self, sieve: _Sieve, rows: pa.Table) -> Outcome:
         batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)
         # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
-        if len(rows) != len(sieve) or len(rows) + len(bad) + sieve.skipped != len(batch):
+        others = len(bad) + sieve.skipped + sieve.filtered
+        if len(rows) != len(sieve) or len(rows) + others != len(batch):
             raise AssertionError(
                 f"{batch.topic}[{batch.partition}]: {len(batch)} records from offset {batch.offsets[0]} on became "
-                f"{len(rows)} rows, {len(bad)} bad and {sieve.skipped} skipped ones"
+                f"{len(rows)} rows, {len(bad)} bad, {sieve.skipped} skipped and {sieve.filtered} filtered ones"
             )
         if bad:
             first = bad[0].row
@@ -121,8 +151,9 @@ class RowDecoder:
             written=len(rows),
             rejected=len(bad) if rejects else 0,
             skipped=sieve.skipped + (0 if rejects else len(bad)),
+            filtered=sieve.filtered,
         )
-        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None)
+        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless())
 
 
 class _Sieve:
@@ -131,7 +162,7 @@ class _Sieve:
     def __init__(self, batch: RawBatch) -> None:
         self.whole = batch
         self.bad: list[Bad] = []
-        self.skipped = 0
+        self.skipped = self.filtered = 0
         # Where the good records stand in the whole batch; None while they are all of it.
         self._places: Indices | None = None
         self._records: RawBatch | None = batch
@@ -144,16 +175,25 @@ class _Sieve:
             self._records = pick(self.whole, self._places)
         return self._records
 
-    def leave_out(self, bad: Sequence[BadRow], stage: str) -> Indices:
-        """Take out bad records; return the places of those that stay, among those that were good so far."""
-        places = self._good()
+    def leave_out(self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None) -> Indices:
+        """Take out bad and filtered records; return the places of those that stay, among those good so far."""
+        places, indices = self._good(), np.array([row.index for row in bad], np.int64)
         self.bad += [Bad(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
-        return self._keep([row.index for row in bad])
+        if filtered is not None:
+            self.filtered += len(filtered)
+            indices = np.concatenate([indices, filtered])
+        return self._keep(indices)
 
     def skip(self, indices: Sequence[int]) -> None:
         """Take out records that are only to be counted."""
         self.skipped += len(indices)
         self._keep(indices)
+
+    def rowless(self) -> pa.Array | None:
+        """Return the offsets of the records that were taken out; None without any."""
+        if self._places is None:
+            return None
+        return pa.array(np.delete(np.asarray(self.whole.offsets, np.int64), self._places))
 
     def __len__(self) -> int:
         return len(self.whole) if self._places is None else len(self._places)
@@ -161,8 +201,19 @@ class _Sieve:
     def _good(self) -> Indices:
         return np.arange(len(self.whole), dtype=np.int64) if self._places is None else self._places
 
-    def _keep(self, left_out: Sequence[int]) -> Indices:
+    def _keep(self, left_out: Sequence[int] | Indices) -> Indices:
         kept = all_but(len(self), left_out)
         if len(left_out):
             self._places, self._records = self._good()[kept], None
         return kept
+
+
+def _taken(rows: pa.Table, indices: Indices) -> pa.Table:
+    # Without metadata columns there is nothing to take from.
+    return rows.take(pa.array(indices)) if rows.num_columns else rows
+
+
+def _joined(rows: pa.Table, beside: pa.Table) -> pa.Table:
+    for name in beside.schema.names:
+        rows = rows.append_column(beside.schema.field(name), beside[name])
+    return rows

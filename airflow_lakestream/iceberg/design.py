@@ -19,6 +19,8 @@ class TableDesign:
     `evolution` says how far an existing table's schema may change, `rescues` that rows come with the column RESCUED,
     which it is given in any case, and `grows` that rows may come with columns that nobody has asked for. Without a
     `schema`, `incoming` tells the columns that records have by now, for `evolution`; it may answer None.
+
+    `argument` is what the user gave the schema by, for errors; `notes` are table properties set with each landing.
     """
 
     metadata: pa.Schema
@@ -30,3 +32,5 @@ class TableDesign:
     rescues: bool = False
     grows: bool = False
     incoming: Callable[[], pa.Schema | None] | None = None
+    argument: str = "schema"
+    notes: Mapping[str, str] = field(default_factory=dict)

@@ -19,6 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -132,6 +133,9 @@ class FanOutSink(OneWorkerSink):
         for route, part in _by_route(rows):
             self._target_of(route, part, identity).take(part)
         self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Nothing: it is replacing that needs to know."""
 
     def commit(self, landing: Landing) -> int:
         """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot."""

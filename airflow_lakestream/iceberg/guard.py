@@ -9,7 +9,7 @@ lets a commit be called failed before it has looked for its own snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from pyiceberg.catalog import Catalog
@@ -94,6 +94,8 @@ class CommitGuard:
         self._written_for = written_for
         self._change = change or SchemaChange.none(written_for)
         self._allow_group_overlap = allow_group_overlap
+        # Table properties beside the ledger's, for whoever looks at the table later.
+        self.notes: Mapping[str, str] = {}
         self.asked = False
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +123,8 @@ class CommitGuard:
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         expiring = retention.expiring(current.metadata)
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
-        updates = (*updates, SetPropertiesUpdate(updates=properties), *retention.removals(expiring))
+        noted = {**properties, **self.notes}
+        updates = (*updates, SetPropertiesUpdate(updates=noted), *retention.removals(expiring))
         response = self._commit(table, requirements, updates)
         retention.delete_unneeded_manifests(current, response.metadata, expiring)
         return response
@@ -187,7 +190,8 @@ class CommitGuard:
         snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
         # The staged table has no history: the ledger after this landing is the landing alone.
         properties = ledger_store.properties_after(table, self._group, snapshot_id, self._landing)
-        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+        noted = {**properties, **self.notes}
+        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=noted)))
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]

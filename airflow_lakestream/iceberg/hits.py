@@ -5,6 +5,7 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -160,12 +161,11 @@ def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
     return RangeSet(missing)
 
 
-def joined(parts: Iterable[FileHits]) -> Offsets:
-    """Return the hits of several files together."""
+def joined(parts: Iterable[FileHits], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
+    """Return the hits of several files together, with other offsets."""
     by_partition: dict[PartitionKey, list[pa.Array]] = {}
-    for part in parts:
-        for key, offsets in part.offsets.items():
-            by_partition.setdefault(key, []).append(offsets)
+    for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
+        by_partition.setdefault(key, []).append(offsets)
     return {key: pa.concat_arrays(arrays) for key, arrays in by_partition.items()}
 
 

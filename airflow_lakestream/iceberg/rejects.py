@@ -61,6 +61,10 @@ class RejectingSink:
         """Take rows for the next commit."""
         self.inner.write(rows, identity)
 
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Be told of records that became no row."""
+        self.inner.pass_over(identity, partition, offsets)
+
     def commit(self, landing: Landing) -> int:
         """Write down what was rejected, then commit; see `core.ports.Sink`."""
         self._write_down(landing)

@@ -39,6 +39,7 @@ _LOSSLESS = {
     (IntegerType(), DoubleType()),
     (FloatType(), DoubleType()),
 }
+_CORRECT_SQL = "Correct the statement (CAST, AS), or say with schema which columns are not null"
 _INTEGER_DIGITS = {IntegerType(): 10, LongType(): 19}
 
 
@@ -99,7 +100,9 @@ def payload_schema(
     return arrow_schema(Schema(*fields))
 
 
-def check_compatible(given: Schema, table: Schema, table_name: str, metadata: pa.Schema) -> None:
+def check_compatible(
+    given: Schema, table: Schema, table_name: str, metadata: pa.Schema, argument: str = "schema"
+) -> None:
     """Refuse a given payload schema, or metadata columns, that an existing table contradicts.
 
     A table may have more optional columns, and wider types as long as each value of the given type fits without loss.
@@ -110,13 +113,42 @@ def check_compatible(given: Schema, table: Schema, table_name: str, metadata: pa
     columns = {name: field for name, field in held.items() if not _is_metadata(name, metadata.names)}
     problems = list(_struct_problems(given.as_struct(), StructType(*columns.values()), ""))
     if problems:
+        first = (
+            _CORRECT_SQL if argument == "sql" else "Leave the argument out to take the table's own schema, correct it"
+        )
         raise InvalidArgument(
-            "schema",
+            argument,
             f"it contradicts the table {table_name}: {'; '.join(problems)}.",
-            "Leave the argument out to take the table's own schema, correct it, or let the table be changed: "
-            'schema_evolution="add" adds columns, "widen" also widens types.',
+            f'{first}, or let the table be changed: schema_evolution="add" adds columns, "widen" also widens types.',
         )
     check_metadata(table, table_name, metadata)
+
+
+def check_made(made: pa.Schema, given: Schema) -> None:
+    """Refuse a given payload schema that says other columns than a statement makes, or narrower types.
+
+    Which columns may not be null is for the given one to say; a record for which the statement makes NULL there is bad.
+    """
+    there = {field.name: field for field in given.fields}
+    problems = []
+    for field in fields_from_arrow(made, "sql"):
+        wanted = there.pop(field.name, None)
+        if wanted is None:
+            near = nearest(field.name, there)
+            hint = "" if near is None else f"; the schema has {near!r}"
+            problems.append(f"the statement makes {field.name!r} ({type_text(field.field_type)}){hint}")
+        else:
+            problems += [
+                text.replace(" in the table", " in the schema").replace("is given as", "is made as")
+                for text in _type_problems(field.field_type, wanted.field_type, field.name, nulls=True)
+            ]
+    problems += [f"the statement does not make {name!r}" for name in there]
+    if problems:
+        raise InvalidArgument(
+            "schema",
+            f"it contradicts sql: {'; '.join(problems)}.",
+            "Leave it out to take the columns that the statement makes, or CAST and name them (AS) as it says.",
+        )
 
 
 def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:

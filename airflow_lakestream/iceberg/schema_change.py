@@ -134,9 +134,11 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
         change, problems = change.and_then([rescued], SchemaEvolution.ADD)
     if problems:
         raise InvalidArgument(
-            "schema",
+            design.argument,
             f"the table {name} can't be changed to have a place for it: {'; '.join(problems)}.",
-            "Correct the schema, leave the argument out to take the table's own, or rewrite the table.",
+            "Correct it, or rewrite the table."
+            if design.argument != "schema"
+            else "Correct the schema, leave the argument out to take the table's own, or rewrite the table.",
         )
     return change
 

@@ -26,7 +26,7 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
@@ -98,6 +98,7 @@ class IcebergSink:
         self._change: SchemaChange | None = None
         self._rows: list[pa.Table] = []
         self._rows_bytes = 0
+        self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
         self._writes: list[Future[list[DataFile]]] = []
         self._files: list[DataFile] = []
         self._handed_over = 0
@@ -141,6 +142,10 @@ class IcebergSink:
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= FILE_BYTES:
             self._write_out()
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
+        """Be told of records that were read and became no row."""
+        self._passed_over.append(((identity.topic, partition), offsets))
 
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
@@ -217,6 +222,7 @@ class IcebergSink:
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
         self._rows, self._rows_bytes, self._adopted, self._handed_over = [], 0, [], 0
+        self._passed_over = []
         for write in self._writes:
             if write.exception() is None:
                 self._files += write.result()
@@ -241,7 +247,7 @@ class IcebergSink:
         design = self._design
         change = change_for(design, table.metadata, self._name)
         if design.schema is not None:
-            check_compatible(design.schema, change.schema, self._name, design.metadata)
+            check_compatible(design.schema, change.schema, self._name, design.metadata, design.argument)
         else:
             check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
@@ -320,6 +326,7 @@ class IcebergSink:
             allow_group_overlap=self._allow_group_overlap,
             change=self._change,
         )
+        guard.notes = self._design.notes
         summary = codec.encode_summary(self._group, landing)
         if self._table is None:
             assert self._staged is not None
@@ -336,11 +343,11 @@ class IcebergSink:
             own=self._landed,
             change=self._change,
         )
+        guard.notes = self._design.notes
         metadata = self._target(None).metadata
         write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        return ReplaceAttempt(
-            self._catalog, self._name, guard, self._group, landing, Finder(ranges, self._files, write)
-        )
+        finder = Finder(ranges, self._files, write, self._passed_over)
+        return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
 
     def _drive(self, attempt: Attempt, landing: Landing) -> int:
         """Commit, trying again for as long as that can help."""

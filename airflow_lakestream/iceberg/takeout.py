@@ -19,7 +19,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.files import delete_files
 from airflow_lakestream.iceberg.hits import (
@@ -73,12 +73,14 @@ class Takeout:
 class Finder:
     """Finds what to take out for one replace, at one head after the other.
 
-    `new` are the files of the rows read again; `write` writes rows for the schema and spec that all heads must have.
+    `new` are the files of the rows read again, `rowless` the records read again that became no row; `write` writes rows
+    for the schema and spec that all heads must have.
     """
 
     ranges: RangeSet
     new: Sequence[DataFile]
     write: WriteFiles
+    rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
     _seen: dict[FileKey, FileHits] = field(default_factory=dict)
     _kept: dict[tuple[str, frozenset[str], int], list[DataFile]] = field(default_factory=dict)
     _written: list[DataFile] = field(default_factory=list)
@@ -137,7 +139,7 @@ class Finder:
             parts = [look_into(table.metadata, table.io, task, self.ranges) for task in tasks]
             if any(part.count < part.rows for part in parts):
                 raise AssertionError(f"{ledger_store.name_of(table)}: rows to put in are not of {self.ranges}")
-            self._read_again = joined(parts)
+            self._read_again = joined(parts, self.rowless)
         if gone := self._not_read_again(joined(hits), self._read_again):
             raise NotReadAgain(ledger_store.name_of(table), gone)
 

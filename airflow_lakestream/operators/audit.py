@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
-from airflow_lakestream.core.policies import OnDataLoss, UnknownFields
+from airflow_lakestream.core.policies import OnDataLoss, SqlInput, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class CouldNotLook(LakestreamError, Transient):
     """Something that the audit needs to see was not to be seen."""
 
 
-class LakestreamAuditOperator(BaseOperator):
+class LakestreamAuditOperator(RendersSql, BaseOperator):
     """Compare a table with its ledger and with what Kafka can still show, once each; change nothing unless told.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
@@ -49,6 +50,9 @@ class LakestreamAuditOperator(BaseOperator):
     :param envelope: for `repair` only, as the extract operator's (templated)
     :param schema_registry: for `repair` only, as the extract operator's (templated)
     :param writer_schemas: for `repair` only, as the extract operator's (templated)
+    :param sql: for `repair` only, and needed where rows were landed through SQL: the same statement (templated)
+    :param sql_input: for `repair` only, as the extract operator's (templated)
+    :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads (templated)
     :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -67,10 +71,14 @@ class LakestreamAuditOperator(BaseOperator):
         "envelope",
         "schema_registry",
         "writer_schemas",
+        "sql",
+        "sql_input",
+        "schema",
         "on_data_loss",
         "kafka_conn_id",
         "iceberg_conn_id",
     )
+    template_fields_renderers = {"sql": "sql", "schema": "sql"}
     ui_color = "#e3eed2"
 
     def __init__(
@@ -87,6 +95,9 @@ class LakestreamAuditOperator(BaseOperator):
         envelope: str | None = None,
         schema_registry: str | Mapping[str, Any] | None = None,
         writer_schemas: Sequence[str] | str | None = None,
+        sql: str | None = None,
+        sql_input: str = SqlInput.RAW.value,
+        schema: str | None = None,
         on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
@@ -105,6 +116,10 @@ class LakestreamAuditOperator(BaseOperator):
         refuse_secrets(schema_registry or "")
         self.schema_registry = schema_registry
         self.writer_schemas = writer_schemas
+        check_written_out(sql, sql_input)
+        self.sql = sql
+        self.sql_input = sql_input
+        self.schema = schema
         self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id

@@ -19,6 +19,7 @@ from airflow_lakestream.core.policies import (
     OnEmpty,
     OnError,
     SchemaEvolution,
+    SqlInput,
     StartOffset,
     Tombstones,
     UnknownFields,
@@ -27,6 +28,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class KafkaExtractOperator(BaseOperator):
+class KafkaExtractOperator(RendersSql, BaseOperator):
     """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
@@ -91,6 +93,9 @@ class KafkaExtractOperator(BaseOperator):
         `"add"` for new columns, or `"widen"` for wider types, too (templated)
     :param unknown_fields: fields without a column: `"ignore"`, `"fail"`, `"rescue"` into the column `_rescued`, or
         `"evolve"` to add columns for them (templated)
+    :param sql: a SELECT from `{{ input }}` that turns each record into one row, or leaves it out; also a file `.sql`
+        beside the DAG; see docs/sql.md (templated)
+    :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -136,6 +141,8 @@ class KafkaExtractOperator(BaseOperator):
         "schema",
         "schema_evolution",
         "unknown_fields",
+        "sql",
+        "sql_input",
         "metadata_columns",
         "partition_by",
         "sort_order",
@@ -149,7 +156,7 @@ class KafkaExtractOperator(BaseOperator):
         "on_data_loss",
         "on_empty",
     )
-    template_fields_renderers = {"schema": "sql", "table_properties": "json"}
+    template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
     ui_color = "#d5eef2"
 
     def __init__(
@@ -181,6 +188,8 @@ class KafkaExtractOperator(BaseOperator):
         schema: str | Schema | pa.Schema | None = None,
         schema_evolution: str = SchemaEvolution.NONE.value,
         unknown_fields: str = UnknownFields.IGNORE.value,
+        sql: str | None = None,
+        sql_input: str = SqlInput.RAW.value,
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -226,6 +235,10 @@ class KafkaExtractOperator(BaseOperator):
         self.schema = schema if schema is None or isinstance(schema, str) else _plain_schema(schema)
         self.schema_evolution = schema_evolution
         self.unknown_fields = unknown_fields
+        # What needs no run to be seen fails where the DAG is parsed.
+        check_written_out(sql, sql_input)
+        self.sql = sql
+        self.sql_input = sql_input
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
@@ -14,12 +15,41 @@ import pyarrow as pa
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.rewrite import BAD, ROW, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
-from airflow_lakestream.transform.statement import INPUT, METADATA, Checker, Node, names_read, refuse, with_input
+from airflow_lakestream.transform.statement import (
+    HIDDEN,
+    INPUT,
+    METADATA,
+    Checker,
+    Node,
+    names_read,
+    refuse,
+    with_input,
+)
 from airflow_lakestream.transform.types import OutputColumn, output_column
+
+# To plan a statement takes longer than to run it on thousands of records; so it is planned once for each thread.
+_RUN, _TRACE = f"{HIDDEN}run", f"{HIDDEN}trace"
 
 # What is left of a statement that makes one row of one record; anything else was not seen through by the checks.
 _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
 _MESSAGE = 300
+
+
+class _Given:
+    """The table that DuckDB reads next; asked for its records each time that a planned statement runs."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+@dataclass
+class _OfThread:
+    cursor: duckdb.DuckDBPyConnection
+    given: _Given
+    planned: set[str] = field(default_factory=set)
 
 
 class Engine:
@@ -41,14 +71,14 @@ class Engine:
         rewriter = Rewriter(self._database, self.input.names, hidden)
         self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
         inner = unparse(self._database, rewriter.carrying(node))
-        self.columns = self._bound(inner)
+        self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
         self._tracing = self._traced(rewriter, node)
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
-        return self._execute(self._sql, table)
+        return self._execute(_RUN, self._sql, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
         """Return the numbers of the records for which the statement fails, with the place where it does.
@@ -57,43 +87,43 @@ class Engine:
         """
         if self._tracing is None:
             return None
-        found = self._execute(self._tracing, table)
+        found = self._execute(_TRACE, self._tracing, table)
         return dict(zip(found[ROW].to_pylist(), found[BAD].to_pylist(), strict=True))
 
     def close(self) -> None:
         """Let go of the memory."""
         self._database.close()
 
-    def _execute(self, sql: str, table: pa.Table) -> pa.Table:
-        cursor = self._cursor()
-        cursor.register(INPUT, table)
+    def _execute(self, name: str, sql: str, table: pa.Table) -> pa.Table:
+        mine = self._mine()
+        mine.given.table = table
         try:
-            return cursor.sql(sql).to_arrow_table()
+            if name not in mine.planned:
+                mine.cursor.execute(f"PREPARE {name} AS {sql}")
+                mine.planned.add(name)
+            return mine.cursor.sql(f"EXECUTE {name}").to_arrow_table()
         finally:
-            cursor.unregister(INPUT)
+            mine.given.table = self._empty
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
-        cursor: duckdb.DuckDBPyConnection | None = getattr(self._local, "cursor", None)
-        if cursor is None:
-            cursor = self._local.cursor = self._database.cursor()
-        return cursor
+    def _mine(self) -> _OfThread:
+        mine: _OfThread | None = getattr(self._local, "mine", None)
+        if mine is None:
+            mine = self._local.mine = _OfThread(self._database.cursor(), _Given(self._empty))
+            mine.cursor.register(INPUT, mine.given)
+        return mine
 
     def _checked(self, sql: str, columns: pa.Schema) -> Node:
         names = frozenset(name.lower() for name in columns.names)
         return Checker(scalar_functions(), names).statement(parse(self._database, sql))
 
-    def _bound(self, inner: str) -> list[OutputColumn]:
-        cursor = self._cursor()
-        cursor.register(INPUT, self._empty)
+    def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
         try:
-            relation = cursor.sql(inner)
+            relation = self._mine().cursor.sql(inner)
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
         except duckdb.Error as error:
             raise InvalidArgument(
-                "sql", f"DuckDB can't bind it: {told(error)}.", f"The columns are: {', '.join(self.input.names)}."
+                "sql", f"DuckDB can't bind it: {told(error)}.", f"The columns are: {', '.join(columns.names)}."
             ) from None
-        finally:
-            cursor.unregister(INPUT)
         if twice := [name for name, n in Counter(name.lower() for name, _ in described).items() if n > 1]:
             raise InvalidArgument("sql", f"several columns are called {twice[0]!r}.", "Give each a name of its own.")
         return [output_column(name, kind) for name, kind in described]
@@ -105,9 +135,7 @@ class Engine:
         """
         try:
             self.run(self._empty)
-            cursor = self._cursor()
-            cursor.register(INPUT, self._empty)
-            ((_, text),) = cursor.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
+            ((_, text),) = self._mine().cursor.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
         except duckdb.Error as error:
             raise InvalidArgument("sql", f"it fails without any record: {told(error)}.") from None
         for operator in _operators(json.loads(text)):
@@ -123,15 +151,16 @@ class Engine:
                 bad = f"CASE WHEN {BAD} IS NOT NULL THEN {BAD} WHEN {column.fails} THEN '{name}' ELSE {bad} END"
             sql = _query([ROW, f"{bad} AS {BAD}"], inner)
             sql = f"{_query([ROW, BAD], sql)} WHERE {BAD} IS NOT NULL"
-            self._execute(sql, self._empty)
+            self._execute(_TRACE, sql, self._empty)
             return sql
         return None
 
 
 def told(error: duckdb.Error) -> str:
     """Return what DuckDB says, of bounded length, without the excerpt of a statement that users did not write."""
-    text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}").strip().rstrip(".")
-    text = " ".join(text.split())
+    text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
+    # Of the columns to choose from it knows those alone that the statement names.
+    text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
     return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")
 
 

@@ -26,6 +26,7 @@ RECORDS = {
     "shop-events": b'{"id": %d, "event": "click", "at": "2026-11-20T05:05:00Z"}',
     "orders": b'{"id": %d, "created_at": "2026-11-20T05:05:00Z"}',
     "invoices": b'{"id": %d, "total": "12.50", "lines": [{"sku": "a", "count": 1, "gift": true}]}',
+    "clicks": b'{"user": {"id": %d}, "page": "/", "timestamp": "2026-11-20T05:05:00Z", "country": "DE"}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }
 

@@ -126,6 +126,8 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "idle_timeout": "0",
         "schema": "n bigint",
         "unknown_fields": "fail",
+        "sql": "",
+        "sql_input": "raw",
         "metadata_columns": ["partition", "offset", "key"],
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],

@@ -183,6 +183,9 @@ class WrappedSink:
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
         self._sink.write(rows, identity)
 
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        self._sink.pass_over(identity, partition, offsets)
+
     def commit(self, landing: Landing) -> int:
         return self._sink.commit(landing)
 

@@ -13,9 +13,11 @@ CHECKOUT = Path(__file__).parents[2]
 PURE = (
     "core",
     "decode",
+    "transform",
     "kafka",
     "iceberg",
     "arguments",
+    "sql",
     "extract",
     "extract_config",
     "audit",

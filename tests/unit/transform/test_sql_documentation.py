@@ -15,11 +15,11 @@ PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
 
 
 def test_the_statement_runs() -> None:
-    (sql,) = re.findall(r"^    (SELECT .*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    value = b'{"user_id": 7, "page": "/cart", "timestamp": "2026-07-01T14:00:00+02:00"}'
-    result = SqlTransform(sql).apply(batch([value, value.replace(b"/cart", b"/health/live")]))
+    sql = re.findall(r'sql="""(.*?)"""', PAGE, re.DOTALL)[0].replace("{{ params.country }}", "DE")
+    value = b'{"user": {"id": 7}, "page": "/cart", "timestamp": "2026-07-01T14:00:00+02:00", "country": "DE"}'
+    result = SqlTransform(sql).apply(batch([value, value.replace(b"DE", b"FR")]))
     (row,) = result.rows.to_pylist()
-    assert (row["user_id"], row["page"], row["at"].isoformat()) == (7, "/cart", "2026-07-01T12:00:00+00:00")
+    assert (row["id"], row["page"], row["at"].isoformat()) == (7, "/cart", "2026-07-01T12:00:00+00:00")
     assert result.filtered.tolist() == [1]
 
 
