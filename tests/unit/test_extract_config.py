@@ -163,6 +163,7 @@ def test_the_modes() -> None:
         ("unknown_fields", {"envelope": "debezium", "unknown_fields": "rescue"}),
         ("unknown_fields", {"key_format": "string", "schema_evolution": "add", "unknown_fields": "evolve"}),
         ("schema", {"schema": "id int, _rescued int", "unknown_fields": "rescue"}),
+        ("unknown_fields", {"sql": "SELECT key FROM {{ input }}", "unknown_fields": "rescue"}),
     ],
 )
 def test_what_changes_of_the_schema_do_not_go_with(argument: str, given: dict[str, object]) -> None:
