@@ -83,7 +83,7 @@ class Audit:
             self._look_at_rows(result, books, table, rejects, topics)
         else:
             look_at_files(result, books, table_files(table, head), topics)
-            files = rejects and table_files(rejects, ledger_store.head_of(rejects.metadata))
+            files = None if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
             look_at_rejects(result, books, files)
         return result
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from airflow_lakestream.cli import ledger
+from airflow_lakestream.cli import ledger, rejects
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.exceptions import LakestreamError
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command()(audit)
 app.command()(plan)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(rejects.app, name="rejects")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

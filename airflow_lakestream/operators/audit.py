@@ -32,9 +32,9 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     """Compare a table with its ledger and with what Kafka can still show, once each; change nothing unless told.
 
     Returns the result: `verdict`, and by partition `missing`, `doubled`, `both`, `rejected_twice`, `unexpected`,
-    `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all else tells of the time after it.
-    Damage fails the task without retries, with the result as XCom all the same. What could not be looked at raises an
-    error that Airflow retries.
+    `lost`, `forgotten`, `not_verifiable` as lists of [from, until]; with `repair` also `repaired`, and all else tells
+    of the time after it. Damage fails the task without retries, with the result as XCom all the same. What could not
+    be looked at raises an error that Airflow retries.
 
     .. seealso:: docs/operators/audit.md
 

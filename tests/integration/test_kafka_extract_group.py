@@ -118,7 +118,9 @@ def test_four_tasks_read_and_one_commits(written: Written, name: str) -> None:
 def test_a_read_task_that_fails_for_good_lands_nothing(written: Written, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     produce(name, 0, [*events(0, 0, 50_000), '{"id": "no number"}'])
-    run = written.run(written.dag("group_fails", topic=name, schema="id bigint, name string, score double"))
+    run = written.run(
+        written.dag("group_fails", topic=name, schema="id bigint, name string, score double", on_error="fail")
+    )
     assert run.state == "failed"
     assert sorted(states(run, "land.read")) == ["failed", "success"]
     assert states(run, "land.commit") == ["upstream_failed"]
@@ -157,7 +159,7 @@ def test_default_args_can_not_loosen_the_rules_inside(written: Written, topic: T
     name = topic(1)
     produce(name, 0, ['{"id": 1}', '{"id": "no number"}'])
     defaults = {"retries": 0, "trigger_rule": "all_done"}
-    run = written.run(written.dag("group_rules", defaults, topic=name, schema="id bigint"))
+    run = written.run(written.dag("group_rules", defaults, topic=name, schema="id bigint", on_error="fail"))
     assert states(run, "land.commit") == ["upstream_failed"]
     assert written.table().scan().to_arrow().num_rows == 0
 

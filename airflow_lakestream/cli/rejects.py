@@ -1,0 +1,127 @@
+"""`lakestream rejects`: the records that fit no row, and landing them again once what was wrong is corrected."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    Table,
+    aside,
+    open_catalog,
+    open_registry,
+)
+from airflow_lakestream.exceptions import InvalidArgument
+
+app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
+
+Stage = Annotated[str | None, typer.Option("--stage", help="only those found bad at: record, decode, route or sql")]
+Reason = Annotated[str | None, typer.Option("--reason", help="only those whose reason has this text in it")]
+
+
+@app.command()
+def show(
+    table: Table,
+    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: all")] = None,
+    stage: Stage = None,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option("--limit", help="most examples of each reason", min=0)] = 3,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> None:
+    """Print how many rejected records count, by stage and reason, with examples."""
+    with aside():
+        from airflow_lakestream.audit.books import groups_seen
+        from airflow_lakestream.audit.run import load_both
+        from airflow_lakestream.iceberg.reject_summary import COLUMNS, by_reason
+        from airflow_lakestream.iceberg.reject_table import counting_rows
+        from airflow_lakestream.replay import Chosen
+
+        chosen = Chosen(stage, reason)
+        main, rejects = load_both(open_catalog(iceberg_conn), table)
+        groups = groups_seen(main) if group is None else (group,)
+        found = []
+        if rejects is not None:
+            parts = (part for one in groups for part in counting_rows(rejects, main, one, columns=COLUMNS))
+            found = by_reason(map(chosen.among, parts), limit)
+    if as_json:
+        reasons = [
+            {
+                "consumer_group": one.consumer_group,
+                "stage": one.stage,
+                "reason": one.kind,
+                "records": one.count,
+                "examples": [example.to_dict() for example in one.examples],
+            }
+            for one in found
+        ]
+        total = sum(one.count for one in found)
+        typer.echo(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
+        return
+    typer.echo(f"{table}: {sum(one.count for one in found)} rejected records")
+    for one in found:
+        typer.echo(f"  {one.count} of group {one.consumer_group}, stage {one.stage}: {one.kind}")
+        for example in one.examples:
+            typer.echo(f"    {example.text}")
+
+
+@app.command()
+def replay(
+    table: Table,
+    group: Group,
+    stage: Stage = None,
+    reason: Reason = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
+    value_format: Annotated[str | None, typer.Option("--format", help="as the operator's; default json")] = None,
+    schema: Annotated[str | None, typer.Option("--schema", help="as the operator's; default: the table's")] = None,
+    schema_evolution: Annotated[str | None, typer.Option("--schema-evolution", help="as the operator's")] = None,
+    unknown_fields: Annotated[str | None, typer.Option("--unknown-fields", help="as the operator's")] = None,
+    tombstones: Annotated[str | None, typer.Option("--tombstones", help="as the operator's")] = None,
+    key_format: Annotated[str | None, typer.Option("--key-format", help="as the operator's")] = None,
+    envelope: Annotated[str | None, typer.Option("--envelope", help="as the operator's")] = None,
+    schema_registry: Annotated[
+        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
+    ] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="as the operator's, rendered")] = None,
+    sql_input: Annotated[str | None, typer.Option("--sql-input", help="as the operator's")] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> None:
+    """Land rejected records again, from the reject table; Kafka is not asked.
+
+    Those that are rows now leave the reject table; those that are still bad stay, with the new reason.
+    """
+    with aside():
+        from airflow_lakestream.replay import Chosen, Replay
+
+        if limit is not None and limit < 1:
+            raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
+        given = {
+            "format": value_format,
+            "schema": schema,
+            "schema_evolution": schema_evolution,
+            "unknown_fields": unknown_fields,
+            "tombstones": tombstones,
+            "key_format": key_format,
+            "envelope": envelope,
+            "sql": sql,
+            "sql_input": sql_input,
+        }
+        decoding: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if (registry := open_registry(schema_registry, kafka_conn, value_format, key_format)) is not None:
+            decoding["schema_registry"] = registry
+        work = Replay(table=table, consumer_group=group, chosen=Chosen(stage, reason, limit), decoding=decoding)
+        done = work.run(open_catalog(iceberg_conn))
+    if as_json:
+        typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
+        return
+    counts = done.counts
+    others = f", {counts.skipped + counts.filtered} skipped or filtered" if counts.skipped + counts.filtered else ""
+    typer.echo(f"{table}: {counts.read} records replayed: {counts.written} rows, {counts.rejected} rejected{others}")
