@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.table import CommitTableResponse
 
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.modes import ByInterval, Look
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import guard, hits, ledger_store, sink, takeout
+from airflow_lakestream.iceberg import guard, hits, ledger_store, reject_table, rejects, sink, takeout
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
 
@@ -83,6 +84,33 @@ def failed_means_not_applied(patch: Patch) -> None:
     patch.setattr(guard.CommitGuard, "landed_in", lambda self, table: None)
 
 
+def rejects_committed_last(patch: Patch) -> None:
+    """Rejected records are written down once the table has committed: whoever dies in between has lost them."""
+    write_down = rejects.RejectingSink._write_down
+
+    def commit(self: rejects.RejectingSink, landing: Landing) -> int:
+        snapshot_id = self.inner.commit(landing)
+        write_down(self, landing)
+        return snapshot_id
+
+    patch.setattr(rejects.RejectingSink, "commit", commit)
+
+
+def superseded_rejects_stay(patch: Patch) -> None:
+    """Nobody notes that a landing brings offsets anew that were rejected before."""
+    patch.setattr(reject_table.RejectTable, "count", lambda *_: (0, 0))
+
+
+def rejects_of_dead_landings_count(patch: Patch) -> None:
+    """A rejected record counts once its offset is landed, by whichever landing."""
+    patch.setattr(reject_table.Settlement, "of", classmethod(lambda cls, *_: cls()))
+
+
+def rejects_of_open_landings_are_removed(patch: Patch) -> None:
+    """A landing whose outcome nobody knows yet is taken for dead."""
+    patch.setattr(reject_table, "_can_not_land", lambda *_: True)
+
+
 MUTANTS: list[Callable[[Patch], None]] = [
     blind_retry,
     topic_missing_from_the_predicate,
@@ -91,6 +119,10 @@ MUTANTS: list[Callable[[Patch], None]] = [
     ledger_of_the_first_attempt,
     files_deleted_after_an_unknown_outcome,
     failed_means_not_applied,
+    rejects_committed_last,
+    superseded_rejects_stay,
+    rejects_of_dead_landings_count,
+    rejects_of_open_landings_are_removed,
 ]
 
 

@@ -23,6 +23,14 @@ from airflow_lakestream.core.records import RawBatch
 EPOCH_MS = 1_700_000_000_000
 
 
+class Shape(StrEnum):
+    """What is wrong with a value, if anything."""
+
+    GOOD = "good"
+    BAD = "bad"  # fits no row, whatever the run is told
+    STRANGE = "strange"  # has a field without a column: a row, or rejected, as the run is told
+
+
 class Kind(StrEnum):
     """What stands at an offset."""
 
@@ -44,10 +52,14 @@ class Entry:
     kind: Kind
     at_ms: int
     number: int | None = None
+    shape: Shape = Shape.GOOD
 
     @property
     def value(self) -> bytes | None:
-        return None if self.number is None else b'{"n":%d}' % self.number
+        return None if self.number is None else _VALUES[self.shape] % self.number
+
+
+_VALUES = {Shape.GOOD: b'{"n":%d}', Shape.BAD: b'{"n":"x%d"}', Shape.STRANGE: b'{"n":%d,"x":1}'}
 
 
 @dataclass
@@ -166,4 +178,6 @@ class ModelReader:
         entries = [log.entries[offset] for offset in offsets]
         values = pa.array([entry.value for entry in entries], pa.binary())
         stamps = [entry.at_ms for entry in entries]
-        return Chunk(covers, RawBatch(covers.topic, covers.partition, offsets, stamps, values), len(offsets))
+        none = [None] * len(offsets)
+        batch = RawBatch(covers.topic, covers.partition, offsets, stamps, values, keys=none, headers=none)
+        return Chunk(covers, batch, len(offsets))

@@ -14,7 +14,8 @@ from airflow_lakestream.core.plan import first_hole
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet, coalesce
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from tests.support.fault_log import READABLE, Kind, TopicLog
+from airflow_lakestream.iceberg.reject_table import Settlement, counting_rows, pending_in
+from tests.support.fault_log import READABLE, Entry, Kind, Shape, TopicLog
 from tests.support.fault_run import Run
 from tests.support.lake import assert_files_are_whole
 
@@ -153,12 +154,29 @@ class Oracle:
         expected = sum(self._world.foreign.get(s, 0) for s in self._world.catalog.ancestry(head))
         if foreign != expected:
             self._fail(f"{foreign} foreign rows instead of {expected}")
+        rejected = self._rejected(table)
         for topic in self._world.topics:
-            self._check_topic(topic.log, self._entry(topic.log), rows.pop(topic.log.name, {}))
+            name = topic.log.name
+            self._check_topic(topic.log, self._entry(topic.log), rows.pop(name, {}), rejected.get(name, {}))
         if rows:
             self._fail(f"rows of unknown topics: {sorted(rows)}")
 
-    def _check_topic(self, log: TopicLog, entry: TopicEntry, rows: dict[tuple[int, int], list[Any]]) -> None:
+    def _rejected(self, table: Table) -> dict[str, dict[tuple[int, int], list[Any]]]:
+        """Return the values of the rejected records that count."""
+        found: dict[str, dict[tuple[int, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
+        rejects = self._world.rejects()
+        for part in () if rejects is None else counting_rows(rejects, table, GROUP):
+            for row in part.to_pylist():
+                found[row["_kafka_topic"]][row["_kafka_partition"], row["_kafka_offset"]].append(row["value"])
+        return found
+
+    def _check_topic(
+        self,
+        log: TopicLog,
+        entry: TopicEntry,
+        rows: dict[tuple[int, int], list[Any]],
+        rejected: dict[tuple[int, int], list[Any]],
+    ) -> None:
         if entry.landed & entry.lost:
             self._fail(f"landed and lost: {entry.landed & entry.lost}")
         gone = _union(RangeSet.of(log.name, p, 0, part.low) for p, part in enumerate(log.partitions))
@@ -166,12 +184,14 @@ class Oracle:
             self._fail(f"receipts of a loss that are none: {entry.lost - gone}")
         if entry.counts.written != sum(map(len, rows.values())):
             self._fail(f"{log.name}: {entry.counts} counted, {sum(map(len, rows.values()))} rows")
+        if entry.counts.rejected != sum(map(len, rejected.values())):
+            self._fail(f"{log.name}: {entry.counts} counted, {sum(map(len, rejected.values()))} are rejected")
         wrong: Counter[str] = Counter()
         left = dict(rows)
         for r in entry.landed:
             for offset in range(r.from_offset, r.until_offset):
                 found = left.pop((r.partition, offset), [])
-                if problem := _problem(log, r.partition, offset, found):
+                if problem := _problem(log, r.partition, offset, found, rejected.get((r.partition, offset), [])):
                     wrong[f"{log.name}[{r.partition}] {offset} {problem}"] += 1
         if wrong:
             self._fail("; ".join(sorted(wrong)))
@@ -191,14 +211,35 @@ class Oracle:
             if (committed := dict(topic.committed(GROUP))) != holes:
                 self._fail(f"{log.name}: the group's offsets are {committed} instead of {holes}")
 
+    def check_no_reject_is_over(self) -> None:
+        """Check after the last runs that the reject table has what counts, and nothing else but what may yet land."""
+        table, rejects = self._table(), self._world.rejects()
+        if table is None or rejects is None:
+            return
+        open_ = {one.landing_id for one in Settlement.of(pending_in(rejects), table).open}
+        rows = rejects.scan().to_arrow().to_pylist()
+        there = Counter(
+            (row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"])
+            for row in rows
+            if row["landing_id"] not in open_
+        )
+        counting = Counter(
+            (topic, *place)
+            for topic, places in self._rejected(table).items()
+            for place, values in places.items()
+            for _ in values
+        )
+        if there != counting:
+            self._fail(f"rejected records that do not count: {sorted((there - counting).elements())}")
+
     def check_files(self) -> None:
         """Check that no file lacks that a snapshot needs, and that none is over where nothing was killed or unsure."""
-        table = self._table()
-        assert table is not None
-        try:
-            assert_files_are_whole(table, leftovers_of_a_kill=self._world.leftovers)
-        except AssertionError as e:
-            raise Violation(str(e), self._world.story) from e
+        for table in (self._table(), self._world.rejects()):
+            try:
+                if table is not None:
+                    assert_files_are_whole(table, leftovers_of_a_kill=self._world.leftovers)
+            except AssertionError as e:
+                raise Violation(f"{table}: {e}", self._world.story) from e
 
     def _table(self) -> Table | None:
         return self._world.table()
@@ -214,7 +255,7 @@ class Oracle:
         raise Violation(what, self._world.story)
 
 
-def _problem(log: TopicLog, partition: int, offset: int, found: list[Any]) -> str:
+def _problem(log: TopicLog, partition: int, offset: int, found: list[Any], rejected: list[Any]) -> str:
     if partition >= len(log.partitions) or offset >= len(log.partitions[partition].entries):
         return "is landed, but was never written"
     entry = log.partitions[partition].entries[offset]
@@ -222,11 +263,20 @@ def _problem(log: TopicLog, partition: int, offset: int, found: list[Any]) -> st
         return "is landed, but its transaction is open"
     # What compaction took may have landed before.
     allowed = (1,) if entry.kind in READABLE else (0, 1) if entry.kind is Kind.HOLE else (0,)
-    if len(found) not in allowed:
-        return f"({entry.kind}) is there {len(found)} times"
+    if len(found) + len(rejected) not in allowed:
+        return f"({entry.kind}) is there {len(found)} times, and {len(rejected)} times rejected"
     if found and found[0] != entry.number:
         return f"is {found[0]} instead of {entry.number}"
+    if rejected and rejected[0] != entry.value:
+        return f"is rejected with the value {rejected[0]!r} instead of {entry.value!r}"
+    if (found and entry.shape is Shape.BAD and entry.number is not None) or (rejected and _is_good(entry)):
+        return f"({entry.shape}) is {'a row' if found else 'rejected'}"
     return ""
+
+
+def _is_good(entry: Entry) -> bool:
+    """Tell whether an entry is a row for every run; tombstones are for some."""
+    return entry.shape is Shape.GOOD and entry.number is not None
 
 
 def _union(sets: Any) -> RangeSet:

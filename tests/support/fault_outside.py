@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.support.fault_log import EPOCH_MS, READABLE, Entry, Kind
+from tests.support.fault_log import EPOCH_MS, READABLE, Entry, Kind, Shape
 from tests.support.fault_topics import Topic
 from tests.support.lake import compact
 
@@ -52,7 +52,11 @@ class Outside:
         topic.end_transaction(commits, self.now())
 
     def _entries(self, topic: Topic, kinds: Sequence[Kind]) -> list[Entry]:
-        return [Entry(kind, self._stamp(), None if kind is Kind.TOMBSTONE else topic.number()) for kind in kinds]
+        shapes = self._random.choices(list(Shape), [8, 2, 2], k=len(kinds))
+        return [
+            Entry(kind, self._stamp(), None if kind is Kind.TOMBSTONE else topic.number(), shape)
+            for kind, shape in zip(kinds, shapes, strict=True)
+        ]
 
     def now(self) -> int:
         return EPOCH_MS + self._clock

@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.plan import DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_log import EPOCH_MS
@@ -203,6 +204,9 @@ class World:
         config["on_data_loss"] = self.random.choice(["fail", "record"])
         # Some commit each chunk of theirs.
         config["max_batch_bytes"] = self.random.choice(["1", "256MiB", "256MiB"])
+        # What is a row for one run is a bad record for another.
+        config["unknown_fields"] = self.random.choice(["ignore", "fail"])
+        config["tombstones"] = self.random.choice(["keep", "keep", "reject"])
         return Asked(f"r{next(self._numbers)}", topic.log.name, config)
 
     def _fate(self) -> Fate:
@@ -230,6 +234,8 @@ class World:
             reader=reader,
             decoders=RunDecoders(job.decoders, run),
             sink=RunSink(job.sink, run, self.oracle),
+            # One process: threads here go on one at a time, as the seed says.
+            children=None,
         )
         self.runs.append(run)
         self.tell(f"run {run} {fate}")
@@ -251,8 +257,15 @@ class World:
             raise Violation(f"run {run} ended in {run.error!r}", self.story) from run.error
 
     def table(self) -> Table | None:
+        return self._load(self.name)
+
+    def rejects(self) -> Table | None:
+        """Return the reject table, if there is one by now."""
+        return self._load(rejects_of(self.name))
+
+    def _load(self, name: str) -> Table | None:
         try:
-            return self.catalog.load_table(self.name)
+            return self.catalog.load_table(name)
         except NoSuchTableError:
             return None
 
@@ -273,10 +286,12 @@ class World:
             if run.pending is not None:
                 self._apply_late(run)
         self.oracle.check_books()
-        for topic in self.topics:
+        # The second ones find nothing to land, and remove the rejected records that the first ones brought anew.
+        for topic in (*self.topics, *self.topics):
             last = self._begin(Asked("last", topic.log.name, {"mode": "resume", "on_data_loss": "record"}), Fate())
             if last.error is not None:
                 raise Violation(f"the last run ended in {last.error!r}", self.story) from last.error
         self.oracle.check_books()
         self.oracle.check_nothing_is_left()
+        self.oracle.check_no_reject_is_over()
         self.oracle.check_files()
