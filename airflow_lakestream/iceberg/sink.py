@@ -185,6 +185,8 @@ class IcebergSink:
         """Return what a sink in another process needs to write for the table, be it only staged; it can be pickled."""
         self._write_out()
         target = self._target(None)
+        # What it took to read the first records is better had by those who read on.
+        pa.default_memory_pool().release_unused()
         return handover.Outline(self._name, target.metadata, target.io)
 
     def take_over(self, files: Mapping[str, Any]) -> None:
