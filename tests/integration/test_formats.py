@@ -127,9 +127,10 @@ def test_single_object_encoding_by_the_schemas_that_are_given(lake: Lake, topic:
     name = topic(1)
     schemas = [record("Order", id="long"), record("Order", id="long", note="string")]
     texts = [json.dumps(schema) for schema in schemas]
+    orders: list[dict[str, Any]] = [{"id": 0}, {"id": 1, "note": "x"}]
     values = [
-        b"\xc3\x01" + fingerprint(text).to_bytes(8, "little") + avro_bytes(schema, {"id": n, "note": "x"} if n else {"id": n})
-        for n, (schema, text) in enumerate(zip(schemas, texts, strict=True))
+        b"\xc3\x01" + fingerprint(text).to_bytes(8, "little") + avro_bytes(schema, order)
+        for schema, text, order in zip(schemas, texts, orders, strict=True)
     ]
     produce(name, 0, values)
     lake.land(name, format="avro", writer_schemas=texts, schema="id bigint, note string")
