@@ -27,16 +27,17 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
-from airflow_lakestream.core.policies import OnDataLoss, SqlInput, UnknownFields, choose, is_given
+from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
 from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.extract import build_job
 from airflow_lakestream.extract_config import DECODING, ExtractConfig
 from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.repair import Repairing, RepairSink
+from airflow_lakestream.iceberg.repair import RejectingRepairSink, Repairing
 from airflow_lakestream.iceberg.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.registry.config import RegistryConfig
@@ -96,6 +97,7 @@ class Repair:
     :param unknown_fields: what to do with fields that the table has no column for, as for the extract path; so are
         `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `sql`, `sql_input` and `schema`, which goes with
         `sql_input="decoded"`. Rows that a statement made can only be repaired by that statement.
+    :param tombstones: what to do with records whose value is null, as for the extract path.
     :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
     """
 
@@ -109,11 +111,13 @@ class Repair:
     sql: str | None = None
     sql_input: str = ExtractConfig.sql_input
     schema: str | Schema | pa.Schema | None = None
+    tombstones: str = ExtractConfig.tombstones
     on_data_loss: str = ExtractConfig.on_data_loss
 
     def __post_init__(self) -> None:
         _ = self.decoding
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        choose(Tombstones, "tombstones", self.tombstones)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -158,6 +162,7 @@ class _Change:
 
     entry: TopicEntry
     kept: RangeSet
+    left: RangeSet = RangeSet()
 
 
 @dataclass
@@ -181,7 +186,7 @@ class _Try:
             sink.discard()
             raise
 
-    def _open(self) -> tuple[RepairSink, TableState]:
+    def _open(self) -> tuple[RejectingRepairSink, TableState]:
         """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
         table = load(self.catalog, self.audit.table)
         columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
@@ -195,7 +200,7 @@ class _Try:
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
         self.names = names
         design = TableDesign(metadata=metadata_schema(names))
-        sink = RepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design)
+        sink = RejectingRepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design, RECORD_SCHEMA)
         return sink, sink.load(self.id)
 
     def _refuse_losses(self, damage: Damage) -> None:
@@ -204,11 +209,17 @@ class _Try:
             if rows:
                 raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
 
-    def _set_right(self, damage: Damage, sink: RepairSink, table: TableState) -> Repaired:
+    def _set_right(self, damage: Damage, sink: RejectingRepairSink, table: TableState) -> Repaired:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
-        done = {identity: change for identity, change in changes.items() if change is not None}
+        left = [*damage.left]
+        left += [
+            f"{shortly(change.left)}: a row and a rejected record, or several; Kafka no longer has it to tell which."
+            for change in changes.values()
+            if change.left
+        ]
+        done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
         if not done:
-            return Repaired(left=tuple(damage.left))
+            return Repaired(left=tuple(left))
         landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
@@ -217,37 +228,40 @@ class _Try:
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
             rows_in=landing.counts.written,
+            rejected=landing.counts.rejected,
             landed=union(one.missing for one in damage.topics),
-            undoubled=union(one.doubled for one in damage.topics),
+            undoubled=union(one.doubled | one.beside for one in damage.topics) - union(c.left for c in done.values()),
             adopted=union(entry.landed for entry in landing.topics.values()),
             lost=union(entry.lost for entry in landing.topics.values()),
-            left=tuple(damage.left),
+            left=tuple(left),
         )
 
-    def _read_again(self, damage: TopicDamage, sink: RepairSink, table: TableState) -> _Change | None:
+    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
         """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
-        job = replace(self._job(damage.identity.topic), sink=sink)
+        job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
-        read = self._read(job, state, damage, table) if state is not None else RangeSet()
+        read, counts = self._read(job, state, damage, table) if state is not None else (RangeSet(), Counts())
         if gone := damage.missing - read:
             raise MissingNoMore(gone)
-        kept = damage.doubled - read
+        kept, left = damage.doubled - read, damage.beside - read
         adopted = read & damage.unexpected
         counted = (read - adopted).width + kept.width
         removed = counted + damage.rows_gone
         lost = damage.gone if damage.rows_gone else RangeSet()
-        rows = read.width + kept.width
         if not (read or kept or lost):
-            return None
+            return _Change(TopicEntry(), kept, left)
+        # Of what is missing the ledger only says how many were rejected.
+        lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
+        rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
         entry = TopicEntry(
             landed=adopted,
             lost=lost,
             replaced=(read - adopted) | kept,
-            counts=Counts(read=rows, written=rows),
-            removed=Counts(read=removed, written=removed),
+            counts=counts + Counts(read=kept.width, written=kept.width),
+            removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
             epochs=leader_epochs(state) if read and state is not None else {},
         )
-        return _Change(entry, kept)
+        return _Change(entry, kept, left)
 
     def _job(self, topic: str) -> Job:
         """Return the extract path's job for one topic: its source, its reader and its decoders are the repair's."""
@@ -257,31 +271,39 @@ class _Try:
             consumer_group=self.audit.consumer_group,
             **self.repair.decoding,
             metadata_columns=self.names,
-            on_error="fail",
+            on_error=OnError.REJECT,
+            tombstones=self.repair.tombstones,
             poll_timeout=self.audit.poll_timeout,
         )
         return build_job(
             config, self.audit.kafka, self.catalog, run_id=self.id, where=self.audit.where, stop=self.audit.stop
         )
 
-    def _read(self, job: Job, state: TopicState, damage: TopicDamage, table: TableState) -> RangeSet:
-        """Let the sink have the rows of all records in the damaged ranges; return their offsets."""
+    def _read(self, job: Job, state: TopicState, damage: TopicDamage, table: TableState) -> tuple[RangeSet, Counts]:
+        """Let the sink have what becomes of all records in the damaged ranges; return their offsets, and count them."""
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
         there = damage.ranges & in_kafka
         plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
         found: dict[PartitionKey, Tally] = {}
+        counts = Counts()
         job = replace(job, reader=_Only(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk, outcome in results:
                 if outcome is not None:
-                    if outcome.rowless is not None:
+                    if outcome.counts.skipped or outcome.counts.filtered:
                         raise RecordsWithoutRow(outcome.counts, chunk.covers, job.table)
                     job.sink.write(outcome.rows, damage.identity)
+                    if outcome.rejected is not None and job.rejects is not None:
+                        job.rejects.reject(outcome.rejected)
+                    if outcome.rowless is not None:
+                        job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
+                    counts += outcome.counts
                     found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.batch.offsets)
         check_still_there(job, damage.identity)
-        return RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
+        read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
+        return read, counts
 
 
 def _look(source: Source, identity: TopicIdentity) -> TopicState | None:

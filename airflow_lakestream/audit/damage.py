@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionAudit
@@ -16,8 +16,10 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 class TopicDamage:
     """The damage of one topic that a repair takes on.
 
-    `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `gone` are landed
-    offsets that Kafka shows no more and that have no row; `rows_gone` of them had one, by the counts.
+    `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `beside` has a row
+    and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka shows no more and that have
+    neither; `rows_gone` of them had, by the counts. `rejected` are the damaged offsets that have a rejected record, and
+    `rejects_lacking` says how many more the ledger counts than there are (fewer, below 0).
     """
 
     identity: TopicIdentity
@@ -27,11 +29,14 @@ class TopicDamage:
     unexpected: RangeSet
     gone: RangeSet
     rows_gone: int
+    beside: RangeSet = RangeSet()
+    rejected: RangeSet = RangeSet()
+    rejects_lacking: int = 0
 
     @property
     def ranges(self) -> RangeSet:
         """All that is to be read again."""
-        return self.missing | self.doubled | self.unexpected
+        return self.missing | self.doubled | self.beside | self.unexpected
 
 
 @dataclass
@@ -56,10 +61,11 @@ def damage_of(result: AuditResult, books: Books) -> Damage:
 def _of_topic(
     result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit], left: list[str]
 ) -> TopicDamage | None:
-    missing, doubled = union(one.missing for one in audits), _doubled(audits)
+    beside = union(one.both | one.rejected_twice for one in audits)
+    missing, doubled = union(one.missing for one in audits), _doubled(audits) - beside
     unexpected = union(one.unexpected for one in audits)
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
-    if not (missing or doubled or unexpected or beyond):
+    if not (missing or doubled or beside or unexpected or beyond):
         return None
     identities = books.identities(topic)
     if len(identities) != 1:
@@ -68,18 +74,22 @@ def _of_topic(
     entry = books.own_entry(topic)
     theirs = books.landed_by_others(topic)
     for ranges, why in (
-        ((missing | doubled) & theirs, "another consumer group landed them, too, and no row says whose it is"),
-        (doubled & entry.forgotten, "there is a receipt that their rows were deleted on purpose: delete them"),
+        ((missing | doubled | beside) & theirs, "another consumer group landed them, too, and no row says whose it is"),
+        (
+            (doubled | beside) & entry.forgotten,
+            "there is a receipt that their rows were deleted on purpose: delete them",
+        ),
         (doubled - entry.landed - theirs, "this group has not landed them"),
     ):
         left += _left(ranges, why)
-    if books.counts(topic).read != books.counts(topic).written:
-        left += _left(missing, "which of them were rejected, skipped or filtered, the ledger does not tell")
+    counts = books.counts(topic)
+    if counts.skipped or counts.filtered:
+        left += _left(missing, "which of them were skipped or filtered, the ledger does not tell")
         missing, beyond = RangeSet(), 0
     gone = _without_rows(audits) & entry.landed - theirs - entry.forgotten - entry.lost
     if beyond and not gone:
         left.append(f"{topic}: {beyond} rows more are missing, of records that compaction has taken since.")
-    return TopicDamage(
+    damage = TopicDamage(
         identity=identities[0],
         entry=entry,
         missing=missing - theirs,
@@ -87,6 +97,13 @@ def _of_topic(
         unexpected=unexpected - entry.lost,
         gone=gone,
         rows_gone=min(beyond, gone.width),
+        beside=(beside & entry.landed) - theirs - entry.forgotten,
+    )
+    there = sum(one.with_rejects(entry.landed.of_partition(one.topic, one.partition)).width for one in audits)
+    return replace(
+        damage,
+        rejected=union(one.with_rejects(damage.ranges) for one in audits),
+        rejects_lacking=counts.rejected - there,
     )
 
 
@@ -97,8 +114,9 @@ def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
 
 
 def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
-    """Return the landed offsets that Kafka shows no more and that have no row."""
-    return union(one.not_verifiable - one.with_rows(one.not_verifiable) for one in audits)
+    """Return the landed offsets that Kafka shows no more and that have neither a row nor a rejected record."""
+    asked = ((one, one.not_verifiable) for one in audits)
+    return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
 
 
 def _left(ranges: RangeSet, why: str) -> Iterator[str]:

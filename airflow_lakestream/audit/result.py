@@ -91,6 +91,7 @@ class Repaired:
     snapshot_id: int | None = None
     rows_out: int = 0
     rows_in: int = 0
+    rejected: int = 0
     landed: RangeSet = RangeSet()
     undoubled: RangeSet = RangeSet()
     adopted: RangeSet = RangeSet()
@@ -108,6 +109,7 @@ class Repaired:
             "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
             "rows_out": self.rows_out,
             "rows_in": self.rows_in,
+            "rejected": self.rejected,
             **{name: _quadruples(ranges)[:most_ranges] for name, ranges in self.ranges.items()},
             "left": list(self.left),
         }
@@ -117,7 +119,8 @@ class Repaired:
         if self.snapshot_id is None:
             yield "repair: nothing was done, no snapshot was added"
         else:
-            yield f"repaired in snapshot {self.snapshot_id}: {self.rows_out} rows out, {self.rows_in} rows in"
+            rejected = f", {self.rejected} records rejected" if self.rejected else ""
+            yield f"repaired in snapshot {self.snapshot_id}: {self.rows_out} rows out, {self.rows_in} rows in{rejected}"
         for name, ranges in self.ranges.items():
             if ranges:
                 yield f"  {_DONE[name]}: {_first([str(r) for r in ranges])}"

@@ -56,6 +56,9 @@ def audit(
     schema: Annotated[
         str | None, typer.Option("--schema", help="with --sql-input decoded: the columns that the statement reads")
     ] = None,
+    tombstones: Annotated[
+        str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
+    ] = None,
     on_data_loss: Annotated[
         str | None,
         typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
@@ -79,6 +82,7 @@ def audit(
             "sql": sql,
             "sql_input": sql_input,
             "schema": schema,
+            "tombstones": tombstones,
             "on_data_loss": on_data_loss,
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

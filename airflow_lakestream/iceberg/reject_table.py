@@ -41,7 +41,7 @@ from airflow_lakestream.iceberg.transaction import LandingTransaction
 log = logging.getLogger(__name__)
 
 SUFFIX = "__rejected"
-# With the landing's id behind it: what is written before the main table has decided.
+# With the landing's id and a topic behind it: what is written before the main table has decided.
 PENDING = "lakestream.rejects.pending."
 # A replace that nobody has heard of for so long is dead: no run takes longer.
 DEAD_AFTER_MS = 24 * 3600 * 1000
@@ -91,9 +91,15 @@ class Pending:
         }
         return json.dumps(data, separators=(",", ":"))
 
+    @property
+    def key(self) -> str:
+        """The name of the property: one for each topic of a landing."""
+        return f"{PENDING}{self.landing_id}/{self.identity.topic}"
+
     @classmethod
-    def decode(cls, landing_id: str, text: str) -> Pending:
-        """Read the text of a property. Raises UnreadableLedger."""
+    def decode(cls, key: str, text: str) -> Pending:
+        """Read a property. Raises UnreadableLedger."""
+        landing_id = key.removeprefix(PENDING).partition("/")[0]
         try:
             data = json.loads(text)
             identity = TopicIdentity(data["topic"], data["id"], data["cluster"])
@@ -103,15 +109,13 @@ class Pending:
             )
         except (KeyError, ValueError, TypeError) as e:
             problem = f"not as this version writes it ({e!r})."
-            raise codec.UnreadableLedger(f"table property {PENDING}{landing_id}", problem) from e
+            raise codec.UnreadableLedger(f"table property {key}", problem) from e
 
 
 def pending_in(table: Table | None) -> list[Pending]:
     """Return the landings that are noted as pending."""
     properties = {} if table is None else table.metadata.properties
-    return [
-        Pending.decode(key.removeprefix(PENDING), text) for key, text in properties.items() if key.startswith(PENDING)
-    ]
+    return [Pending.decode(key, text) for key, text in properties.items() if key.startswith(PENDING)]
 
 
 @dataclass
@@ -229,6 +233,12 @@ def is_of(rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.Ch
     return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
 
+def of_topic(records: pa.Table, topic: str) -> pa.Table:
+    """Return the rejected records of one topic."""
+    same = pc.equal(records["_kafka_topic"], topic)
+    return records if pc.all(same).as_py() else records.filter(same)
+
+
 class RejectTable(IcebergSink):
     """The reject table of one table, as it is written for one consumer group."""
 
@@ -237,7 +247,7 @@ class RejectTable(IcebergSink):
         payload = pa.schema([field for field in records if field.name not in metadata.names])
         design = TableDesign(metadata=metadata, schema=to_schema(pa.schema([*payload, *_OWN])))
         super().__init__(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
-        self._add: Pending | None = None
+        self._add: Sequence[Pending] = ()
         self._settlement = Settlement()
 
     @property
@@ -260,20 +270,21 @@ class RejectTable(IcebergSink):
             counting += len(own.filter(pc.invert(settlement.stale(own))))
         return there, counting
 
-    def write_down(self, records: Sequence[pa.Table], pending: Pending, run_id: str) -> None:
-        """Commit the rejected records of a landing, and note it as pending. Raises what a commit raises."""
+    def write_down(self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str) -> None:
+        """Commit the rejected records of a landing, and note it as pending, by topic. Raises what a commit raises."""
         try:
             for part in records:
-                self.write(_rows(part, pending, run_id), pending.identity)
+                for one in pending:
+                    self.write(_rows(of_topic(part, one.identity.topic), one, run_id), one.identity)
             if self._table is None and not records:
                 raise AssertionError("without rejected records there is nothing to note before the table is there")
             self._add = pending
-            self.commit(Landing(pending.landing_id, run_id, {}))
+            self.commit(Landing(pending[0].landing_id, run_id, {}))
         except BaseException:
             self.discard()
             raise
         finally:
-            self._add = None
+            self._add = ()
 
     def settle(self, settlement: Settlement, run_id: str) -> None:
         """Remove the rows that do not count, in a commit of its own. Raises what a commit raises."""
@@ -288,8 +299,8 @@ class RejectTable(IcebergSink):
 
     def _attempt(self, landing: Landing) -> Attempt:
         target = self._target(None)
-        added = {} if self._add is None else {PENDING + self._add.landing_id: self._add.encode()}
-        settled = [PENDING + one.landing_id for one in self._settlement.settled]
+        added = {one.key: one.encode() for one in self._add}
+        settled = [one.key for one in self._settlement.settled]
         base = self._change.base if self._change else target.metadata
         guard = _Guard(self._catalog, self._group, landing, base, change=self._change)
         guard.added, guard.settled = added, settled

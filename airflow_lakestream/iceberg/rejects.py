@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
 from airflow_lakestream.core.ports import Sink, TableState
 from airflow_lakestream.iceberg.files import data_folder, delete_files
-from airflow_lakestream.iceberg.reject_table import Pending, RejectTable, Settlement
+from airflow_lakestream.iceberg.reject_table import Pending, RejectTable, Settlement, of_topic
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,7 @@ class RejectingSink:
         self._run_id = run_id
         state = self.inner.load(run_id)
         self._rejects.load(run_id)
-        if self._rejects.pending:
-            self._settle()
+        self.settle()
         return state
 
     def reject(self, records: pa.Table) -> None:
@@ -67,14 +66,13 @@ class RejectingSink:
 
     def commit(self, landing: Landing) -> int:
         """Write down what was rejected, then commit; see `core.ports.Sink`."""
-        self._write_down(landing)
+        self.write_down(landing)
         return self.inner.commit(landing)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Write down what was rejected, then replace; the rejected records of the ranges are replaced, too."""
-        done = self.inner.replace(self._write_down(landing))
-        if self._rejects.pending:
-            self._settle()
+        done = self.inner.replace(self.write_down(landing))
+        self.settle()
         return done
 
     def discard(self) -> None:
@@ -133,35 +131,40 @@ class RejectingSink:
         """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
         self.inner.sweep(folder)
 
-    def _write_down(self, landing: Landing) -> Landing:
+    def write_down(self, landing: Landing) -> Landing:
         """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
 
-        Returns the landing, with the count of those that it replaces.
+        Returns the landing, with the count of those that it replaces, if that is not in it.
         """
         held, self._held = self._held, []
-        ((identity, entry),) = landing.topics.items()
-        ranges = entry.landed | entry.replaced
-        there, counting = self._rejects.count(identity, ranges, self._settlement())
-        if held or there:
-            self._rejects.write_down(
-                held,
-                Pending(
-                    landing.landing_id,
-                    self._group,
-                    identity,
-                    ranges,
-                    replaces=bool(entry.replaced),
-                    supersedes=bool(there),
-                    at_ms=time.time_ns() // 1_000_000,
-                ),
-                self._run_id,
-            )
-        if not entry.replaced:
-            return landing
-        return replace(landing, topics={identity: replace(entry, removed=Counts(read=counting, rejected=counting))})
+        settlement = self._settlement()
+        topics = dict(landing.topics)
+        pending: list[Pending] = []
+        for identity, entry in landing.topics.items():
+            ranges = entry.landed | entry.replaced
+            there, counting = self._rejects.count(identity, ranges, settlement)
+            if entry.replaced and entry.removed == Counts():
+                topics[identity] = replace(entry, removed=Counts(read=counting, rejected=counting))
+            if there or any(len(of_topic(part, identity.topic)) for part in held):
+                pending.append(
+                    Pending(
+                        landing.landing_id,
+                        self._group,
+                        identity,
+                        ranges,
+                        replaces=bool(entry.replaced),
+                        supersedes=bool(there),
+                        at_ms=time.time_ns() // 1_000_000,
+                    )
+                )
+        if pending:
+            self._rejects.write_down(held, pending, self._run_id)
+        return replace(landing, topics=topics)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Remove rows that do not count. Left for the next run where it fails: readers look at what is pending, too."""
+        if not self._rejects.pending:
+            return
         try:
             settlement = self._settlement()
             if settlement.is_due:

@@ -13,6 +13,7 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
 from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
@@ -22,6 +23,7 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflic
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import write_data_files
 from airflow_lakestream.iceberg.guard import Refused
 from airflow_lakestream.iceberg.hits import (
@@ -37,6 +39,7 @@ from airflow_lakestream.iceberg.hits import (
     read_rows,
     rows_with_coordinates,
 )
+from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.sink import IcebergSink
@@ -103,10 +106,28 @@ class RepairSink(IcebergSink):
             self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
         )
         write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = RepairFinder(ranges, self._files, write, kept=repairing.kept, has_missing=repairing.has_missing)
+        finder = RepairFinder(
+            ranges, self._files, write, self._passed_over, kept=repairing.kept, has_missing=repairing.has_missing
+        )
         attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
         snapshot_id = self._drive(attempt, landing)
         return RepairDone(snapshot_id, attempt.rows_out(snapshot_id))
+
+
+class RejectingRepairSink(RejectingSink):
+    """The sink of a repair, and the table's reject table: what turns out bad is rejected by the same landing."""
+
+    def __init__(
+        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, records: pa.Schema
+    ) -> None:
+        self._repairing = RepairSink(catalog, table, consumer_group, design)
+        super().__init__(self._repairing, catalog, table, consumer_group, records)
+
+    def repair(self, repairing: Repairing) -> RepairDone:
+        """Write down what was rejected, then repair; rejected records of its ranges are replaced, too."""
+        done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
+        self.settle()
+        return done
 
 
 class RepairGuard(ReplaceGuard):

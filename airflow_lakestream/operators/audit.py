@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
-from airflow_lakestream.core.policies import OnDataLoss, SqlInput, UnknownFields
+from airflow_lakestream.core.policies import OnDataLoss, SqlInput, Tombstones, UnknownFields
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
@@ -53,6 +53,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     :param sql: for `repair` only, and needed where rows were landed through SQL: the same statement (templated)
     :param sql_input: for `repair` only, as the extract operator's (templated)
     :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads (templated)
+    :param tombstones: for `repair` only, as the extract operator's (templated)
     :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
@@ -74,6 +75,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         "sql",
         "sql_input",
         "schema",
+        "tombstones",
         "on_data_loss",
         "kafka_conn_id",
         "iceberg_conn_id",
@@ -98,6 +100,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         sql: str | None = None,
         sql_input: str = SqlInput.RAW.value,
         schema: str | None = None,
+        tombstones: str = Tombstones.KEEP,
         on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
@@ -120,6 +123,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         self.sql = sql
         self.sql_input = sql_input
         self.schema = schema
+        self.tombstones = tombstones
         self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
@@ -153,7 +157,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
             if repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
                 decoding["schema_registry"] = registry_of(self.schema_registry, hook, self.format, self.key_format)
-                work = Repair(audit=audit, **decoding, on_data_loss=self.on_data_loss)
+                work = Repair(audit=audit, **decoding, tombstones=self.tombstones, on_data_loss=self.on_data_loss)
             result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)

@@ -86,7 +86,7 @@ def failed_means_not_applied(patch: Patch) -> None:
 
 def rejects_committed_last(patch: Patch) -> None:
     """Rejected records are written down once the table has committed: whoever dies in between has lost them."""
-    write_down = rejects.RejectingSink._write_down
+    write_down = rejects.RejectingSink.write_down
 
     def commit(self: rejects.RejectingSink, landing: Landing) -> int:
         snapshot_id = self.inner.commit(landing)

@@ -6,6 +6,7 @@ from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import Doubled, PartitionAudit
 from airflow_lakestream.audit.damage import Damage, damage_of
 from airflow_lakestream.audit.result import AuditResult, RowCount
+from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 
@@ -60,9 +61,17 @@ def test_rows_deleted_on_purpose_are_left_though_they_are_there_twice() -> None:
     assert only_left(damage, "deleted on purpose")
 
 
-def test_missing_rows_are_left_where_records_were_rejected() -> None:
-    damage = damage_of(look(missing=of(3, 5)), books(counts=Counts(100, 98, rejected=2)))
-    assert only_left(damage, "rejected, skipped or filtered")
+def test_missing_rows_are_left_where_records_were_skipped() -> None:
+    for counts in (Counts(100, 98, skipped=2), Counts(100, 98, filtered=2)):
+        assert only_left(damage_of(look(missing=of(3, 5)), books(counts=counts)), "skipped or filtered")
+
+
+def test_rejected_records_are_told_by_their_offsets() -> None:
+    audit = PartitionAudit("t", 0, missing=of(3, 5), both=of(7, 8), rejects=Tally([(7, 9)]))
+    books_ = books(counts=Counts(100, 97, rejected=3))
+    [topic] = damage_of(AuditResult("lake.t", "g", 1, True, [audit]), books_).topics
+    assert (topic.missing, topic.doubled, topic.beside) == (of(3, 5), RangeSet(), of(7, 8))
+    assert (topic.rejected, topic.rejects_lacking) == (of(7, 8), 1)
 
 
 def test_several_incarnations_are_left() -> None:
