@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.rewrite import BAD, ROW, NotTraceable, Rewriter
+from airflow_lakestream.transform.rewrite import BAD, ROW, SUSPECT, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import (
     HIDDEN,
@@ -28,7 +28,7 @@ from airflow_lakestream.transform.statement import (
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
 # To plan a statement takes longer than to run it on thousands of records; so it is planned once for each thread.
-_RUN, _TRACE = f"{HIDDEN}run", f"{HIDDEN}trace"
+_RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
 # What is left of a statement that makes one row of one record; anything else was not seen through by the checks.
 _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
@@ -68,13 +68,19 @@ class Engine:
             if field.name.lower() in read or (everything and not field.name.lower().startswith(METADATA))
         )
         hidden = [name for name in self.input.names if name.lower().startswith(METADATA)]
-        rewriter = Rewriter(self._database, self.input.names, hidden)
+        texts = [field.name for field in self.input if pa.types.is_string(field.type)]
+        rewriter = Rewriter(self._database, self.input.names, texts, hidden)
         self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
         inner = unparse(self._database, rewriter.carrying(node))
         self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
         self._tracing = self._traced(rewriter, node)
+        self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
+        # Whether all that is sifted out is bad, so that it need not be looked at again.
+        self.sifts_exactly = rewriter.sift_is_exact
+        # Whether the last batch had a bad record: then the next one is likely to have one, too.
+        self.is_troubled = False
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
@@ -89,6 +95,18 @@ class Engine:
             return None
         found = self._execute(_TRACE, self._tracing, table)
         return dict(zip(found[ROW].to_pylist(), found[BAD].to_pylist(), strict=True))
+
+    def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
+        """Return the rows of records that are good for certain, and why the others, by their numbers, may be bad.
+
+        None where the statement has a form that does not tell. Raises duckdb.Error for a failure that it does not know.
+        """
+        if self._sifting is None:
+            return None
+        found = self._execute(_SIFT, self._sifting, table)
+        suspects = found.filter(found[SUSPECT].is_valid())
+        good = found.filter(found[SUSPECT].is_null()).drop_columns([SUSPECT])
+        return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -147,13 +165,35 @@ class Engine:
             inner = unparse(self._database, rewriter.tracing(node))
             bad = BAD
             for column in reversed([column for column in self.columns if column.fails]):
-                name = f"column {column.field.name}".replace("'", "''")
-                bad = f"CASE WHEN {BAD} IS NOT NULL THEN {BAD} WHEN {column.fails} THEN '{name}' ELSE {bad} END"
+                bad = (
+                    f"CASE WHEN {BAD} IS NOT NULL THEN {BAD} WHEN {column.fails} THEN '{_place(column)}' ELSE {bad} END"
+                )
             sql = _query([ROW, f"{bad} AS {BAD}"], inner)
             sql = f"{_query([ROW, BAD], sql)} WHERE {BAD} IS NOT NULL"
             self._execute(_TRACE, sql, self._empty)
             return sql
         return None
+
+    def _sifted(self, rewriter: Rewriter, node: Node) -> str | None:
+        with contextlib.suppress(NotTraceable, duckdb.Error):
+            inner = unparse(self._database, rewriter.sifting(node))
+            cases = [
+                f"WHEN {c.fails} THEN '{_place(c)}: its type has no place for it'" for c in self.columns if c.fails
+            ]
+            suspect = f"CASE WHEN {SUSPECT} IS NOT NULL THEN {SUSPECT} {' '.join(cases)} END" if cases else SUSPECT
+            names = [_quoted(c.field.name) for c in self.columns]
+            middle = _query([*names, ROW, f"{suspect} AS {SUSPECT}"], inner)
+            made = zip(
+                (f"CASE WHEN {SUSPECT} IS NULL THEN {c.expression} END" for c in self.columns), names, strict=True
+            )
+            sql = _query([*(f"{value} AS {name}" for value, name in made), ROW, SUSPECT], middle)
+            self._execute(_SIFT, sql, self._empty)
+            return sql
+        return None
+
+
+def _place(column: OutputColumn) -> str:
+    return f"column {column.field.name}".replace("'", "''")
 
 
 def told(error: duckdb.Error) -> str:

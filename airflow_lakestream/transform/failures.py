@@ -13,8 +13,8 @@ from airflow_lakestream.transform.engine import Engine, told
 from airflow_lakestream.transform.outcome import FailedRecord
 from airflow_lakestream.transform.rewrite import ROW
 
-# Of so many bad records of a batch DuckDB's own words are fetched, by a run for each that costs as much as thousands of
-# good records; beyond, the place is told alone.
+# Of so many bad records of a batch that DuckDB could not tell by itself its words are fetched, by a run for each that
+# costs as much as thousands of good records; beyond, the place is told alone.
 _EXPLAINED = 10
 
 # What a value can be at fault for. Anything else that DuckDB raises is no property of a record.
@@ -30,20 +30,54 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
     if not table.num_rows:
         return
     try:
+        if engine.is_troubled and (rows := _sifted(engine, table, bad)) is not None:
+            yield rows
+            return
         yield engine.run(table)
     except _RECORD_ERRORS as error:
-        if places := _places(engine, table):
-            yield from _without(engine, table, places, bad)
-        elif table.num_rows == 1:
-            bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
-        else:
-            yield from _halves(engine, table, bad)
+        yield from _find_bad(engine, table, bad, error)
     except duckdb.OutOfMemoryException as error:
         if table.num_rows == 1:
             raise SqlFailed(f"sql: one record needs more memory than memory_limit gives: {told(error)}.") from None
         yield from _halves(engine, table, bad)
     except duckdb.Error as error:
         raise SqlFailed(f"sql: DuckDB failed: {told(error)}.") from error
+
+
+def _find_bad(engine: Engine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error) -> Iterator[pa.Table]:
+    if not engine.is_troubled and (rows := _sifted(engine, table, bad)) is not None:
+        engine.is_troubled = True
+        yield rows
+    elif places := _places(engine, table):
+        yield from _without(engine, table, places, {}, bad)
+    elif table.num_rows == 1:
+        bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
+    else:
+        yield from _halves(engine, table, bad)
+
+
+def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
+    """Return the rows, having looked at suspects alone one by one; None where the failures are of another kind."""
+    try:
+        if (found := engine.sift(table)) is None:
+            return None
+        good, suspects = found
+        if engine.sifts_exactly:
+            engine.is_troubled = bool(suspects)
+            bad += [FailedRecord(number, reason) for number, reason in suspects.items()]
+            return good
+        some = table.filter(pa.array(np.isin(table[ROW].to_numpy(), np.fromiter(suspects, np.int64, len(suspects)))))
+        places = engine.trace(some) if suspects else {}
+    except _RECORD_ERRORS:
+        return None
+    failed: list[FailedRecord] = []
+    engine.is_troubled = bool(suspects)
+    cleared = list(_without(engine, some, places or {}, suspects, failed))
+    bad += failed
+    if not any(part.num_rows for part in cleared):
+        return good
+    rows = pa.concat_tables([good, *cleared])
+    return rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
 
 
 def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
@@ -54,18 +88,39 @@ def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
         return None
 
 
-def _without(engine: Engine, table: pa.Table, places: dict[int, str], bad: list[FailedRecord]) -> Iterator[pa.Table]:
+def _without(
+    engine: Engine, table: pa.Table, places: dict[int, str], reasons: dict[int, str], bad: list[FailedRecord]
+) -> Iterator[pa.Table]:
+    """Yield the rows of the records that are not bad.
+
+    :param reasons: why a record may be bad, with the place, as far as that is known.
+    """
     numbers = table[ROW].to_numpy()
     is_bad = np.isin(numbers, np.fromiter(places, np.int64, len(places)))
     explained = 0
     for position in np.flatnonzero(is_bad):
         number = int(numbers[position])
-        reason = "the statement fails for this record, as for others of its batch"
-        if explained < _EXPLAINED:
-            reason = _why(engine, table.slice(position, 1))
-            explained += 1
-        bad.append(FailedRecord(number, f"{places[number]}: {reason}"))
-    yield from run(engine, table.filter(pa.array(~is_bad)), bad)
+        reason = reasons.get(number, "")
+        if not reason.startswith(f"{places[number]}: "):
+            words = "the statement fails for this record, as for others of its batch"
+            if explained < _EXPLAINED:
+                words = _why(engine, table.slice(position, 1))
+                explained += 1
+            reason = f"{places[number]}: {words}"
+        bad.append(FailedRecord(number, reason))
+    rest = table.filter(pa.array(~is_bad))
+    if rest.num_rows:
+        yield from _again(engine, rest, bad)
+
+
+def _again(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+    try:
+        yield engine.run(table)
+    except _RECORD_ERRORS as error:
+        if table.num_rows == 1:
+            bad.append(FailedRecord(table[ROW][0].as_py(), told(error)))
+        else:
+            yield from _halves(engine, table, bad)
 
 
 def _why(engine: Engine, record: pa.Table) -> str:

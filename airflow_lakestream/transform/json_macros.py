@@ -38,4 +38,6 @@ MACROS = (
     + _MAY_LOSE
     + """') THEN json_value(doc, path)
         ELSE found END""",
+    """CREATE MACRO _lakestream_json_value_or_null(doc, path, texts, found) AS
+        CASE WHEN texts IS NOT NULL THEN _lakestream_json_value(doc, path, texts, found) END""",
 )

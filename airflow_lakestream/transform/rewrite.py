@@ -13,10 +13,12 @@ from typing import Any
 import duckdb
 
 from airflow_lakestream.transform.sandbox import parse
+from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, Sifter, in_order
 from airflow_lakestream.transform.statement import HIDDEN, INPUT, Node, arguments_of, constant, ctes, expressions
 
 ROW = f"{HIDDEN}row"
 BAD = f"{HIDDEN}bad"
+SUSPECT = f"{HIDDEN}suspect"
 _JSON = f"{HIDDEN}json_"
 
 
@@ -25,12 +27,19 @@ class NotTraceable(Exception):
 
 
 class Rewriter:
-    """Rewrites one statement; `columns` are those of the input, `hidden` those that `*` leaves out."""
+    """Rewrites one statement.
 
-    def __init__(self, database: duckdb.DuckDBPyConnection, columns: list[str], hidden: list[str]) -> None:
+    `columns` are those of the input, `texts` those of them that are text, `hidden` those that `*` leaves out.
+    """
+
+    def __init__(
+        self, database: duckdb.DuckDBPyConnection, columns: list[str], texts: list[str], hidden: list[str]
+    ) -> None:
         self._database = database
         self._columns = {name.lower() for name in columns}
+        self._texts = {name.lower() for name in texts}
         self._hidden = hidden
+        self.sift_is_exact = True
 
     def carrying(self, node: Node) -> Node:
         """Return the statement with the hidden number as its last column."""
@@ -47,6 +56,16 @@ class Rewriter:
         self._carry(node, self._trace)
         return node
 
+    def sifting(self, node: Node) -> Node:
+        """Return a statement that fails for hardly any record, and says in a last column why one may be bad.
+
+        `sift_is_exact` tells afterwards whether all of those are bad. Raises NotTraceable where one expression makes
+        several columns.
+        """
+        node = deepcopy(node)
+        self._carry(node, self._sift)
+        return node
+
     def _carry(self, node: Node, rewrite: Callable[[Node, bool], None]) -> None:
         for _, entry, query in ctes(node):
             entry["materialized"] = "CTE_MATERIALIZE_NEVER"
@@ -55,6 +74,7 @@ class Rewriter:
         if source["type"] == "SUBQUERY":
             self._carry(source["subquery"]["node"], rewrite)
         reads_input = source["type"] == "BASE_TABLE" and source["table_name"].lower() == INPUT
+        node["where_clause"] = in_order(node["where_clause"], self._expression)
         rewrite(node, reads_input)
 
     def _select(self, node: Node, reads_input: bool) -> None:
@@ -84,6 +104,37 @@ class Rewriter:
             node["select_list"][index] = {**self._expression("TRY(_e)", _e=plain), "alias": item["alias"]}
         node["select_list"] += [self._expression(ROW), {**self._failures(fails), "alias": BAD}]
 
+    def _sift(self, node: Node, reads_input: bool) -> None:
+        self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
+        if reads_input:
+            self._look_up_json_at_once(node, guarded=True)
+        # What a column is that another SELECT makes is not known here.
+        sifter = Sifter(self._expression, self._texts if reads_input else ())
+        reasons = [] if reads_input else [self._expression(SUSPECT)]
+        if node["where_clause"]:
+            node["where_clause"], why = sifter.sifted(node["where_clause"])
+            if why:
+                reasons.append(self._at("WHERE", sifter.first(why)))
+        if node["where_clause"] and reasons:
+            # A suspect goes on, whatever the NULLs in the place of its failures make of the condition.
+            known = sifter.first(reasons)
+            node["where_clause"] = self._expression("_r IS NOT NULL OR _w", _r=known, _w=node["where_clause"])
+        for index, item in enumerate(node["select_list"]):
+            if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
+                continue
+            if any(part["class"] == "STAR" for part in expressions(item)):
+                raise NotTraceable
+            node["select_list"][index], why = sifter.sifted(item)
+            if why:
+                reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
+        node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
+        # A column that nobody reads fails for no record, so of several SELECTs it is not known.
+        self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
+
+    def _at(self, place: str, reason: Node) -> Node:
+        found: Node = self._expression(f"{_literal(place + ': ')} || _r", _r=reason)
+        return found
+
     def _failing_by_a_cast(self, node: Node) -> Node | None:
         """TRY takes no volatile function, and `error` counts as one."""
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "error":
@@ -111,7 +162,7 @@ class Rewriter:
                 there = {name.lower() for name in part["exclude_list"]}
                 part["exclude_list"] += [name for name in names if name.lower() not in there]
 
-    def _look_up_json_at_once(self, node: Node) -> None:
+    def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> None:
         """Let all paths of a column be looked up in one go: each json_value of its own reads the document twice."""
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
@@ -121,20 +172,34 @@ class Rewriter:
         node["where_clause"] = _replaced(node["where_clause"], collect)
         if not paths:
             return
-        texts = [
-            f"TRY(json_extract_string({_quoted(column)}, [{', '.join(map(_literal, found))}]))"
-            f" AS {_quoted(_JSON + column)}"
-            for column, found in paths.items()
-        ]
+        texts = [f"{_texts(column, found, guarded)} AS {_quoted(_JSON + column)}" for column, found in paths.items()]
         inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
         # A column for each text, since each mention of an element would copy it out of the list again.
         numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
         single = {f"{_JSON}{column}_{i}": f"{_quoted(_JSON + column)}[{i}]" for column, i in numbered}
         elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
         query = f"SELECT *, {elements} FROM ({inner})"
+        if guarded:
+            # Each is mentioned several times: as the value, and where it is asked why it has none.
+            values = {f"{name}{VALUE}": text for name, text in self._values(paths).items()}
+            single |= values
+            query = (
+                f"SELECT *, {', '.join(f'{text} AS {_quoted(name)}' for name, text in values.items())} FROM ({query})"
+            )
         outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"
         node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
         self._hide(node, [*(f"{_JSON}{column}" for column in paths), *single])
+
+    def _values(self, paths: dict[str, list[str]]) -> dict[str, str]:
+        """Return what makes the value of each text, by the name of the text's column."""
+        return {
+            f"{_JSON}{column}_{i}": (
+                f"{LOOKED_UP}_or_null({_quoted(column)}, {_literal(path)}, {_quoted(_JSON + column)}, "
+                f"{_quoted(f'{_JSON}{column}_{i}')})"
+            )
+            for column, found in paths.items()
+            for i, path in enumerate(found, 1)
+        }
 
     def _replace_json_value(self, paths: dict[str, list[str]], node: Node) -> Node | None:
         if node["class"] != "FUNCTION" or node["function_name"].lower() != "json_value":
@@ -151,7 +216,7 @@ class Rewriter:
             found.append(text)
         texts = f'"{_JSON}{column}"'
         single = f'"{_JSON}{column}_{found.index(text) + 1}"'
-        call = f"_lakestream_json_value(_d, {_literal(text)}, {texts}, {single})"
+        call = f"{LOOKED_UP}(_d, {_literal(text)}, {texts}, {single})"
         replaced: Node = self._expression(call, _d={**document, "alias": ""})
         return {**replaced, "alias": node["alias"]}
 
@@ -174,6 +239,12 @@ def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
     if "class" in node and (other := replace(node)) is not None:
         return other
     return {key: _replaced(child, replace) for key, child in node.items()}
+
+
+def _texts(column: str, paths: list[str], guarded: bool) -> str:
+    extract = f"json_extract_string({_quoted(column)}, [{', '.join(map(_literal, paths))}])"
+    # To catch a failure is what takes long; to look first takes a tenth more.
+    return f"CASE WHEN json_valid({_quoted(column)}) THEN {extract} END" if guarded else f"TRY({extract})"
 
 
 def _literal(text: str) -> str:

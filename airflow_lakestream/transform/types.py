@@ -67,7 +67,9 @@ def output_column(name: str, kind: Any) -> OutputColumn:
     if kind.id in _MAY_BE_INFINITE:
         fails = f"error('column {name.replace(chr(39), chr(39) * 2)}: it is infinite')"
         finite = f"CASE WHEN coalesce(isfinite({quoted}), true) THEN {quoted} ELSE {fails} END"
-        misfits = f"NOT coalesce(isfinite({quoted}), true) OR {_fails(quoted, target)}"
+        misfits = f"NOT coalesce(isfinite({quoted}), true)"
+        if target != str(kind):
+            misfits += f" OR {_fails(quoted, target)}"
         return OutputColumn(pa.field(name, arrow), f"CAST({finite} AS {target})", misfits)
     if target == str(kind):
         return OutputColumn(pa.field(name, arrow), quoted)

@@ -1,0 +1,156 @@
+"""A statement that does not fail, and says of which records it would.
+
+One record that fails makes DuckDB look at all those around it one by one, which takes thirty times as long. Most
+failures are a cast or a document that is no JSON, and of these DuckDB can tell without failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from airflow_lakestream.transform.statement import Node, arguments_of
+
+LOOKED_UP = "_lakestream_json_value"
+# Behind the name of a column with a text that was found in a document: the one with what json_value makes of it.
+VALUE = "_value"
+_MOST = 80
+
+# Functions that need all their arguments, whatever the first ones are.
+_PLAIN = frozenset(
+    {
+        *("abs", "ceil", "concat", "date_part", "date_trunc", "epoch_ms", "floor", "hash", "left", "length", "lower"),
+        *("ltrim", "md5", "replace", "right", "round", "rtrim", "strftime", "substr", "substring", "trim", "upper"),
+    }
+)
+_PLAIN_OPERATORS = frozenset({"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"})
+
+# Makes an expression of SQL with parts in it.
+Build = Callable[..., Any]
+
+
+class Sifter:
+    """Takes the failures out of expressions.
+
+    `is_exact` says whether what was sifted so far fails for just those records of which it is said: not so where a
+    function may do without one of its arguments, or a cast makes NULL of what is none.
+
+    :param texts: lower-case names of columns that are text.
+    """
+
+    def __init__(self, build: Build, texts: Collection[str]) -> None:
+        self._build = build
+        self._texts = texts
+        self.is_exact = True
+
+    def sifted(self, node: Node) -> tuple[Node, list[Node]]:
+        """Return the expression with NULL in the place of failures, and others that say why it would fail, or NULL."""
+        kind = node["class"]
+        if kind in ("LAMBDA", "TYPE") or node["type"] == "OPERATOR_TRY":
+            return node, []
+        if kind == "CASE":
+            return self._case(node)
+        if kind == "CAST" and not node["try_cast"]:
+            return self._cast(node)
+        if kind == "FUNCTION" and node["function_name"].lower() in (LOOKED_UP, "error"):
+            return self._function(node)
+        made, reasons = self._inside(node)
+        if reasons and not _needs_all(node):
+            self.is_exact = False
+        return made, reasons
+
+    def first(self, reasons: list[Node]) -> Node:
+        """Return an expression for the first reason there is."""
+        parts = {f"_r{index}": reason for index, reason in enumerate(reasons)}
+        found: Node = self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts)
+        return found
+
+    def _inside(self, node: Any) -> tuple[Any, list[Node]]:
+        if isinstance(node, dict) and "class" in node:
+            reasons: list[Node] = []
+            made = {}
+            for key, child in node.items():
+                made[key], found = self._part(child)
+                reasons += found
+            return made, reasons
+        return self._part(node)
+
+    def _part(self, child: Any) -> tuple[Any, list[Node]]:
+        if isinstance(child, list):
+            parts = [self._part(one) for one in child]
+            return [made for made, _ in parts], [reason for _, found in parts for reason in found]
+        if isinstance(child, dict):
+            if "class" in child:
+                return self.sifted(child)
+            made = {key: self._part(one) for key, one in child.items()}
+            return {key: one for key, (one, _) in made.items()}, [r for _, found in made.values() for r in found]
+        return child, []
+
+    def _cast(self, node: Node) -> tuple[Node, list[Node]]:
+        child, reasons = self.sifted(node["child"])
+        if not self._is_text(node["child"]):
+            self.is_exact = False
+        cast = {**node, "child": child, "try_cast": True}
+        kind = node["type_expr"]["type_name"].replace("'", "''")
+        text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
+        parts = {"_c": {**child, "alias": ""}, "_t": {**cast, "alias": ""}}
+        return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
+
+    def _is_text(self, node: Node) -> bool:
+        if node["class"] == "COLUMN_REF":
+            name: str = node["column_names"][-1].lower()
+            return name in self._texts
+        function: str = node["function_name"].lower() if node["class"] == "FUNCTION" else ""
+        return function == LOOKED_UP
+
+    def _function(self, node: Node) -> tuple[Node, list[Node]]:
+        if node["function_name"].lower() == "error":
+            message, reasons = self.sifted(arguments_of(node)[0])
+            reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
+            return {**self._build("NULL"), "alias": node["alias"]}, [*reasons, reason]
+        document, _, texts, text = arguments_of(node)
+        value = self._build(f'"{text["column_names"][0]}{VALUE}"')
+        malformed = f"'Malformed JSON: ' || left(_d, {_MOST})"
+        reason = self._build(f"CASE WHEN _d IS NOT NULL AND _l IS NULL THEN {malformed} END", _d=document, _l=texts)
+        return {**value, "alias": node["alias"]}, [reason]
+
+    def _case(self, node: Node) -> tuple[Node, list[Node]]:
+        """Return a CASE in which a condition, or a value, fails for those records alone that come to it."""
+        otherwise, reasons = self.sifted(node["else_expr"])
+        checks: list[Node] = []
+        for check in reversed(node["case_checks"]):
+            condition, of_condition = self.sifted(check["when_expr"])
+            value, of_value = self.sifted(check["then_expr"])
+            checks.insert(0, {"when_expr": condition, "then_expr": value})
+            if of_value or reasons:
+                branch = [{"when_expr": condition, "then_expr": self.first(of_value)}]
+                rest = {**node, "alias": "", "case_checks": branch, "else_expr": self.first(reasons)}
+                reasons = [*of_condition, rest]
+            else:
+                reasons = of_condition
+        return {**node, "case_checks": checks, "else_expr": otherwise}, reasons
+
+
+def in_order(node: Node | None, build: Build) -> Node | None:
+    """Return a condition in which each part is looked at where those before it leave it open, and only there.
+
+    DuckDB takes the parts in any order, by what took least time so far: which of them fail would be chance.
+    """
+    if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
+        return node
+    *before, last = (in_order(child, build) for child in node["children"])
+    both = "CASE WHEN _a THEN _b ELSE false END" if node["type"] == "CONJUNCTION_AND" else _EITHER
+    for condition in reversed(before):
+        last = build(both, _a=condition, _b=last)
+    return last
+
+
+_EITHER = "CASE WHEN _a THEN true ELSE _b END"
+
+
+def _needs_all(node: Node) -> bool:
+    kind = node["class"]
+    if kind == "FUNCTION":
+        name = node["function_name"].lower()
+        return name in _PLAIN or not (name[:1].isalpha() or name[:1] == "_")
+    return kind == "COMPARISON" or kind == "CAST" or node["type"] in _PLAIN_OPERATORS
