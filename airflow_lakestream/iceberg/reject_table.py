@@ -270,21 +270,26 @@ class RejectTable(IcebergSink):
             counting += len(own.filter(pc.invert(settlement.stale(own))))
         return there, counting
 
-    def write_down(self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic. Raises what a commit raises."""
+    def write_down(
+        self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
+    ) -> None:
+        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way.
+
+        Raises what a commit raises.
+        """
         try:
             for part in records:
                 for one in pending:
                     self.write(_rows(of_topic(part, one.identity.topic), one, run_id), one.identity)
             if self._table is None and not records:
                 raise AssertionError("without rejected records there is nothing to note before the table is there")
-            self._add = pending
+            self._add, self._settlement = pending, settlement
             self.commit(Landing(pending[0].landing_id, run_id, {}))
         except BaseException:
             self.discard()
             raise
         finally:
-            self._add = ()
+            self._add, self._settlement = (), Settlement()
 
     def settle(self, settlement: Settlement, run_id: str) -> None:
         """Remove the rows that do not count, in a commit of its own. Raises what a commit raises."""

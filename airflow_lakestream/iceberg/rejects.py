@@ -158,16 +158,17 @@ class RejectingSink:
                     )
                 )
         if pending:
-            self._rejects.write_down(held, pending, self._run_id)
+            self._rejects.write_down(held, pending, self._run_id, settlement)
         return replace(landing, topics=topics)
 
     def settle(self) -> None:
-        """Remove rows that do not count. Left for the next run where it fails: readers look at what is pending, too."""
+        """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""
         if not self._rejects.pending:
             return
         try:
             settlement = self._settlement()
-            if settlement.is_due:
+            # Also where there are no rows to remove: an old landing is found no more, and would be taken for dead.
+            if settlement.settled:
                 self._rejects.settle(settlement, self._run_id)
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)

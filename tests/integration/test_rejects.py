@@ -199,6 +199,17 @@ def test_a_run_that_ends_between_the_two_commits_counts_as_the_table_says(
     assert lake.offsets() == at(0, [0, 1, 2, 4, 6])
 
 
+def test_what_is_decided_is_forgotten_and_stays_decided(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    for number in range(4):
+        produce(name, 0, mixed(1))
+        lake.land(name, schema=SCHEMA, table_properties={"lakestream.snapshots.keep": "2"})
+        assert len(pending_in(lake.table(REJECTS))) <= 1
+        assert rejected(lake) == counting(lake) == at(0, range(1, 2 * number + 2, 2))
+    lake.land(name, schema=SCHEMA)
+    assert pending_in(lake.table(REJECTS)) == []
+
+
 def test_what_another_schema_takes_is_not_left_among_the_rejected(
     lake: OpenLake, topic: Topics, produce: Producing
 ) -> None:
