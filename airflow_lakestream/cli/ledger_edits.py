@@ -44,8 +44,7 @@ def rename(
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.extract import ExtractConfig
-        from airflow_lakestream.iceberg import ledger_store
-        from airflow_lakestream.iceberg.ledger_edit import start_anew
+        from airflow_lakestream.iceberg import ledger_edit, ledger_store
 
         # A run has to be able to take the name: checked as a run's is.
         ExtractConfig(topic="any", table=table, consumer_group=to)
@@ -60,7 +59,7 @@ def rename(
 
         catalog = open_catalog(iceberg_conn)
         load(catalog, table)
-        snapshot_id = start_anew(catalog, table, decide)
+        snapshot_id = ledger_edit.rename(catalog, table, group, to, decide)
     typer.echo(f"{table}: the ledger of {group} is that of {to} from snapshot {snapshot_id} on.")
 
 

@@ -5,6 +5,7 @@ A commit of properties alone has no compare-and-set: of two from one base the se
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ RETRY_PAUSE = 0.2
 
 # What the ledgers shall be, decided from the table as it is: asked again when another writer came first.
 Decide = Callable[[Table], Mapping[str, Ledger]]
+# Table properties that are to be set in the same commit.
+Properties = Callable[[Table], Mapping[str, str]]
 
 
 class HeadMoved(Conflict):
@@ -55,10 +58,18 @@ class EditNotDone(LakestreamError, Transient):
 class EditGuard(CommitGuard):
     """The compare-and-set of a change by hand: only on the very head that it was decided for."""
 
-    def __init__(self, catalog: Catalog, edit_id: str, table: Table, ledgers: Mapping[str, Ledger]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        edit_id: str,
+        table: Table,
+        ledgers: Mapping[str, Ledger],
+        properties: Mapping[str, str],
+    ) -> None:
         super().__init__(catalog, next(iter(ledgers)), Landing(edit_id, edit_id, {}), table.metadata)
         self._decided_at = ledger_store.head_of(table.metadata)
         self._ledgers = ledgers
+        self._more = properties
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -100,10 +111,20 @@ class EditGuard(CommitGuard):
         properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
         for group in self._ledgers:
             properties |= ledger_store.newcomer_properties(current, group)
-        return properties
+        return properties | dict(self._more)
 
 
-def start_anew(catalog: Catalog, name: str, decide: Decide) -> int:
+def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
+    """Give the ledger of a group to another name; its rejected records stay its own. Raises as `start_anew` does."""
+
+    def former(table: Table) -> Mapping[str, str]:
+        names = [one for one in ledger_store.names_of(table.properties, group) if one != to]
+        return {ledger_store.FORMER_NAMES + to: json.dumps(names)}
+
+    return start_anew(catalog, name, decide, former)
+
+
+def start_anew(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
     """Let the ledgers that `decide` returns start anew with what it says; return the snapshot's id.
 
     Raises what `decide` raises, and EditNotDone.
@@ -114,7 +135,7 @@ def start_anew(catalog: Catalog, name: str, decide: Decide) -> int:
         if number:
             # Growing: the writer that got in first needs the time.
             time.sleep(RETRY_PAUSE * number)
-        attempt = attempt or _attempt(catalog, name, decide)
+        attempt = attempt or _attempt(catalog, name, decide, properties)
         try:
             snapshot_id = attempt.commit([])
         except (Refused, CommitFailedException, ValidationException) as e:
@@ -142,10 +163,10 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
     return sink.commit(Landing(this, this, {identity: entry}))
 
 
-def _attempt(catalog: Catalog, name: str, decide: Decide) -> AppendAttempt:
+def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
     table = catalog.load_table(name)
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex
-    guard = EditGuard(catalog, edit_id, table, ledgers)
+    guard = EditGuard(catalog, edit_id, table, ledgers, properties(table))
     summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_anew(ledgers)}
     return AppendAttempt(catalog, name, guard, summary)

@@ -128,13 +128,15 @@ class Settlement:
     landed: list[Pending] = field(default_factory=list)
     dead: list[Pending] = field(default_factory=list)
     open: list[Pending] = field(default_factory=list)
+    # Of the main table: they say which groups had other names.
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pending: Iterable[Pending], main: Table | None) -> Settlement:
         """Ask the main table."""
         if main is None:
             return cls(open=list(pending))
-        result = cls()
+        result = cls(properties=main.metadata.properties)
         sequence = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in main.metadata.snapshots}
         landed: list[tuple[int, int, Pending]] = []
         for one in pending:
@@ -170,11 +172,17 @@ class Settlement:
             if not one.supersedes:
                 continue
             # Of two landings that have the same offsets the later one counts: the earlier was replaced or rolled back.
-            earlier = pc.and_(is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
+            earlier = pc.and_(self.is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
             for other in (*self.landed[number:], *self.open):
                 earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
             stale = pc.or_(stale, earlier)
         return stale
+
+    def is_of(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
+        """Tell which rows are of a group, whatever it was called, and of one incarnation of a topic."""
+        names = pa.array(ledger_store.names_of(self.properties, consumer_group), pa.string())
+        ours = pc.and_(pc.is_in(rows["consumer_group"], names), pc.equal(rows["topic_id"], identity.topic_id))
+        return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
     def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
         """Tell which rows are of landings that may yet land."""
@@ -222,15 +230,9 @@ def counting_rows(
         if topic in (None, identity.topic):
             wanted = entry.landed if ranges is None else entry.landed & ranges
             for rows in rows_in(rejects, wanted, named):
-                own = pc.and_(is_of(rows, consumer_group, identity), is_hit(rows, wanted))
+                own = pc.and_(settlement.is_of(rows, consumer_group, identity), is_hit(rows, wanted))
                 own = pc.and_not(own, pc.or_(settlement.stale(rows), settlement.undecided(rows)))
                 yield rows.filter(own)
-
-
-def is_of(rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
-    """Tell which rows are of a group and of one incarnation of a topic."""
-    ours = pc.and_(pc.equal(rows["consumer_group"], consumer_group), pc.equal(rows["topic_id"], identity.topic_id))
-    return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
 
 def of_topic(records: pa.Table, topic: str) -> pa.Table:
@@ -264,7 +266,7 @@ class RejectTable(IcebergSink):
         """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
         there = counting = 0
         for rows in rows_in(self._table, ranges) if self._table is not None else ():
-            own = rows.filter(pc.and_(is_of(rows, self._group, identity), is_hit(rows, ranges)))
+            own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
             own = own.filter(pc.invert(settlement.undecided(own)))
             there += len(own)
             counting += len(own.filter(pc.invert(settlement.stale(own))))

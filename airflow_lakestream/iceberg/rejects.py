@@ -176,7 +176,8 @@ class RejectingSink:
     def _settlement(self) -> Settlement:
         pending = self._rejects.pending
         try:
-            return Settlement.of(pending, self._main() if pending else None)
+            # Without a reject table there is nothing that could be anybody's.
+            return Settlement.of(pending, self._main() if self._rejects.exists else None)
         except NoSuchTableError:
             return Settlement.of(pending, None)
 

@@ -144,6 +144,21 @@ def test_a_new_column_by_the_way(lake: OpenLake, name: str) -> None:
     assert lake.column("y") == [None, None, None, 1]
 
 
+def test_a_group_that_was_renamed_keeps_its_rejected_records(
+    connections: Connections, landed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["ledger", "rename", "--table", TABLE, "--group", GROUP, "--to", "second"]) == 0
+    assert command(["ledger", "rename", "--table", TABLE, "--group", "second", "--to", "third"]) == 0
+    capsys.readouterr()
+    for group, count in ((GROUP, 0), ("second", 0), ("third", 5)):
+        assert command(["rejects", "show", "--table", TABLE, "--group", group, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rejected"] == count
+    assert command(["audit", "--table", TABLE, "--group", "third", "--full"]) == 0
+    assert command(["rejects", "replay", "--table", TABLE, "--group", "third"]) == 0
+    assert command(["audit", "--table", TABLE, "--group", "third", "--full"]) == 0
+    assert connections.catalog.load_table(rejects_of(TABLE)).scan().to_arrow().num_rows == 3
+
+
 def test_a_fan_out_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
     made = topic(partitions=1)
     produce(made, 0, ['{"n": 1, "kind": "a"}', "broken"])
