@@ -20,14 +20,14 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMAND = re.compile(r"^    \$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
-COMMANDS = {"audit", "plan", "show", "history", "rename", "forget", "rebuild", "reset"}
+COMMANDS = {"audit", "plan", "show", "history", "rename", "forget", "rebuild", "reset", "replay"}
 
 
 def test_every_documented_command_exits_as_documented(
     connections: Connections, kafka: Kafka, topic: Topics, produce: Producing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = topic(partitions=1)
-    produce(name, 0, numbers(300))
+    produce(name, 0, [*numbers(300), "not JSON"])
     config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
     commands = [(shlex.split(line), int(code or 0)) for line, code in COMMAND.findall(PAGE.read_text())]

@@ -63,16 +63,14 @@ def test_a_bad_record_is_kept_whole_with_its_reason(lake: OpenLake, topic: Topic
 
     assert lake.offsets() == at(0, [0, 2])
     (row,) = lake.table(REJECTS).scan().to_arrow().to_pylist()
-    assert row["value"] == b'{"n": 1.5}' and row["_kafka_key"] == b"b"
+    assert (row["value"], row["_kafka_key"]) == (b'{"n": 1.5}', b"b")
     assert row["_kafka_headers"] == [{"key": "h", "value": b"1"}]
     assert (row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"]) == (name, 0, 1)
     assert row["_kafka_timestamp"] is not None and row["rejected_at"] is not None
     assert (row["stage"], row["run_id"], row["consumer_group"]) == ("decode", "this-run", GROUP)
     assert "n: 1.5" in row["error"]
     assert report.counts == Counts(read=3, written=2, rejected=1)
-    assert report.to_dict()["partitions"] == {
-        "0": {"read": 3, "rows": 2, "rejected": 1, "skipped": 0, "filtered": 0}
-    }
+    assert report.to_dict()["partitions"] == {"0": {"read": 3, "rows": 2, "rejected": 1, "skipped": 0, "filtered": 0}}
     assert counting(lake) == at(0, [1])
     assert lake.entry(name).counts == report.counts
 
