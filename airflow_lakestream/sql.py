@@ -15,6 +15,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.core.formats import Format
 from airflow_lakestream.core.policies import SqlInput, UnknownFields, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.ledger_store import names_of
 from airflow_lakestream.iceberg.schema import METADATA_PREFIX, check_made, payload_schema, to_schema
 from airflow_lakestream.transform import SqlTransform
 
@@ -98,7 +99,8 @@ class Sql:
 
 def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | None:
     """Return from which input a group landed in a table through SQL, None where it did without."""
-    return properties.get(PROPERTY_PREFIX + consumer_group)
+    names = (PROPERTY_PREFIX + name for name in names_of(properties, consumer_group))
+    return next((properties[name] for name in names if name in properties), None)
 
 
 def _refuse_decoding(arguments: Mapping[str, object]) -> None:

@@ -193,7 +193,8 @@ class _Sieve:
         """Return the offsets of the records that were taken out; None without any."""
         if self._places is None:
             return None
-        return pa.array(np.delete(np.asarray(self.whole.offsets, np.int64), self._places))
+        places = all_but(len(self.whole), self._places)
+        return pa.array([self.whole.offsets[place] for place in places.tolist()], pa.int64())
 
     def __len__(self) -> int:
         return len(self.whole) if self._places is None else len(self._places)

@@ -183,10 +183,11 @@ class Engine:
             suspect = f"CASE WHEN {SUSPECT} IS NOT NULL THEN {SUSPECT} {' '.join(cases)} END" if cases else SUSPECT
             names = [_quoted(c.field.name) for c in self.columns]
             middle = _query([*names, ROW, f"{suspect} AS {SUSPECT}"], inner)
-            made = zip(
-                (f"CASE WHEN {SUSPECT} IS NULL THEN {c.expression} END" for c in self.columns), names, strict=True
-            )
-            sql = _query([*(f"{value} AS {name}" for value, name in made), ROW, SUSPECT], middle)
+            guarded = [
+                name if c.expression == name else f"CASE WHEN {SUSPECT} IS NULL THEN {c.expression} END AS {name}"
+                for c, name in zip(self.columns, names, strict=True)
+            ]
+            sql = _query([*guarded, ROW, SUSPECT], middle)
             self._execute(_SIFT, sql, self._empty)
             return sql
         return None

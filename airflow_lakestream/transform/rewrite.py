@@ -19,6 +19,7 @@ from airflow_lakestream.transform.statement import HIDDEN, INPUT, Node, argument
 ROW = f"{HIDDEN}row"
 BAD = f"{HIDDEN}bad"
 SUSPECT = f"{HIDDEN}suspect"
+_FILTERED = f"{HIDDEN}where"
 _JSON = f"{HIDDEN}json_"
 
 
@@ -106,19 +107,27 @@ class Rewriter:
 
     def _sift(self, node: Node, reads_input: bool) -> None:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
-        if reads_input:
-            self._look_up_json_at_once(node, guarded=True)
+        values = self._look_up_json_at_once(node, guarded=True) if reads_input else {}
         # What a column is that another SELECT makes is not known here.
         sifter = Sifter(self._expression, self._texts if reads_input else ())
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
-            node["where_clause"], why = sifter.sifted(node["where_clause"])
+            condition, why = sifter.sifted(node["where_clause"])
             if why:
                 reasons.append(self._at("WHERE", sifter.first(why)))
-        if node["where_clause"] and reasons:
             # A suspect goes on, whatever the NULLs in the place of its failures make of the condition.
-            known = sifter.first(reasons)
-            node["where_clause"] = self._expression("_r IS NOT NULL OR _w", _r=known, _w=node["where_clause"])
+            if reasons:
+                known = sifter.first(reasons)
+                condition = self._expression("_r IS NOT NULL OR _w", _r=known, _w=condition)
+                reasons = [self._expression(_FILTERED)]
+                self._add_columns(node, {_FILTERED: known}, condition)
+                node["where_clause"] = None
+            else:
+                node["where_clause"] = condition
+        # What is mentioned several times is made once: here, and not for records that are filtered.
+        if values:
+            self._add_columns(node, values)
+            sifter.is_made = True
         for index, item in enumerate(node["select_list"]):
             if item["class"] in ("STAR", "COLUMN_REF", "CONSTANT"):
                 continue
@@ -128,8 +137,22 @@ class Rewriter:
             if why:
                 reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
+        if sifter.casts:
+            self._add_columns(node, sifter.casts)
         # A column that nobody reads fails for no record, so of several SELECTs it is not known.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
+
+    def _add_columns(self, node: Node, columns: dict[str, Node], condition: Node | None = None) -> None:
+        """Put a SELECT in between that makes columns, each of one expression, out of reach of `*`."""
+        source = node["from_table"]
+        name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
+        query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
+        around = parse(self._database, query)["statements"][0]["node"]["from_table"]
+        inner = around["subquery"]["node"]
+        inner["from_table"], inner["where_clause"] = source, condition
+        inner["select_list"] += [{**expression, "alias": column} for column, expression in columns.items()]
+        node["from_table"] = around
+        self._hide(node, list(columns))
 
     def _at(self, place: str, reason: Node) -> Node:
         found: Node = self._expression(f"{_literal(place + ': ')} || _r", _r=reason)
@@ -162,8 +185,11 @@ class Rewriter:
                 there = {name.lower() for name in part["exclude_list"]}
                 part["exclude_list"] += [name for name in names if name.lower() not in there]
 
-    def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> None:
-        """Let all paths of a column be looked up in one go: each json_value of its own reads the document twice."""
+    def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> dict[str, Node]:
+        """Let all paths of a column be looked up in one go: each json_value of its own reads the document twice.
+
+        Returns what makes the values of the texts that were found, by names for them.
+        """
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
         paths: dict[str, list[str]] = {}
@@ -171,7 +197,7 @@ class Rewriter:
         node["select_list"] = [_replaced(item, collect) for item in node["select_list"]]
         node["where_clause"] = _replaced(node["where_clause"], collect)
         if not paths:
-            return
+            return {}
         texts = [f"{_texts(column, found, guarded)} AS {_quoted(_JSON + column)}" for column, found in paths.items()]
         inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
         # A column for each text, since each mention of an element would copy it out of the list again.
@@ -179,16 +205,10 @@ class Rewriter:
         single = {f"{_JSON}{column}_{i}": f"{_quoted(_JSON + column)}[{i}]" for column, i in numbered}
         elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
         query = f"SELECT *, {elements} FROM ({inner})"
-        if guarded:
-            # Each is mentioned several times: as the value, and where it is asked why it has none.
-            values = {f"{name}{VALUE}": text for name, text in self._values(paths).items()}
-            single |= values
-            query = (
-                f"SELECT *, {', '.join(f'{text} AS {_quoted(name)}' for name, text in values.items())} FROM ({query})"
-            )
         outer = f"SELECT * FROM ({query}) AS {_quoted(table)}"
         node["from_table"] = parse(self._database, outer)["statements"][0]["node"]["from_table"]
         self._hide(node, [*(f"{_JSON}{column}" for column in paths), *single])
+        return {f"{name}{VALUE}": self._expression(text) for name, text in self._values(paths).items()}
 
     def _values(self, paths: dict[str, list[str]]) -> dict[str, str]:
         """Return what makes the value of each text, by the name of the text's column."""

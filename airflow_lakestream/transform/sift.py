@@ -42,6 +42,10 @@ class Sifter:
         self._build = build
         self._texts = texts
         self.is_exact = True
+        # Whether there are columns with the values of looked up texts.
+        self.is_made = False
+        # Casts of looked up texts by the names of columns for them: mentioned twice, they are to be made once.
+        self.casts: dict[str, Node] = {}
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
         """Return the expression with NULL in the place of failures, and others that say why it would fail, or NULL."""
@@ -93,6 +97,10 @@ class Sifter:
         cast = {**node, "child": child, "try_cast": True}
         kind = node["type_expr"]["type_name"].replace("'", "''")
         text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
+        if self.is_made and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
+            name = f"{child['column_names'][0]}_{len(self.casts)}"
+            self.casts[name] = {**cast, "alias": name}
+            cast = {**self._build(f'"{name}"'), "alias": node["alias"]}
         parts = {"_c": {**child, "alias": ""}, "_t": {**cast, "alias": ""}}
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
 
@@ -108,8 +116,11 @@ class Sifter:
             message, reasons = self.sifted(arguments_of(node)[0])
             reason = self._build("'Invalid Input Error: ' || _m", _m={**message, "alias": ""})
             return {**self._build("NULL"), "alias": node["alias"]}, [*reasons, reason]
-        document, _, texts, text = arguments_of(node)
-        value = self._build(f'"{text["column_names"][0]}{VALUE}"')
+        document, path, texts, text = arguments_of(node)
+        if self.is_made:
+            value = self._build(f'"{text["column_names"][0]}{VALUE}"')
+        else:
+            value = self._build(f"{LOOKED_UP}_or_null(_d, _p, _l, _t)", _d=document, _p=path, _l=texts, _t=text)
         malformed = f"'Malformed JSON: ' || left(_d, {_MOST})"
         reason = self._build(f"CASE WHEN _d IS NOT NULL AND _l IS NULL THEN {malformed} END", _d=document, _l=texts)
         return {**value, "alias": node["alias"]}, [reason]

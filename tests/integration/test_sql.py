@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.repair import RecordsWithoutRow, Repair
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics
+from tests.support.lake import GROUP, TABLE
 from tests.support.lake_reading import OpenLake, at
 
 pytestmark = pytest.mark.integration
@@ -184,6 +188,26 @@ def test_records_go_to_the_tables_that_the_statement_chooses_for_them(lake: Open
     )
     assert lake.table("lake.low").scan().to_arrow()["n"].to_pylist() == [0, 1, 2]
     assert sorted(lake.table("lake.high").scan().to_arrow()["n"].to_pylist()) == [3, 4, 6, 7, 8, 9]
+
+
+def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_the_statement(
+    lake: OpenLake, ten: str
+) -> None:
+    lake.land(ten, sql=EVEN)
+    look = Audit(table=TABLE, consumer_group=GROUP, kafka=lake.kafka, full=True)
+    result = look.run(lake.catalog())
+    assert result.verdict is Verdict.CLEAN, result.render()
+    assert result.to_dict()["not_verifiable_by_count"] == [{"topic": ten, "skipped": 0, "filtered": 5}]
+    assert "5 filtered records" in result.render()
+
+    lake.table().append(lake.table().scan(row_filter="_kafka_offset = 4").to_arrow())
+    with pytest.raises(InvalidArgument, match=r"sql: .* through SQL that reads raw records"):
+        Repair(audit=look).run(lake.catalog())
+    with pytest.raises(RecordsWithoutRow, match="1 are filtered"):
+        Repair(audit=look, sql=ALL + " WHERE json_value(value, '$.n') <> '4'").run(lake.catalog())
+    assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is Verdict.CLEAN
+    assert lake.offsets() == at(0, range(0, 10, 2))
+    assert lake.column("s") == ["S0", "S2", "S4", "S6", "S8"]
 
 
 # The operator

@@ -201,3 +201,50 @@ def test_formats_and_their_registry() -> None:
     with pytest.raises(InvalidArgument, match="schema_registry") as caught:
         config(format="avro", schema_registry="http://me:word-4711@registry")
     assert "4711" not in str(caught.value)
+
+
+SQL = "SELECT json_value(value, '$.n')::INT AS n, upper(key) AS k FROM {{ input }}"
+
+
+def test_the_table_has_the_columns_of_the_statement() -> None:
+    schema = config(sql=SQL).design.schema
+    assert schema is not None
+    assert [(f.name, str(f.field_type), f.required) for f in schema.fields] == [
+        ("n", "int", False),
+        ("k", "string", False),
+    ]
+
+
+def test_a_given_schema_may_be_wider_and_says_what_is_required() -> None:
+    schema = config(sql=SQL, schema="n bigint not null, k string").design.schema
+    assert schema is not None
+    assert [(f.name, str(f.field_type), f.required) for f in schema.fields] == [
+        ("n", "long", True),
+        ("k", "string", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument", "message"),
+    [
+        ({"sql": SQL, "schema": "n int, kk string"}, "schema", "the statement makes 'k' .* does not make 'kk'"),
+        ({"sql": SQL, "schema": "n string, k string"}, "schema", "'n' is made as int and is string in the schema"),
+        ({"sql": SQL, "format": "json_schema"}, "format", "is no text"),
+        ({"sql": SQL, "key_format": "string"}, "key_format", "nothing is decoded before sql"),
+        ({"sql": SQL, "unknown_fields": "fail"}, "unknown_fields", "no field is unknown"),
+        ({"sql": SQL, "unknown_fields": "rescue"}, "unknown_fields", "no field is unknown"),
+        ({"sql": "SELECT n FROM {{ input }}"}, "sql", "The columns are: key, value, event_timestamp, headers"),
+        ({"sql": "SELECT _kafka_offset FROM {{ input }}"}, "sql", "nothing but metadata columns"),
+        ({"sql": "SELECT _kafka_key, 1 AS x FROM {{ input }}"}, "sql", "Ask for it in metadata_columns"),
+        ({"sql_input": "decoded"}, "sql_input", "there is none"),
+        ({"sql": SQL, "sql_input": "decoded"}, "schema", "it says the columns that the statement reads"),
+        ({"sql": SQL, "sql_input": "decoded", "schema": "n int"}, "sql", "The columns are: n, _kafka_topic"),
+        ({"sql": SQL, "sql_input": "cooked"}, "sql_input", "'cooked' is not one of"),
+    ],
+)
+def test_a_statement_that_fits_nothing_names_the_argument(
+    settings: dict[str, Any], argument: str, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        config(**settings)
+    assert caught.value.argument == argument
