@@ -16,7 +16,6 @@ from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-
 # With a group's name behind it: the names that it had before, as a list in JSON.
 FORMER_NAMES = "lakestream.former-names."
 
