@@ -94,6 +94,16 @@ def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
         at = snapshots[at].parent_snapshot_id
 
 
+def rolled_back(metadata: TableMetadata) -> list[str]:
+    """Return the ids of the landings whose snapshots are there, and certainly not in main's history."""
+    history = {one.snapshot_id: one.sequence_number or 0 for one in live_ancestors(metadata)}
+    # Numbers fall along the parents: what is below the last one met may be an ancestor behind one that has expired.
+    lowest = min(history.values(), default=0)
+    newer = (one for one in metadata.snapshots if (one.sequence_number or 0) >= lowest)
+    others = (summary_of(one) for one in newer if one.snapshot_id not in history)
+    return [summary[codec.SUMMARY_LANDING_ID] for summary in others if codec.SUMMARY_LANDING_ID in summary]
+
+
 def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
     """Return a snapshot's summary, beyond its operation."""
     return {} if snapshot.summary is None else snapshot.summary.additional_properties

@@ -130,13 +130,15 @@ class Settlement:
     open: list[Pending] = field(default_factory=list)
     # Of the main table: they say which groups had other names.
     properties: Mapping[str, str] = field(default_factory=dict)
+    # Landings that were rolled back, and may come again while their snapshots live.
+    rolled_back: Sequence[str] = ()
 
     @classmethod
     def of(cls, pending: Iterable[Pending], main: Table | None) -> Settlement:
         """Ask the main table."""
         if main is None:
             return cls(open=list(pending))
-        result = cls(properties=main.metadata.properties)
+        result = cls(properties=main.metadata.properties, rolled_back=ledger_store.rolled_back(main.metadata))
         sequence = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in main.metadata.snapshots}
         landed: list[tuple[int, int, Pending]] = []
         for one in pending:
@@ -144,7 +146,7 @@ class Settlement:
             if snapshot_id is not None:
                 # Those that have expired are older than all that are alive.
                 landed.append((sequence.get(snapshot_id, 0), one.at_ms, one))
-            else:
+            elif one.landing_id not in result.rolled_back:
                 (result.dead if _can_not_land(one, main) else result.open).append(one)
         result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
         return result
@@ -185,8 +187,16 @@ class Settlement:
         return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
 
     def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Tell which rows are of landings that may yet land, or come again."""
+        return pc.or_(self.unsettled(rows), self.of_rolled_back(rows))
+
+    def unsettled(self, rows: pa.Table) -> pa.ChunkedArray:
         """Tell which rows are of landings that may yet land."""
         return pc.is_in(rows["landing_id"], value_set=pa.array([one.landing_id for one in self.open], pa.string()))
+
+    def of_rolled_back(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Tell which rows are of landings that were rolled back."""
+        return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
 
 
 def _can_not_land(one: Pending, main: Table) -> bool:
@@ -267,9 +277,10 @@ class RejectTable(IcebergSink):
         there = counting = 0
         for rows in rows_in(self._table, ranges) if self._table is not None else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
-            own = own.filter(pc.invert(settlement.undecided(own)))
+            own = own.filter(pc.invert(settlement.unsettled(own)))
             there += len(own)
-            counting += len(own.filter(pc.invert(settlement.stale(own))))
+            not_counting = pc.or_(settlement.stale(own), settlement.of_rolled_back(own))
+            counting += len(own.filter(pc.invert(not_counting)))
         return there, counting
 
     def write_down(
@@ -293,16 +304,36 @@ class RejectTable(IcebergSink):
         finally:
             self._add, self._settlement = (), Settlement()
 
-    def settle(self, settlement: Settlement, run_id: str) -> None:
-        """Remove the rows that do not count, in a commit of its own. Raises what a commit raises."""
-        self._settlement = settlement
+    def rolled_back(self, settlement: Settlement) -> list[Pending]:
+        """Return, as pending ones, the landings with rows here that were rolled back and have no note.
+
+        Without a note they would count as soon as their snapshots have expired.
+        """
+        ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
+        found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
+        table = self._table
+        if table is None or not ids:
+            return []
+        for task in live_files(table):
+            for part in read_rows(table.metadata, table.io, task, columns=PLACE):
+                rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
+                for row in rows.to_pylist():
+                    topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
+                    key = landing_id, group, TopicIdentity(topic, topic_id, "")
+                    found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
+        now = time.time_ns() // 1_000_000
+        return [Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now) for key, ranges in found.items()]
+
+    def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
+        """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
+        self._settlement, self._add = settlement, pending
         try:
             self.commit(Landing(f"settle-{uuid.uuid4().hex}", run_id, {}))
         except BaseException:
             self.discard()
             raise
         finally:
-            self._settlement = Settlement()
+            self._add, self._settlement = (), Settlement()
 
     def _attempt(self, landing: Landing) -> Attempt:
         target = self._target(None)

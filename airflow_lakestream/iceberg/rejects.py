@@ -163,13 +163,14 @@ class RejectingSink:
 
     def settle(self) -> None:
         """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""
-        if not self._rejects.pending:
+        if not self._rejects.exists:
             return
         try:
             settlement = self._settlement()
             # Also where there are no rows to remove: an old landing is found no more, and would be taken for dead.
-            if settlement.settled:
-                self._rejects.settle(settlement, self._run_id)
+            rolled_back = self._rejects.rolled_back(settlement)
+            if settlement.settled or rolled_back:
+                self._rejects.settle(settlement, rolled_back, self._run_id)
         except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
             log.warning("Rejected records that do not count were left for the next run: %s", e)
 

@@ -271,6 +271,25 @@ def test_a_replace_replaces_the_rejected_records_too(lake: OpenLake, topic: Topi
     assert lake.entry(name).counts == Counts(read=4, written=2, rejected=2)
 
 
+def test_rejected_records_of_a_replace_that_was_rolled_back_do_not_count(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, ['{"n": 1}', '{"n": 2, "x": 1}'])
+    lake.land(name, schema=SCHEMA)
+    lake.land(name, mode="ranges", ranges=[[0, 0, 2]], replace=True, unknown_fields="fail")
+    assert counting(lake) == at(0, [1])
+    before, after = lake.snapshots()
+    lake.table().manage_snapshots().set_current_snapshot(before).commit()
+    assert counting(lake) == []
+    # A run has looked, and the snapshot is gone: still nobody takes them for landed.
+    lake.land(name, schema=SCHEMA)
+    lake.table().maintenance.expire_snapshots().by_ids([after]).commit()
+    lake.land(name, schema=SCHEMA)
+    assert counting(lake) == []
+    assert lake.offsets() == at(0, [0, 1])
+
+
 def test_two_groups_keep_their_rejected_records_apart(lake: OpenLake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
     produce(name, 0, mixed(2))

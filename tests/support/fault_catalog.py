@@ -10,6 +10,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate
 
+from airflow_lakestream.iceberg import ledger_store
+
 
 class HarnessCatalog(SqlCatalog):
     """PyIceberg's SQL catalog; it reads no metadata file twice, and knows each snapshot's true parent.
@@ -25,6 +27,7 @@ class HarnessCatalog(SqlCatalog):
         self._tables: dict[str, Table] = {}
         self._reading = sqlite3.connect(folder / "catalog.db", check_same_thread=False, isolation_level=None)
         self.parents: dict[int, int | None] = {}
+        self.summaries: dict[int, dict[str, str]] = {}
 
     def load_table(self, identifier: Any) -> Table:
         namespace, name = self.identifier_to_tuple(identifier)
@@ -41,7 +44,9 @@ class HarnessCatalog(SqlCatalog):
         response = super().commit_table(table, requirements, updates)
         for update in updates:
             if isinstance(update, AddSnapshotUpdate):
-                self.parents[update.snapshot.snapshot_id] = update.snapshot.parent_snapshot_id
+                snapshot = update.snapshot
+                self.parents[snapshot.snapshot_id] = snapshot.parent_snapshot_id
+                self.summaries[snapshot.snapshot_id] = dict(ledger_store.summary_of(snapshot))
         return response
 
     def ancestry(self, snapshot_id: int | None) -> list[int]:
@@ -60,3 +65,4 @@ class HarnessCatalog(SqlCatalog):
             self.drop_namespace(namespace)
         self._tables.clear()
         self.parents.clear()
+        self.summaries.clear()
