@@ -76,6 +76,7 @@ def test_repair_ends_with_how_the_table_is_afterwards_and_says_what_it_did(
         "snapshot_id": str(head.snapshot_id),
         "rows_out": 0,
         "rows_in": 2,
+        "rejected": 0,
         "landed": [[landed, 0, 5, 7]],
         "undoubled": [],
         "adopted": [],

@@ -41,6 +41,9 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
         "rejected": 0,
         "skipped": 0,
         "filtered": 0,
+        "partitions": {
+            str(p): {"read": each, "rows": each, "rejected": 0, "skipped": 0, "filtered": 0} for p in range(4)
+        },
         "ranges": [[p, 0, each] for p in range(4)],
         "lost": [],
         "remaining_lag": 0,

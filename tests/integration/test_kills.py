@@ -75,6 +75,9 @@ def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
         "snapshot_id": str(snapshots[-1]),
         "read": 2 * EACH,
         "rows": 2 * EACH,
+        "partitions": {
+            str(p): {"read": EACH, "rows": EACH, "rejected": 0, "skipped": 0, "filtered": 0} for p in (0, 1)
+        },
         "ranges": [[0, 0, EACH], [1, 0, EACH]],
     }
     assert lake.snapshots() == snapshots
