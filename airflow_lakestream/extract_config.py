@@ -266,7 +266,7 @@ class ExtractConfig:
 
     @property
     def processes(self) -> int | None:
-        """How many processes read; None for as many as there are processors to use."""
+        """How many processes read; None for as many as the processors suggest."""
         return arguments.count("parallelism", self.parallelism, "processes")
 
     @property
