@@ -93,6 +93,7 @@ def milliseconds(argument: str, value: object) -> int:
     try:
         return int(pendulum.parse(str(value)).timestamp() * 1000)  # type: ignore[union-attr]  # a date or duration fails
     except Exception as e:
+        # Whatever pendulum's parser raises, and a date or a duration, which are no time.
         raise InvalidArgument(
             argument, f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
         ) from e

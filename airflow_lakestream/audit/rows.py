@@ -97,6 +97,7 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
                 for batch in rows.select(COORDINATES).to_batches():
                     found.add(batch)
     except (ValueError, NotImplementedError) as e:
+        # As above: delete files that PyIceberg can't apply.
         raise UnreadableTable(".".join(rejects.name()), e) from e
     return found
 

@@ -112,7 +112,7 @@ def _run_protoc(folder: Path) -> bytes:
     command = [sys.executable, "-m", "grpc_tools.protoc", *arguments]
     # No shell, and nothing of the schema in the command.
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603  # our own interpreter and our own file names
             command, capture_output=True, text=True, timeout=_PROTOC_SECONDS, check=False, cwd=folder
         )
     except subprocess.TimeoutExpired:

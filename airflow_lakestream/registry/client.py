@@ -172,12 +172,13 @@ class RegistryClient:
 
     def _get_once(self, path: str) -> Any:
         # Any scheme would do for urllib; `RegistryConfig` takes http and https only.
-        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310
+        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310  # see above
         if authorization := self._authorization():
             # Not sent on to where a redirect may lead.
             request.add_unredirected_header("Authorization", authorization)
         try:
-            with urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context) as answer:  # noqa: S310
+            answering = urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context)  # noqa: S310  # see above
+            with answering as answer:
                 body = answer.read(_MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
             raise self._explained(path, error) from None

@@ -43,6 +43,7 @@ def measure_execute(operator: type) -> tuple[list[tuple[Work, Any]], list[Except
             with Work() as work:
                 report = execute(self, context)
         except Exception as e:
+            # Noted for who runs the task, and raised as ever.
             failures.append(e)
             raise
         done.append((work, report))

@@ -94,7 +94,7 @@ class _OnImport(MetaPathFinder):
             load(module)
             action(module)
 
-        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]  # the import goes on as ever
         return spec
 
 

@@ -242,6 +242,7 @@ def test_a_command_that_fails_says_how() -> None:
 
 
 def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
+    # Both sleep for longer than the test lasts: they end by being killed.
     code = f"""
         import subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
