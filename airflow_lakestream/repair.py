@@ -32,6 +32,7 @@ from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, Table
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.pick import pick
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.extract import build_job
@@ -338,11 +339,4 @@ def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
     picked = [index for part in parts for index in part]
     if len(picked) == len(batch):
         return batch
-    return replace(
-        batch,
-        offsets=[batch.offsets[i] for i in picked],
-        timestamps=[batch.timestamps[i] for i in picked],
-        values=batch.values.take(pa.array(picked, pa.int64())),
-        keys=batch.keys and [batch.keys[i] for i in picked],
-        headers=batch.headers and [batch.headers[i] for i in picked],
-    )
+    return pick(batch, picked)
