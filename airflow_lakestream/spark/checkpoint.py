@@ -1,0 +1,174 @@
+"""A checkpoint of Spark Structured Streaming, read without Spark: which batches it planned, and which it committed.
+
+Spark writes `metadata` (the query's id), `sources/<n>/0` (where the source began), `offsets/<batch>` before a batch and
+`commits/<batch>` after it. It deletes old entries of the two logs, 100 batches back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.spark.beside import file_system
+
+Offsets = dict[PartitionKey, int]
+
+_VERSION = "v1"
+_NO_OFFSET = "-"
+
+
+class CheckpointDamaged(LakestreamError, Terminal):
+    """A file of the checkpoint is missing, or was written in part."""
+
+    def __init__(self, location: str, file: str, problem: str) -> None:
+        self.file = file
+        super().__init__(
+            f"checkpoint {location}: {file} {problem}. Delete the checkpoint: the query then starts from "
+            "what the table's ledger lacks."
+        )
+
+
+class ForeignCheckpoint(LakestreamError, Terminal):
+    """The folder holds something else: no checkpoint, or one of another source or topic."""
+
+    def __init__(self, location: str, problem: str) -> None:
+        super().__init__(f"checkpoint {location}: {problem}. Give this stream a checkpoint_location of its own.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is there. `planned` and `committed` are the batches of the two logs, in order."""
+
+    location: str
+    query_id: str
+    planned: tuple[int, ...]
+    committed: tuple[int, ...]
+    _fs: AbstractFileSystem
+    _path: str
+
+    @property
+    def replayed(self) -> int | None:
+        """The batch that was planned and not committed, which the next start repeats; None where there is none."""
+        open_batches = [batch for batch in self.planned if not self.committed or batch > self.committed[-1]]
+        return open_batches[-1] if open_batches else None
+
+    @cached_property
+    def start(self) -> Offsets | None:
+        """Where the source began; None as long as it has not written that."""
+        content = self._text("sources/0/0")
+        # Spark writes a zero byte before the version, for readers of its own before 2.1.
+        return None if content is None else self._parsed("sources/0/0", content.lstrip("\0"), skip=1)
+
+    def ends(self, batch_id: int) -> Offsets:
+        """Return where a batch ends, by (topic, partition).
+
+        Raises CheckpointDamaged where its entry is missing or was written in part, ForeignCheckpoint where its source
+        is not Kafka.
+        """
+        file = f"offsets/{batch_id}"
+        content = self._text(file)
+        if content is None:
+            raise CheckpointDamaged(self.location, file, self._why_missing(batch_id))
+        return self._parsed(file, content, skip=2)
+
+    def starts(self, batch_id: int) -> Offsets:
+        """Return where a batch starts; a partition that is new in it is left out. Raises as `ends` does."""
+        if batch_id > 0:
+            return self.ends(batch_id - 1)
+        if self.start is None:
+            raise CheckpointDamaged(self.location, "sources/0/0", "is missing, though batches were planned")
+        return self.start
+
+    def check_topics(self, topics: Iterable[str]) -> None:
+        """Raise ForeignCheckpoint where the checkpoint speaks of another topic than these."""
+        begun = self.ends(self.planned[-1]) if self.planned else self.start or {}
+        known, wanted = {topic for topic, _ in begun}, set(topics)
+        if other := sorted(known - wanted):
+            raise ForeignCheckpoint(
+                self.location,
+                f"it is of topic {', '.join(map(repr, other))}, not of {', '.join(map(repr, sorted(wanted)))}",
+            )
+
+    def _why_missing(self, batch_id: int) -> str:
+        if self.planned and batch_id < self.planned[0]:
+            return f"is missing: Spark has deleted entries before {self.planned[0]}"
+        return "is missing"
+
+    def _text(self, file: str) -> str | None:
+        return _text(self._fs, f"{self._path}/{file}")
+
+    def _parsed(self, file: str, content: str, skip: int) -> Offsets:
+        lines = content.splitlines()
+        if not lines or lines[0] != _VERSION:
+            raise CheckpointDamaged(self.location, file, f"does not begin with {_VERSION}: it was written in part")
+        sources = lines[skip:]
+        if not sources:
+            raise CheckpointDamaged(self.location, file, "ends before its offsets: it was written in part")
+        if len(sources) > 1:
+            raise ForeignCheckpoint(self.location, f"it is of a query with {len(sources)} sources, not of one topic")
+        if sources[0] == _NO_OFFSET:
+            return {}
+        try:
+            return _kafka_offsets(json.loads(sources[0]))
+        except ValueError as e:
+            raise CheckpointDamaged(self.location, file, "holds no offsets: it was written in part") from e
+        except TypeError as e:
+            raise ForeignCheckpoint(self.location, "it is of a query whose source is not Kafka") from e
+
+
+def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:
+    """Look at a checkpoint; None where there is none yet.
+
+    :param properties: the catalog's, for a checkpoint on its object store.
+
+    Raises ForeignCheckpoint for a folder with something else in it, CheckpointDamaged for one without its query's id.
+    """
+    fs, path = file_system(location, properties)
+    fs.invalidate_cache()
+    names = _names(fs, path)
+    if not names:
+        return None
+    if not names & {"metadata", "offsets", "commits"}:
+        raise ForeignCheckpoint(location, f"there is something else in it: {', '.join(sorted(names)[:3])}")
+    content = _text(fs, f"{path}/metadata")
+    if content is None:
+        raise CheckpointDamaged(location, "metadata", "is missing")
+    try:
+        query_id = str(json.loads(content)["id"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise CheckpointDamaged(location, "metadata", "was written in part") from e
+    planned, committed = (_batches(fs, f"{path}/{log}") for log in ("offsets", "commits"))
+    return Checkpoint(location, query_id, planned, committed, fs, path)
+
+
+def _batches(fs: AbstractFileSystem, path: str) -> tuple[int, ...]:
+    # Beside them lie checksums (.3.crc) and files that are being written (.3.<id>.tmp).
+    return tuple(sorted(int(name) for name in _names(fs, path) if name.isdigit()))
+
+
+def _names(fs: AbstractFileSystem, path: str) -> set[str]:
+    try:
+        names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError:
+        return set()
+    return {name for name in names if name and not name.startswith(".")}
+
+
+def _text(fs: AbstractFileSystem, path: str) -> str | None:
+    try:
+        return bytes(fs.cat_file(path)).decode()
+    except FileNotFoundError:
+        return None
+
+
+def _kafka_offsets(value: Any) -> Offsets:
+    if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
+        raise TypeError("not what Kafka's source writes")
+    return {(topic, int(p)): int(offset) for topic, partitions in value.items() for p, offset in partitions.items()}

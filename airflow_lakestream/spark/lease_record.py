@@ -1,0 +1,90 @@
+"""What is written about the driver that holds, or held, a checkpoint's lease."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.spark.process_identity import ProcessIdentity
+
+# A holder that was not heard of for so long is gone, where its process can't be looked at. Clocks may differ by less.
+TTL_SECONDS = 60.0
+
+
+class Outcome(StrEnum):
+    """How a driver let go of its lease."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class LeaseState(StrEnum):
+    """What a lease says about its driver."""
+
+    HELD = "held"
+    RELEASED = "released"
+    VANISHED = "vanished"
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """What is written about a holder. Times are seconds since 1970 by the holder's clock.
+
+    `inputs` is what a checkpoint belongs to for good (app, topic, table, group); `fingerprint` stands for all that
+    makes two submits the same. No secret is in either.
+    """
+
+    generation: int
+    fingerprint: str
+    holder: str
+    process: ProcessIdentity
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    application_id: str = ""
+    ui_url: str = ""
+    taken_at: float = 0.0
+    beat_at: float = 0.0
+    ttl: float = TTL_SECONDS
+    outcome: Outcome | None = None
+    error: str = ""
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> LeaseRecord:
+        """Read a file's content. Raises TypeError, KeyError or ValueError for anything else; ignores unknown keys."""
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        outcome = known.get("outcome")
+        return cls(
+            **known
+            | {
+                "process": ProcessIdentity.parse(value["process"]),
+                "outcome": Outcome(outcome) if outcome else None,
+            }
+        )
+
+    def state(self, now: float | None = None) -> LeaseState:
+        """Tell whether the driver is there.
+
+        On its own machine the process is looked at: a dead one is gone at once, a living one that does not beat still
+        holds. Elsewhere the heartbeat decides.
+        """
+        if self.outcome is not None:
+            return LeaseState.RELEASED
+        alive = self.process.alive
+        if alive is None:
+            alive = (time.time() if now is None else now) - self.beat_at < self.ttl
+        return LeaseState.HELD if alive else LeaseState.VANISHED
+
+    def __str__(self) -> str:
+        where = f"pid {self.process.pid} on {self.process.host}"
+        return f"{self.holder} ({where}{', ' + self.application_id if self.application_id else ''})"
+
+
+def fingerprint_of(inputs: Mapping[str, Any]) -> str:
+    """Return a short text that is the same for the same mapping of plain values, in any order of keys."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,67 @@
+"""Which process on which machine holds a lease; neither a recycled pid nor a like-named container is taken for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process: pid, when it started (in the kernel's ticks), and the machine and pid namespace that the pid is of."""
+
+    pid: int
+    session: int
+    started: int
+    host: str
+    machine: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Identify a process of this machine; what the system does not tell is 0 or empty."""
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            session = 0
+        return cls(pid, session, _started(pid), socket.gethostname(), _machine())
+
+    @classmethod
+    def parse(cls, value: Any) -> ProcessIdentity:
+        """Read what `vars` gave. Raises TypeError or KeyError for anything else."""
+        return cls(
+            int(value["pid"]), int(value["session"]), int(value["started"]), str(value["host"]), str(value["machine"])
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its pid means something here."""
+        return bool(self.machine) and self.machine == _machine()
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether this very process still runs; None where that can't be seen from here."""
+        if not self.is_local:
+            return None
+        return self.started != 0 and _started(self.pid) == self.started
+
+
+def _machine() -> str:
+    """Return what changes with each boot, and differs between containers; empty outside Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int:
+    """Return a process's start time in ticks since the boot; 0 where there is none, or a zombie."""
+    try:
+        # Behind the command, which is in parentheses and may hold anything: state is the first, start time the 20th.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

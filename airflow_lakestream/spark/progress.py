@@ -1,0 +1,123 @@
+"""What a driver tells of its batches, in `progress.json` beside its checkpoint, and what others read there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from airflow_lakestream.spark.beside import Beside
+
+_NAME = "progress.json"
+# The last batches that are kept; sums go on.
+KEPT = 50
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """One micro-batch that is done.
+
+    Rates are records a second: `input_rate` as they came in, `processing_rate` as they were worked through. `ranges`
+    are [topic, partition, from, until]; `lag` is how many offsets were left; `watermark` the time (milliseconds since
+    1970) until which the topic is landed, where that is known; `at` the end of the batch, in seconds since 1970.
+    """
+
+    batch_id: int
+    rows_in: int
+    rows_out: int
+    rejected: int = 0
+    input_rate: float = 0.0
+    processing_rate: float = 0.0
+    duration: float = 0.0
+    ranges: tuple[tuple[str, int, int, int], ...] = ()
+    lag: int | None = None
+    watermark: int | None = None
+    snapshot_ids: tuple[str, ...] = ()
+    at: float = 0.0
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
+        """Read what was written; keys that this version does not know are left out."""
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        known["ranges"] = tuple((str(t), int(p), int(a), int(b)) for t, p, a, b in known.get("ranges", ()))
+        known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
+        return cls(**known)
+
+    def __str__(self) -> str:
+        lag = "" if self.lag is None else f", {self.lag} behind"
+        rejected = f", {self.rejected} rejected" if self.rejected else ""
+        return (
+            f"batch {self.batch_id}: {self.rows_in} records in, {self.rows_out} rows out{rejected}, "
+            f"{self.duration:.1f} s, {self.processing_rate:.0f} records/s{lag}"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that is known of a checkpoint's batches; the sums are over all drivers that it ever had.
+
+    `moves` goes up with each sign of life of the query: a batch done, a step within one, a trigger that found nothing
+    to do. `doing` says what it was.
+    """
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rejected: int = 0
+    moves: int = 0
+    moved_at: float = 0.0
+    doing: str = ""
+    last: tuple[BatchProgress, ...] = ()
+
+    @property
+    def newest(self) -> BatchProgress | None:
+        """The batch that ended last."""
+        return self.last[-1] if self.last else None
+
+
+class ProgressLog:
+    """The driver's side: adds to what earlier drivers of the checkpoint have written. One thread may use it."""
+
+    def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
+        self._folder = Beside(location, properties)
+        self._progress = _read(self._folder)
+
+    def report(self, batch: BatchProgress) -> None:
+        """Add a batch that is done. Its `at` is now, if it is 0."""
+        batch = batch if batch.at else replace(batch, at=time.time())
+        known = self._progress
+        self._write(
+            replace(
+                known,
+                batches=known.batches + 1,
+                rows_in=known.rows_in + batch.rows_in,
+                rows_out=known.rows_out + batch.rows_out,
+                rejected=known.rejected + batch.rejected,
+                last=(*known.last, batch)[-KEPT:],
+            ),
+            f"batch {batch.batch_id} done",
+        )
+
+    def alive(self, doing: str = "waiting for records") -> None:
+        """Say that the query moves though no batch has ended: nothing to do, or a step of a long batch is done.
+
+        Call it for each trigger without data, or every few seconds; never from a timer that a stuck query can't stop.
+        """
+        self._write(self._progress, doing)
+
+    def _write(self, progress: Progress, doing: str) -> None:
+        self._progress = replace(progress, moves=progress.moves + 1, moved_at=time.time(), doing=doing)
+        self._folder.write(_NAME, asdict(self._progress))
+
+
+def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
+    """Return what is known of a checkpoint's batches; an empty one where no driver has reported yet."""
+    return _read(Beside(location, properties))
+
+
+def _read(folder: Beside) -> Progress:
+    content = folder.read(_NAME) or {}
+    known = {name: content[name] for name in Progress.__dataclass_fields__ if name in content}
+    known["last"] = tuple(BatchProgress.parse(batch) for batch in known.get("last", ()))
+    return Progress(**known)

@@ -1,0 +1,119 @@
+"""Checkpoints as Spark leaves them: whole, open, purged, half written, of somebody else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream.spark.checkpoint import CheckpointDamaged, ForeignCheckpoint, read_checkpoint
+
+HEADER = '{"batchWatermarkMs":0,"batchTimestampMs":1790000000000,"conf":{}}'
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def offsets(**partitions: int) -> str:
+    return json.dumps({"clicks": {name[1:]: offset for name, offset in partitions.items()}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of three batches, the last of them open."""
+    folder = tmp_path / "checkpoint"
+    write(folder / "metadata", '{"id":"0f3c"}')
+    write(folder / "sources" / "0" / "0", "\0v1\n" + offsets(p0=5, p1=0))
+    for batch, ends in enumerate((offsets(p0=10, p1=3), offsets(p0=20, p1=3), offsets(p0=30, p1=9, p2=4))):
+        write(folder / "offsets" / str(batch), f"v1\n{HEADER}\n{ends}")
+    for batch in (0, 1):
+        write(folder / "commits" / str(batch), 'v1\n{"nextBatchWatermarkMs":0}')
+    write(folder / "offsets" / ".2.crc", "x")
+    write(folder / "commits" / ".2.0f3c.tmp", "v")
+    return folder
+
+
+def test_batches_and_their_offsets_are_read(folder: Path) -> None:
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    assert checkpoint.query_id == "0f3c"
+    assert (checkpoint.planned, checkpoint.committed, checkpoint.replayed) == ((0, 1, 2), (0, 1), 2)
+    assert checkpoint.starts(0) == {("clicks", 0): 5, ("clicks", 1): 0}
+    assert checkpoint.ends(0) == checkpoint.starts(1) == {("clicks", 0): 10, ("clicks", 1): 3}
+    assert checkpoint.ends(2) == {("clicks", 0): 30, ("clicks", 1): 9, ("clicks", 2): 4}
+    assert ("clicks", 2) not in checkpoint.starts(2)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_where_no_query_has_run_there_is_no_checkpoint(tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / "c").mkdir()
+    assert read_checkpoint(str(tmp_path / "c")) is None
+
+
+def test_a_batch_that_is_committed_is_not_open(folder: Path) -> None:
+    write(folder / "commits" / "2", "v1\n{}")
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    assert checkpoint.replayed is None
+
+
+def test_entries_that_spark_has_deleted_are_told_from_lost_ones(folder: Path) -> None:
+    (folder / "offsets" / "0").unlink()
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    with pytest.raises(CheckpointDamaged, match="offsets/0 is missing: Spark has deleted entries before 1"):
+        checkpoint.ends(0)
+    with pytest.raises(CheckpointDamaged, match=r"offsets/3 is missing\. Delete the checkpoint"):
+        checkpoint.ends(3)
+
+
+@pytest.mark.parametrize("left", ["", "v1", f"v1\n{HEADER}", f'v1\n{HEADER}\n{{"clicks":{{"0":1', "v"])
+def test_an_entry_written_in_part_is_named(folder: Path, left: str) -> None:
+    write(folder / "offsets" / "2", left)
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    with pytest.raises(CheckpointDamaged, match=r"offsets/2 .*written in part"):
+        checkpoint.ends(2)
+
+
+@pytest.mark.parametrize("left", ["", '{"id', "[]"])
+def test_metadata_written_in_part_are_named(folder: Path, left: str) -> None:
+    write(folder / "metadata", left)
+    with pytest.raises(CheckpointDamaged, match="metadata was written in part"):
+        read_checkpoint(str(folder))
+
+
+def test_a_checkpoint_without_metadata_is_damaged_and_any_other_folder_foreign(folder: Path, tmp_path: Path) -> None:
+    (folder / "metadata").unlink()
+    with pytest.raises(CheckpointDamaged, match="metadata is missing"):
+        read_checkpoint(str(folder))
+    write(tmp_path / "other" / "part-0.parquet", "PAR1")
+    with pytest.raises(ForeignCheckpoint, match=r"something else in it: part-0\.parquet.*of its own"):
+        read_checkpoint(str(tmp_path / "other"))
+
+
+def test_another_topic_another_source_and_several_sources_are_foreign(folder: Path) -> None:
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    checkpoint.check_topics(["clicks", "more"])
+    with pytest.raises(ForeignCheckpoint, match="it is of topic 'clicks', not of 'orders'"):
+        checkpoint.check_topics(["orders"])
+    write(folder / "offsets" / "2", f"v1\n{HEADER}\n17")
+    with pytest.raises(ForeignCheckpoint, match="whose source is not Kafka"):
+        checkpoint.ends(2)
+    write(folder / "offsets" / "2", f"v1\n{HEADER}\n{offsets(p0=1)}\n{offsets(p0=1)}")
+    with pytest.raises(ForeignCheckpoint, match="2 sources"):
+        checkpoint.ends(2)
+
+
+def test_a_checkpoint_that_has_not_planned_yet_is_of_the_topic_of_its_source(folder: Path) -> None:
+    for batch in range(3):
+        (folder / "offsets" / str(batch)).unlink()
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    with pytest.raises(ForeignCheckpoint, match="'clicks'"):
+        checkpoint.check_topics(["orders"])

@@ -1,0 +1,215 @@
+"""One writer for a checkpoint: taken, kept, lost, found again; on real files and in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from airflow_lakestream.spark.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
+from airflow_lakestream.spark.lease_record import LeaseState, Outcome, fingerprint_of
+
+CHECKOUT = Path(__file__).parents[3]
+INPUTS = {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", "group": "g"}
+HOLDS = """
+import sys, time
+from airflow_lakestream.spark.lease import Lease
+with Lease.take(sys.argv[1], "f", "another process", inputs={"topic": "clicks"}):
+    print("taken", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["local", "file-uri", "memory"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param != "memory":
+        yield str(tmp_path / "checkpoint") if request.param == "local" else (tmp_path / "checkpoint").as_uri()
+        return
+    place = f"memory://{uuid.uuid4().hex}/checkpoint"
+    yield place
+    fsspec.filesystem("memory").rm(place.rsplit("/", 1)[0], recursive=True)
+
+
+def take(location: str, **options: object) -> Lease:
+    return Lease.take(location, "f", "a test", **{"inputs": INPUTS, **options})  # type: ignore[arg-type]
+
+
+def test_a_lease_tells_who_holds_it(location: str) -> None:
+    assert read_lease(location) is None
+    take(location, application_id="app-1", ui_url="http://127.0.0.1:4040")
+    record = read_lease(location)
+    assert record is not None
+    assert (record.holder, record.fingerprint, record.inputs) == ("a test", "f", INPUTS)
+    assert (record.application_id, record.ui_url) == ("app-1", "http://127.0.0.1:4040")
+    assert record.process.pid == os.getpid()
+    assert record.state() is LeaseState.HELD
+
+
+def test_a_second_driver_is_refused_by_name_while_the_first_lives(location: str) -> None:
+    take(location)
+    with pytest.raises(LeaseHeld, match="in use by a test") as refused:
+        take(location)
+    assert refused.value.record == read_lease(location)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_released_lease_is_taken_by_the_next_generation(location: str, outcome: Outcome) -> None:
+    first = take(location)
+    first.release(outcome, "why")
+    known = read_lease(location)
+    assert known is not None
+    assert (known.state(), known.outcome, known.error) == (LeaseState.RELEASED, outcome, "why")
+    assert take(location).record.generation == first.record.generation + 1
+
+
+def test_many_generations_leave_few_files(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    for _ in range(10):
+        take(location).release(Outcome.DONE)
+    assert len(list(Path(f"{location}.lakestream").iterdir())) <= 3
+
+
+def test_of_many_that_take_at_once_one_gets_it(location: str) -> None:
+    start = threading.Barrier(16)
+    won: list[Lease] = []
+
+    def attempt() -> None:
+        start.wait()
+        try:
+            won.append(take(location))
+        except LeaseHeld:
+            return
+
+    threads = [threading.Thread(target=attempt) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert read_lease(location) == won[0].record
+
+
+def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    with subprocess.Popen([sys.executable, "-c", HOLDS, location], cwd=CHECKOUT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"taken\n"
+        record = read_lease(location)
+        assert record is not None
+        assert (record.process.pid, record.state()) == (holder.pid, LeaseState.HELD)
+        # On this machine the process is what counts: stopped, it holds however old its heartbeat is.
+        holder.send_signal(signal.SIGSTOP)
+        assert record.state(now=time.time() + 3600) is LeaseState.HELD
+        with pytest.raises(LeaseHeld):
+            Lease.take(location, "f", "a test")
+        holder.kill()
+        holder.wait()
+        assert record.state() is LeaseState.VANISHED
+        assert Lease.take(location, "f", "a test").record.generation == 2
+
+
+def elsewhere(location: str) -> None:
+    """Let the newest lease be one of another machine."""
+    [newest] = sorted(Path(f"{location}.lakestream").glob("lease-*.json"))[-1:]
+    content = json.loads(newest.read_text())
+    content["process"]["machine"] = "another"
+    newest.write_text(json.dumps(content))
+
+
+def test_on_another_machine_the_heartbeat_decides(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    lease = take(location, ttl=60)
+    elsewhere(location)
+    record = read_lease(location)
+    assert record is not None
+    assert record.state(lease.record.beat_at + 59) is LeaseState.HELD
+    assert record.state(lease.record.beat_at + 61) is LeaseState.VANISHED
+
+
+def test_who_was_taken_over_learns_it_at_the_next_beat_and_no_longer_writes(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    old = take(location, ttl=0)
+    elsewhere(location)
+    new = take(location)
+    old.check()
+    with pytest.raises(LeaseLost, match="lease 1 was taken over by 2"):
+        old.beat()
+    with pytest.raises(LeaseLost):
+        old.check()
+    old.release(Outcome.DONE)
+    assert read_lease(location) == new.record
+
+
+def test_a_beat_renews_the_lease_and_adds_what_is_known_later(location: str) -> None:
+    lease = take(location)
+    before = lease.record.beat_at
+    lease.beat(application_id="app-2", ui_url="http://127.0.0.1:4041")
+    record = read_lease(location)
+    assert record is not None
+    assert record.beat_at > before
+    assert (record.application_id, record.ui_url) == ("app-2", "http://127.0.0.1:4041")
+
+
+def test_a_lease_in_use_beats_by_itself_and_is_released(location: str) -> None:
+    with take(location, ttl=0.06) as lease:
+        first = lease.record.beat_at
+        until = time.monotonic() + 30
+        while (record := read_lease(location)) is None or record.beat_at == first:
+            assert time.monotonic() < until
+    record = read_lease(location)
+    assert record is not None
+    assert record.outcome is Outcome.DONE
+
+
+def test_a_driver_that_fails_says_so_without_the_text_of_foreign_errors(location: str) -> None:
+    with pytest.raises(RuntimeError), take(location):
+        raise RuntimeError("password=canary")
+    record = read_lease(location)
+    assert record is not None
+    assert (record.outcome, record.error) == (Outcome.FAILED, "RuntimeError")
+
+
+def test_a_stop_reaches_the_driver_that_it_was_meant_for_and_no_later_one(location: str) -> None:
+    assert not request_stop(location, "a person")
+    with take(location) as lease:
+        assert not lease.stop_requested()
+        assert request_stop(location, "a person")
+        assert lease.stop_requested()
+    record = read_lease(location)
+    assert record is not None
+    assert record.outcome is Outcome.STOPPED
+    assert not request_stop(location, "a person")
+    assert not take(location).stop_requested()
+
+
+@pytest.mark.parametrize("name", list(INPUTS))
+def test_a_checkpoint_of_something_else_is_refused_even_when_nobody_uses_it(location: str, name: str) -> None:
+    take(location).release(Outcome.DONE)
+    with pytest.raises(OtherInputs, match=rf"it belongs to {name} '{INPUTS[name]}', not 'other'.*of its own"):
+        take(location, inputs={**INPUTS, name: "other"})
+    assert take(location).record.generation == 2
+
+
+def test_a_lease_that_is_half_written_counts_as_held(tmp_path: Path) -> None:
+    location = str(tmp_path / "checkpoint")
+    folder = Path(f"{location}.lakestream")
+    folder.mkdir()
+    (folder / "lease-00000003.json").write_text('{"generation": 3, "hol')
+    assert read_lease(location) is None
+    with pytest.raises(LeaseHeld, match="a driver that just starts"):
+        take(location)
+
+
+def test_a_fingerprint_is_of_the_values_not_of_their_order() -> None:
+    assert fingerprint_of({"a": 1, "b": [1]}) == fingerprint_of({"b": [1], "a": 1})
+    assert fingerprint_of({"a": 1}) != fingerprint_of({"a": 2})

@@ -1,0 +1,69 @@
+"""What a driver reports is what others read, over restarts and in bounded space."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from airflow_lakestream.spark.progress import KEPT, BatchProgress, Progress, ProgressLog, read_progress
+
+BATCH = BatchProgress(
+    batch_id=7,
+    rows_in=100,
+    rows_out=98,
+    rejected=2,
+    input_rate=50.0,
+    processing_rate=200.5,
+    duration=0.5,
+    ranges=(("clicks", 0, 5, 55), ("clicks", 1, 0, 50)),
+    lag=3,
+    watermark=1_700_000_000_000,
+    snapshot_ids=("9223372036854775807",),
+    at=1_700_000_000.25,
+)
+
+
+def test_before_the_first_batch_there_is_nothing(tmp_path: Path) -> None:
+    assert read_progress(str(tmp_path / "checkpoint")) == Progress()
+
+
+def test_a_batch_reads_as_it_was_reported(tmp_path: Path) -> None:
+    ProgressLog(str(tmp_path / "c")).report(BATCH)
+    assert read_progress(str(tmp_path / "c")).newest == BATCH
+
+
+def test_sums_go_on_over_drivers_and_beyond_what_is_kept(tmp_path: Path) -> None:
+    for driver in range(2):
+        log = ProgressLog(str(tmp_path / "c"))
+        for n in range(KEPT):
+            log.report(replace(BATCH, batch_id=driver * KEPT + n))
+    read = read_progress(str(tmp_path / "c"))
+    assert (read.batches, read.rows_in, read.rows_out, read.rejected) == (100, 10_000, 9_800, 200)
+    assert [batch.batch_id for batch in read.last] == list(range(50, 100))
+
+
+def test_an_idle_query_moves_too(tmp_path: Path) -> None:
+    log = ProgressLog(str(tmp_path / "c"))
+    log.report(BATCH)
+    before = read_progress(str(tmp_path / "c"))
+    log.alive()
+    after = read_progress(str(tmp_path / "c"))
+    assert after.moves == before.moves + 1
+    assert after.moved_at >= before.moved_at
+    assert (before.doing, after.doing) == ("batch 7 done", "waiting for records")
+    assert after.last == before.last
+
+
+def test_what_a_later_version_adds_is_left_out(tmp_path: Path) -> None:
+    log = ProgressLog(str(tmp_path / "c"))
+    log.report(BATCH)
+    file = tmp_path / "c.lakestream" / "progress.json"
+    content = json.loads(file.read_text())
+    content["new"] = content["last"][0]["new"] = 1
+    file.write_text(json.dumps(content))
+    assert read_progress(str(tmp_path / "c")).newest == BATCH
+
+
+def test_a_batch_in_words() -> None:
+    assert str(BATCH) == "batch 7: 100 records in, 98 rows out, 2 rejected, 0.5 s, 200 records/s, 3 behind"
