@@ -18,7 +18,7 @@ client_log = logging.getLogger("airflow_lakestream.librdkafka")
 
 # Kept from the connection for every client; everything else that a shared connection says of groups, commits and
 # resets does not apply here, since ranges are assigned and progress stands in the table.
-_NOT_FOR_US = frozenset(
+NOT_FOR_US = frozenset(
     {
         "group.id",
         "group.instance.id",
@@ -98,14 +98,14 @@ def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]
 
 def admin_config(connection: Mapping[str, Any], errors: ClientErrors) -> dict[str, Any]:
     """Return the configuration of an admin client on the same connection."""
-    config = {key: value for key, value in connection.items() if key not in _NOT_FOR_US}
+    config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.pop("isolation.level", None)
     return {**_PATIENCE, **config, "error_cb": errors, "logger": errors}
 
 
 def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErrors) -> dict[str, Any]:
     """Return the configuration of a consumer that reads assigned ranges and never commits."""
-    config = {key: value for key, value in connection.items() if key not in _NOT_FOR_US}
+    config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
     # Bounds what librdkafka holds ahead of us; the rest of the memory is in our own batches.
     config.setdefault("queued.max.messages.kbytes", 32 * 1024)

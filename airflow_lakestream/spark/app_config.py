@@ -1,0 +1,213 @@
+"""What a bundled Spark app is told: one configuration, validated at once, in a file that only its owner can read.
+
+The file carries what connections carry, secrets included: on a command line stands only its path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from airflow_lakestream import arguments
+from airflow_lakestream.core.policies import ModeName, is_given, seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.extract_config import ExtractConfig
+from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.spark.apps import KAFKA_TO_ICEBERG, check_app
+
+AVAILABLE_NOW = "available_now"
+# Python's `open` would give a new file to everybody first.
+_OWNER_ONLY = 0o600
+_CATALOG_KEYS = ("name", "properties")
+# Arguments of the extract path that say how one worker reads, and what says it of Spark.
+_OTHERWISE = {
+    "parallelism": "Spark's own settings say how many read",
+    "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
+    "max_batch_bytes": "max_offsets_per_trigger bounds a batch",
+    "checkpoint_interval": "trigger says how often a batch is landed",
+    "max_records": "max_offsets_per_trigger and max_batches bound what is landed",
+}
+# What only a query has.
+_OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppConfig:
+    """One app's configuration.
+
+    :param app: which of the bundled apps, such as "kafka_to_iceberg".
+    :param kafka: librdkafka settings, as for the extract path; secrets among them.
+    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`.
+    :param landing: what the app lands, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
+    :param checkpoint_location: where the query keeps its checkpoint, a path or URI; needed by a query.
+    :param trigger: "available_now", or the time between two batches, such as "10 seconds".
+    :param max_batches: the query ends after so many batches.
+    :param max_offsets_per_trigger: most offsets in one batch.
+    :param owner: who submitted, in words, for whoever finds the stream running.
+    :param spark: settings of Spark for the app's session.
+
+    Raises InvalidArgument, which names the key, for what can't be.
+    """
+
+    app: str
+    kafka: Mapping[str, Any]
+    catalog: Mapping[str, Any]
+    landing: Mapping[str, Any]
+    checkpoint_location: str | None = None
+    trigger: str = AVAILABLE_NOW
+    max_batches: int | str | None = None
+    max_offsets_per_trigger: int | str | None = None
+    owner: str = ""
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_app(self.app)
+        for key in ("kafka", "catalog", "landing", "spark"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
+        check_keys("catalog", self.catalog, _CATALOG_KEYS)
+        if not isinstance(self.catalog.get("properties", {}), Mapping):
+            raise InvalidArgument("catalog", "its properties are not a mapping.")
+        if not self.kafka.get("bootstrap.servers"):
+            raise InvalidArgument("kafka", "bootstrap.servers is missing.")
+        _ = self.seconds_between_batches, self.most_batches, self.most_offsets
+        if self.app == KAFKA_TO_ICEBERG:
+            self._check_landing()
+
+    def _check_landing(self) -> None:
+        extract = self.extract
+        if self.is_query:
+            if not is_given(self.checkpoint_location):
+                raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+            return
+        for key in _OF_QUERIES:
+            if is_given(getattr(self, key)):
+                problem = f'goes with landing.mode="resume"; the mode is {extract.mode!r}, which is landed at once.'
+                raise InvalidArgument(key, problem, "Leave it out.")
+        if self.trigger != AVAILABLE_NOW:
+            raise InvalidArgument("trigger", f"goes with a query; landing.mode is {extract.mode!r}.", "Leave it out.")
+
+    @property
+    def extract(self) -> ExtractConfig:
+        """What to land, as the extract path is told. Raises InvalidArgument."""
+        check_keys("landing", self.landing, [one.name for one in fields(ExtractConfig)])
+        for key in ("topic", "table", "consumer_group"):
+            if not is_given(self.landing.get(key)):
+                raise InvalidArgument(f"landing.{key}", "is missing.")
+        for key, instead in _OTHERWISE.items():
+            if is_given(self.landing.get(key)):
+                raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
+        return ExtractConfig(**self.landing)
+
+    @property
+    def is_query(self) -> bool:
+        """Whether a streaming query lands; else the interval or the ranges are landed at once."""
+        return str(self.landing.get("mode", ModeName.RESUME)) == ModeName.RESUME
+
+    @property
+    def seconds_between_batches(self) -> float | None:
+        """The time from the begin of one batch to that of the next; None for "available_now"."""
+        if self.trigger == AVAILABLE_NOW:
+            return None
+        # Spark's own way to write it, "10 seconds", and ours, "10s".
+        short = re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour)s?\s*$", _unit, str(self.trigger))
+        try:
+            return seconds("trigger", short)
+        except InvalidArgument:
+            problem = f'{self.trigger!r} is neither "{AVAILABLE_NOW}" nor a time between two batches.'
+            raise InvalidArgument("trigger", problem, 'Write "10 seconds".') from None
+
+    @property
+    def most_batches(self) -> int | None:
+        """After how many batches the query ends; None for no such end."""
+        return arguments.count("max_batches", self.max_batches, "batches")
+
+    @property
+    def most_offsets(self) -> int | None:
+        """How many offsets a batch has at most; None for all that are there."""
+        return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
+
+    @property
+    def catalog_name(self) -> str:
+        """The catalog's name: some catalogs keep the tables of each name apart."""
+        return str(self.catalog.get("name", "iceberg_default"))
+
+    @property
+    def catalog_properties(self) -> dict[str, str]:
+        """The catalog's properties."""
+        return dict(self.catalog.get("properties", {}))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> AppConfig:
+        """Return the configuration that a mapping says. Raises InvalidArgument."""
+        check_keys("", given, [one.name for one in fields(cls)])
+        for key in ("app", "kafka", "catalog", "landing"):
+            if key not in given:
+                raise InvalidArgument(key, "is missing in the configuration of the app.")
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: str | Path) -> AppConfig:
+        """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+        try:
+            given = json.loads(Path(path).read_text())
+        except OSError as e:
+            raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
+        except ValueError as e:
+            where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
+            raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
+        if not isinstance(given, Mapping):
+            raise InvalidArgument("config", f"{path} holds no JSON object.")
+        return cls.parse(given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets among them. Raises InvalidArgument for what has no JSON."""
+        kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        loaded: dict[str, Any] = json.loads(json.dumps(kept, default=_to_json))
+        return loaded
+
+    def write(self, path: str | Path) -> Path:
+        """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
+        path = Path(path)
+        new = path.with_name(f".{path.name}.{os.getpid()}.new")
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(self.to_dict(), file, indent=1)
+        return new.replace(path)
+
+
+def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a key that is not known, and name the nearest one that is. Raises InvalidArgument."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1, 0.5)
+            remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
+            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is no setting of the app.", remedy)
+
+
+def _unit(match: re.Match[str]) -> str:
+    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}[match[2]]
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, RegistryConfig):
+        return {key: item for key, item in asdict(value).items() if item is not None}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Schema | pa.Schema):
+        remedy = 'Write it as text, such as "id bigint not null, name string".'
+        raise InvalidArgument("landing.schema", "a schema object has no place in a file.", remedy)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise InvalidArgument("config", f"a {type(value).__name__} has no place in a file.")

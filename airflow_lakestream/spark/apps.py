@@ -1,0 +1,52 @@
+"""The bundled Spark apps: where their programs are, and the package as a zip for executors that lack it."""
+
+from __future__ import annotations
+
+import difflib
+import zipfile
+from pathlib import Path
+
+import airflow_lakestream
+from airflow_lakestream.exceptions import InvalidArgument
+
+KAFKA_TO_ICEBERG = "kafka_to_iceberg"
+_PACKAGE = Path(airflow_lakestream.__file__).parent
+# In a wheel they lie in the package, in a checkout beside it.
+_PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
+# What is Airflow's: executors have none.
+_NOT_FOR_EXECUTORS = ("hooks", "operators", "sensors", "triggers", "cli", "example_dags", "spark_apps")
+
+
+def apps() -> list[str]:
+    """Return the names of the bundled apps."""
+    return sorted({program.stem for place in _PLACES for program in place.glob("[!_]*.py")})
+
+
+def check_app(name: str) -> str:
+    """Return the name of an app. Raises InvalidArgument, which names the nearest one."""
+    known = apps()
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1, 0.4)
+        remedy = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+        raise InvalidArgument("app", f"{name!r} is no bundled app.", remedy)
+    return name
+
+
+def app_path(name: str) -> str:
+    """Return the path of a bundled app's program, for `spark-submit`. Raises InvalidArgument."""
+    check_app(name)
+    return str(next(path for place in _PLACES if (path := place / f"{name}.py").is_file()))
+
+
+def package_zip(folder: str | Path) -> str:
+    """Write the package as a zip into a folder, for `spark-submit --py-files`, and return its path.
+
+    It holds our modules only; what they need has to be installed where the executors run: docs/spark.md.
+    """
+    path = Path(folder) / f"airflow_lakestream-{airflow_lakestream.__version__}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for module in sorted(_PACKAGE.rglob("*.py")):
+            inside = module.relative_to(_PACKAGE)
+            if inside.parts[0] not in _NOT_FOR_EXECUTORS:
+                archive.write(module, Path(_PACKAGE.name) / inside)
+    return str(path)

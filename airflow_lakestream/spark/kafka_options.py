@@ -1,0 +1,143 @@
+"""librdkafka's settings as the options of Spark's Kafka source, whose client is Java's.
+
+What only tunes librdkafka is left to the driver's own clients. Any other setting that has no counterpart is refused:
+left out, it would be missed in the wrong place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.client import NOT_FOR_US
+
+# Options of sources whose values Spark is not to show; without these, its own pattern would show JAAS and PEM texts.
+REDACTED = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore"
+
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+_SAME = (
+    *("client.id", "client.rack", "client.dns.lookup", "metadata.max.age.ms", "connections.max.idle.ms", "check.crcs"),
+    *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "socket.connection.setup.timeout.ms"),
+    *("fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes", "isolation.level"),
+)
+_RENAMED = {
+    "metadata.broker.list": "bootstrap.servers",
+    "bootstrap.servers": "bootstrap.servers",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+}
+# They say how librdkafka works inside, or what it logs, and nothing of what is read from where.
+_OF_LIBRDKAFKA = (
+    *("queued.", "log", "debug", "statistics.", "socket.", "api.version.", "broker.", "topic.metadata.", "builtin."),
+    *("fetch.queue.", "fetch.error.", "message.max.", "receive.message.max.", "max.in.flight", "enable.partition.eof"),
+    *("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.recovery.", "compression."),
+    *("linger.ms", "batch.", "acks", "enable.idempotence", "allow.auto.create.topics", "topic.blacklist", "plugin."),
+)
+_SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
+
+
+def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
+    """Return options for Spark's Kafka source, each beginning with "kafka.".
+
+    :param connection: librdkafka configuration.
+
+    Raises InvalidArgument, which names the setting and never a value.
+    """
+    found = {"isolation.level": "read_committed"}
+    left = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
+    for key in [key for key in left if key in _SAME or key in _RENAMED]:
+        found[_RENAMED.get(key, key)] = _text(left.pop(key))
+    if "security.protocol" in left:
+        found["security.protocol"] = str(left.pop("security.protocol")).upper()
+    found |= _sasl({key: left.pop(key) for key in _SASL if key in left})
+    found |= _tls({key: left.pop(key) for key in list(left) if key.startswith(("ssl.", "enable.ssl."))})
+    for key in left:
+        if not key.startswith(_OF_LIBRDKAFKA):
+            remedy = "Leave it out of the connection for Spark."
+            raise InvalidArgument(f"kafka.{key}", "has no counterpart in Spark's Kafka client.", remedy)
+    return {f"kafka.{key}": value for key, value in found.items()}
+
+
+def _sasl(given: Mapping[str, Any]) -> dict[str, str]:
+    if not given:
+        return {}
+    mechanism = str(given.get("sasl.mechanism", given.get("sasl.mechanisms", "GSSAPI"))).upper()
+    if mechanism not in _LOGIN_MODULES:
+        problem = f"{mechanism!r} is not translated for Spark."
+        raise InvalidArgument("kafka.sasl.mechanism", problem, f"It may be {', '.join(_LOGIN_MODULES)}.")
+    for key in ("sasl.username", "sasl.password"):
+        if key not in given:
+            raise InvalidArgument(f"kafka.{key}", f"is missing; sasl.mechanism is {mechanism}.")
+    name, password = (_quoted(str(given[key])) for key in ("sasl.username", "sasl.password"))
+    return {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_LOGIN_MODULES[mechanism]} required username={name} password={password};",
+    }
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _tls(given: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if (authorities := _pem(given, "ssl.ca")) is not None:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+    chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
+    if (chain is None) != (key is None):
+        raise InvalidArgument("kafka.ssl.certificate.location", "goes with ssl.key.location, and one is missing.")
+    if chain is not None and key is not None:
+        _check_key(key)
+        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+    for name, (translated, translate) in _OF_TLS.items():
+        if name in given:
+            found[translated] = translate(given.pop(name))
+    if str(given.pop("enable.ssl.certificate.verification", True)).lower() != "true":
+        problem = "can't be turned off in Java's client."
+        raise InvalidArgument("kafka.enable.ssl.certificate.verification", problem, "Give ssl.ca.location.")
+    if given:
+        raise InvalidArgument(f"kafka.{min(given)}", "has no counterpart in Spark's Kafka client.", "Use PEM files.")
+    return found
+
+
+def _pem(given: dict[str, Any], name: str) -> str | None:
+    """Return the text of what is given as a file or as text; files are the driver's, executors need none."""
+    location, text = given.pop(f"{name}.location", None), given.pop(f"{name}.pem", None)
+    # Without one, Java trusts what its own store holds, as librdkafka does what it finds by "probe".
+    if text is not None or location is None or location == "probe":
+        return None if text is None else str(text)
+    try:
+        return Path(location).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidArgument(f"kafka.{name}.location", f"{location} can't be read as PEM: {e}.") from None
+
+
+def _check_key(key: str) -> None:
+    if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
+        remedy = "Convert it: openssl pkcs8 -topk8 -in key.pem -out key8.pem."
+        raise InvalidArgument("kafka.ssl.key.location", "is no PKCS#8 key, which Java's client needs.", remedy)
+
+
+def _identification(value: object) -> str:
+    return "" if str(value).lower() == "none" else str(value)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_OF_TLS: dict[str, tuple[str, Callable[[object], str]]] = {
+    "ssl.key.password": ("ssl.key.password", _text),
+    "ssl.endpoint.identification.algorithm": ("ssl.endpoint.identification.algorithm", _identification),
+    "ssl.cipher.suites": ("ssl.cipher.suites", _text),
+}

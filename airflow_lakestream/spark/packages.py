@@ -1,0 +1,140 @@
+"""The jars that the apps need, fitting the Spark that is installed: resolved once, then taken from a folder.
+
+By the Ivy that comes inside pyspark, with its own settings: nobody has to install Maven, and a repository that was set
+up for Ivy or Spark is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+
+# The folder for jars, where the default (~/.cache) is not to be written.
+CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
+_SCALA = "2.13"
+_COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
+_VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
+
+
+class PackagesUnavailable(LakestreamError, Transient):
+    """Jars could not be had."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the jars for Spark could not be fetched: {problem}. Check the network (a proxy goes into "
+            "JAVA_TOOL_OPTIONS), or give jars that are there, by spark.jars."
+        )
+
+
+def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
+    """Return the Maven coordinates of Spark's Kafka source, for the installed Spark or another version."""
+    return (f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{spark_version or installed_spark()}",)
+
+
+def installed_spark() -> str:
+    """Return the version of the pyspark that is installed. Raises InvalidArgument without one."""
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise InvalidArgument("app", "pyspark is not installed.", "pip install 'airflow-lakestream[spark]'.") from None
+
+
+def resolve(coordinates: Sequence[str], cache: str | Path | None = None) -> list[str]:
+    """Return the paths of these packages' jars with all that they need and Spark does not have itself.
+
+    Fetched at the first call only; safe for several processes at once.
+
+    :param coordinates: such as "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0".
+    :param cache: folder to keep them in; by default that of `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
+
+    Raises InvalidArgument for what are no coordinates, PackagesUnavailable.
+    """
+    for one in coordinates:
+        if _COORDINATES.fullmatch(one) is None:
+            raise InvalidArgument("packages", f"{one!r} is not group:artifact:version.")
+    name = hashlib.sha256("\n".join([installed_spark(), *sorted(coordinates)]).encode()).hexdigest()[:16]
+    folder = _cache(cache)
+    target = folder / name
+    if not target.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock"):
+            if not target.is_dir():
+                _fetch(coordinates, target)
+    return sorted(str(jar) for jar in target.glob("*.jar"))
+
+
+def _cache(given: str | Path | None) -> Path:
+    if given is not None:
+        return Path(given)
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-lakestream" / "jars"
+    return Path(os.environ.get(CACHE_VARIABLE) or default)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(coordinates: Sequence[str], target: Path) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
+    try:
+        _run_ivy(coordinates, scratch)
+        spark = _spark_jars()
+        own = {_VERSION_OF_JAR.sub("", jar.name) for jar in spark.glob("*.jar")}
+        for jar in (scratch / "lib").glob("*.jar"):
+            # Another version of what Spark has would stand beside it on the class path.
+            if _VERSION_OF_JAR.sub("", jar.name) in own:
+                jar.unlink()
+        for one in coordinates:
+            _, artifact, version = one.split(":")
+            if not (scratch / "lib" / f"{artifact}-{version}.jar").is_file():
+                raise PackagesUnavailable(f"Ivy came back without {one}")
+        # The rename is what makes the set complete.
+        (scratch / "lib").replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_ivy(coordinates: Sequence[str], scratch: Path) -> None:
+    wanted = (one.split(":") for one in coordinates)
+    lines = [f'<dependency org="{o}" name="{n}" rev="{r}" conf="default->default"/>' for o, n, r in wanted]
+    (scratch / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="airflow-lakestream" module="spark-jars"/>'
+        f'<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
+    )
+    found = sorted(_spark_jars().glob("ivy-*.jar"))
+    if not found:
+        raise PackagesUnavailable("the installed pyspark brings no Ivy")
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    command = [java, "-jar", str(found[-1]), "-ivy", "ivy.xml", "-confs", "default", "-retrieve"]
+    command.append("lib/[artifact]-[revision](-[classifier]).[ext]")
+    try:
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
+    except OSError as e:
+        raise PackagesUnavailable(f"{java} can't be run ({e.strerror}); install a JDK 17") from e
+    if done.returncode:
+        said = [line.strip() for line in done.stdout.splitlines() if "UNRESOLVED" in line or "ERROR" in line]
+        raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
+
+
+def _spark_jars() -> Path:
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "jars"
