@@ -254,7 +254,8 @@ class RejectedRecords:
             if cancelled.is_set():
                 return
             batch = batches.pop((r.topic, r.partition), None)
-            batch = batch or RawBatch(r.topic, r.partition, [], [], pa.array([], pa.binary()), keys=[], headers=[])
+            if batch is None:
+                batch = RawBatch(r.topic, r.partition, [], [], pa.array([], pa.binary()))
             yield Chunk(r, batch, batch.values.nbytes)
 
     def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
@@ -289,17 +290,14 @@ class RejectedRecords:
 
 def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:
     """Return rows of a reject table as the records that they were."""
-    headers = [
-        None if one is None else [(header["key"], header["value"]) for header in one]
-        for one in rows["_kafka_headers"].to_pylist()
-    ]
+    key, headers = (rows[field.name].combine_chunks().cast(field.type) for field in metadata_schema(("key", "headers")))
     return RawBatch(
         topic,
         partition,
         rows[OFFSET].to_pylist(),
         [_millis(*pair) for pair in zip(_stamps(rows), rows["error"].to_pylist(), strict=True)],
         rows["value"].combine_chunks(),
-        keys=rows["_kafka_key"].to_pylist(),
+        keys=key,
         headers=headers,
     )
 

@@ -158,6 +158,6 @@ def first_records(batch: RawBatch, count: int) -> RawBatch:
         offsets=batch.offsets[:count],
         timestamps=batch.timestamps[:count],
         values=batch.values[:count],
-        keys=batch.keys and batch.keys[:count],
-        headers=batch.headers and batch.headers[:count],
+        keys=None if batch.keys is None else batch.keys[:count],
+        headers=None if batch.headers is None else batch.headers[:count],
     )

@@ -8,9 +8,9 @@ from typing import Any
 
 from airflow_lakestream.core.ledger import Counts
 
-Headers = list[tuple[str, bytes | None]]
-# An Arrow array of binary; the core only counts and cuts it.
+# Arrow arrays; the core only counts and cuts them.
 Values = Any
+Headers = Any
 # Arrow tables; the core only hands them from the decoder to the sink.
 Rows = Any
 
@@ -20,8 +20,9 @@ class RawBatch:
     """Consecutive records of one partition, in offset order; parallel sequences of one length.
 
     `offsets` is strictly increasing and may have holes (markers, compaction); a `range` where it has none.
-    `timestamps` are milliseconds since the epoch, or -1 where a record has none. `values` and `keys` hold null where
-    the record does. `keys` and `headers` are None when nobody asked for them.
+    `timestamps` are milliseconds since the epoch, or -1 where a record has none. `values` and `keys` are Arrow arrays
+    of binary, null where the record's is; `headers` is one of `list<struct<key: string, value: binary>>`, null where a
+    record has none. `keys` and `headers` are None when nobody asked for them.
     """
 
     topic: str
@@ -29,8 +30,8 @@ class RawBatch:
     offsets: Sequence[int]
     timestamps: Sequence[int]
     values: Values
-    keys: Sequence[bytes | None] | None = None
-    headers: Sequence[Headers | None] | None = None
+    keys: Values | None = None
+    headers: Headers | None = None
 
     def __len__(self) -> int:
         return len(self.values)

@@ -179,7 +179,7 @@ class Payload:
             return pa.field(KEY_COLUMN, pa.string())
         if self.key_format == KeyFormat.RAW:
             return pa.field(KEY_COLUMN, pa.binary())
-        keys = replace(first, values=pa.array(first.keys, pa.binary()))
+        keys = replace(first, values=first.keys)
         if self.key_format == KeyFormat.JSON:
             return pa.field(KEY_COLUMN, key_type(keys, wrapped=self.envelope is not None))
         assert self.key_format is not None

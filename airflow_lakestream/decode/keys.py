@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,9 +53,8 @@ class KeyedDecoder:
         """Return the rows of a batch, and its bad records."""
         if batch.keys is None:
             raise AssertionError("the records were read without their keys")
-        given = pa.array(batch.keys, pa.binary())
         values = self.values.decode(batch)
-        keys = self.keys.decode(RawBatch(batch.topic, batch.partition, batch.offsets, batch.timestamps, given))
+        keys = self.keys.decode(replace(batch, values=batch.keys, keys=None, headers=None))
         rows, column = values.rows, keys.rows.column(0)
         if values.bad or keys.bad:
             good_values, good_keys = _good(len(batch), values.bad), _good(len(batch), keys.bad)

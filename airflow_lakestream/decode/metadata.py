@@ -83,13 +83,13 @@ def _timestamp(batch: RawBatch) -> pa.Array:
 def _key(batch: RawBatch) -> pa.Array:
     if batch.keys is None:
         raise InvalidArgument("metadata_columns", "the records were read without their keys.")
-    return pa.array(batch.keys, pa.binary())
+    return batch.keys
 
 
 def _headers(batch: RawBatch) -> pa.Array:
     if batch.headers is None:
         raise InvalidArgument("metadata_columns", "the records were read without their headers.")
-    return pa.array(batch.headers, _HEADERS)
+    return batch.headers
 
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))

@@ -61,9 +61,9 @@ class RawDecoder:
         return Decoded(pa.Table.from_arrays(columns, schema=self.schema), bad)
 
     def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
-        if field.name == "key" and batch.keys is None:
+        values = batch.values if field.name == "value" else batch.keys
+        if values is None:
             raise InvalidArgument("schema", "it has a column key, and the records were read without their keys.")
-        values = batch.values if field.name == "value" else pa.array(batch.keys, pa.binary())
         if not field.nullable and values.null_count:
             for place in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)):
                 reasons.setdefault(int(place), f"{field.name}: null, and the column is required")

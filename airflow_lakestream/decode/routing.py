@@ -98,10 +98,10 @@ class Router:
                 bad.setdefault(int(index), f"its {placeholder} is {text}, not a single value")
             values = pc.if_else(nested, pa.scalar(None, pa.string()), values)
         else:
-            raw = batch.keys if placeholder.origin is Origin.KEY else _headers(batch, placeholder.name)
+            raw = batch.keys if placeholder.origin is Origin.KEY else batch.headers
             if raw is None:
                 raise AssertionError(f"the records were read without what {placeholder} routes by")
-            values = _text(pa.array(raw, pa.binary()), placeholder, bad)
+            values = _text(raw if placeholder.origin is Origin.KEY else _last(raw, placeholder.name), placeholder, bad)
         for index in np.flatnonzero(values.is_null()):
             bad.setdefault(int(index), f"it has no {placeholder} to route by")
         return values
@@ -121,11 +121,15 @@ def _names_tables(kind: pa.DataType) -> bool:
     return any(check(kind) for check in (*checks, pa.types.is_decimal, pa.types.is_date))
 
 
-def _headers(batch: RawBatch, name: str) -> list[bytes | None] | None:
-    if batch.headers is None:
-        return None
-    # Of several headers of one name the last one counts, as Kafka's own lastHeader() has it.
-    return [next((v for key, v in reversed(headers or ()) if key == name), None) for headers in batch.headers]
+def _last(headers: pa.Array, name: str) -> pa.Array:
+    """Return the values of each record's last header of a name, as Kafka's own lastHeader() has it; null without."""
+    pairs = pc.list_flatten(headers)
+    owners = pc.list_parent_indices(headers).to_numpy()
+    named = np.flatnonzero(pc.equal(pairs.field("key"), name))
+    # Of numbers that come again, the last assignment counts.
+    places = np.full(len(headers), -1, np.int64)
+    places[owners[named]] = named
+    return pairs.field("value").take(pa.array(places, mask=places < 0))
 
 
 def _text(raw: pa.Array, placeholder: Placeholder, bad: dict[int, str]) -> pa.Array:

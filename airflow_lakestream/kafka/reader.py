@@ -33,6 +33,7 @@ POLL = 0.1
 # A chunk is handed on when its values are this large, or this many: large enough for Arrow, small enough for memory.
 CHUNK_BYTES = 8 * 2**20
 CHUNK_RECORDS = 50_000
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
@@ -205,8 +206,8 @@ class _Partition:
         self._timestamps = array("q")
         self._values: list[pa.Array] = []
         self._count = 0
-        self._keys: list[bytes | None] = []
-        self._headers: list[Any] = []
+        self._keys: list[pa.Array] = []
+        self._headers: list[pa.Array] = []
         self._size = 0
 
     @property
@@ -236,11 +237,11 @@ class _Partition:
         self._offsets.append(_offsets(messages))
         self._timestamps.extend(array("q", [at for _, at in map(Message.timestamp, messages)]))
         if with_keys:
-            keys = list(map(Message.key, messages))
-            self._keys += keys
-            self._size += sum(map(len, filter(None, keys)))
+            self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
+            self._size += self._keys[-1].total_values_length
         if with_headers:
-            self._headers += map(Message.headers, messages)
+            self._headers.append(_headers(messages))
+            self._size += self._headers[-1].nbytes
         self.next_offset = self._offsets[-1][-1] + 1
         self.seen = max(self.seen, self.next_offset)
 
@@ -252,8 +253,8 @@ class _Partition:
             _joined(self._offsets, self._count),
             self._timestamps,
             pa.concat_arrays(self._values) if self._values else pa.array([], pa.binary()),
-            self._keys or None,
-            self._headers or None,
+            pa.concat_arrays(self._keys) if self._keys else None,
+            pa.concat_arrays(self._headers) if self._headers else None,
         )
         covers = OffsetRange(self.topic, self.partition, self.position, until)
         chunk = Chunk(covers, batch, self._size)
@@ -269,6 +270,12 @@ def _offsets(messages: Sequence[Any]) -> Sequence[int]:
         return range(first, last + 1)
     offsets: list[Any] = list(map(Message.offset, messages))
     return offsets
+
+
+def _headers(messages: Sequence[Any]) -> pa.Array:
+    if not any(map(Message.headers, messages)):
+        return pa.nulls(len(messages), HEADERS)
+    return pa.array(list(map(Message.headers, messages)), HEADERS)
 
 
 def _joined(pieces: Sequence[Sequence[int]], count: int) -> Sequence[int]:

@@ -48,13 +48,13 @@ def _column(name: str, batch: RawBatch, bad: dict[int, str]) -> pa.Array:
     if name == "value":
         return _text("value", batch.values, bad)
     if name == "key":
-        return _text("key", pa.array(batch.keys or [], pa.binary()), bad)
+        return _text("key", batch.keys, bad)
     if name in ("event_timestamp", "_kafka_timestamp"):
         return _timestamps(batch, bad)
     if name in NEEDS_HEADERS:
-        return pa.array(batch.headers or [], _HEADERS)
+        return batch.headers
     if name == "_kafka_key":
-        return pa.array(batch.keys or [], pa.binary())
+        return batch.keys
     if name == "_kafka_offset":
         return pa.array(np.asarray(batch.offsets, np.int64))
     value = pa.scalar(batch.topic) if name == "_kafka_topic" else pa.scalar(batch.partition, pa.int32())

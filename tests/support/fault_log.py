@@ -18,6 +18,7 @@ from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ports import Boundary, Chunk, OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import metadata_schema
 
 # Long ago, and the same for every run: boundaries dated beyond now are another matter.
 EPOCH_MS = 1_700_000_000_000
@@ -178,6 +179,6 @@ class ModelReader:
         entries = [log.entries[offset] for offset in offsets]
         values = pa.array([entry.value for entry in entries], pa.binary())
         stamps = [entry.at_ms for entry in entries]
-        none = [None] * len(offsets)
-        batch = RawBatch(covers.topic, covers.partition, offsets, stamps, values, keys=none, headers=none)
+        keys, headers = (pa.nulls(len(offsets), field.type) for field in metadata_schema(("key", "headers")))
+        batch = RawBatch(covers.topic, covers.partition, offsets, stamps, values, keys=keys, headers=headers)
         return Chunk(covers, batch, len(offsets))

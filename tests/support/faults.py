@@ -238,7 +238,12 @@ class SmallChunks:
             part = slice(start, start + self._records)
             is_last = start + self._records >= len(batch)
             piece = replace(
-                batch, offsets=batch.offsets[part], timestamps=batch.timestamps[part], values=batch.values[part]
+                batch,
+                offsets=batch.offsets[part],
+                timestamps=batch.timestamps[part],
+                values=batch.values[part],
+                keys=None if batch.keys is None else batch.keys[part],
+                headers=None if batch.headers is None else batch.headers[part],
             )
             until = covers.until_offset if is_last else batch.offsets[start + self._records]
             size = piece.values.total_values_length

@@ -18,7 +18,7 @@ from tests.unit.decode.support import batch
 
 
 def keyed(keys: list[bytes | None], values: list[bytes | None] | None = None) -> Any:
-    return replace(batch(values or [b'{"v":%d}' % n for n in range(len(keys))]), keys=keys)
+    return replace(batch(values or [b'{"v":%d}' % n for n in range(len(keys))]), keys=pa.array(keys, pa.binary()))
 
 
 def decoded(payload: Payload, given: Any, schema: pa.Schema | None = None) -> tuple[list[Any], dict[int, str]]:

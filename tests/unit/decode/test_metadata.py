@@ -12,7 +12,8 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 ALL = ["topic", "partition", "offset", "timestamp", "key", "headers"]
 RECORDS = RawBatch(
     "orders", 7, [5, 6, 9], [0, -1, 1_700_000_000_123], pa.array([b"{}", None, b"x"]),
-    keys=[b"\xff", None, b""], headers=[[("h", b"1"), ("h", None)], None, []],
+    keys=pa.array([b"\xff", None, b""]),
+    headers=pa.array([[("h", b"1"), ("h", None)], None, []], metadata_schema(["headers"]).field(0).type),
 )  # fmt: skip
 
 

@@ -10,12 +10,16 @@ import pyarrow as pa
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform import SqlTransform
 
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_COLUMNS = {"keys": pa.binary(), "headers": HEADERS}
+
 
 def batch(values: Sequence[bytes | None], **more: Any) -> RawBatch:
     """Return a batch of these values; offsets with holes, so that an index is never taken for an offset."""
     offsets = [1000 + 3 * i for i in range(len(values))]
     times = [1_763_000_000_000 + i for i in range(len(values))]
-    return RawBatch("orders", 7, offsets, more.pop("timestamps", times), pa.array(values, pa.binary()), **more)
+    columns = {name: pa.array(more[name], kind) for name, kind in _COLUMNS.items() if name in more}
+    return RawBatch("orders", 7, offsets, more.get("timestamps", times), pa.array(values, pa.binary()), **columns)
 
 
 def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:

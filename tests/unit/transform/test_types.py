@@ -17,7 +17,7 @@ import pytest
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
-from tests.unit.transform.support import batch, column
+from tests.unit.transform.support import HEADERS, batch, column
 
 NOON = dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
 NAIVE = dt.datetime(2026, 7, 1, 12)
@@ -110,8 +110,8 @@ def test_the_columns_of_a_raw_record() -> None:
         range(5, 7),
         [1_000, -1],
         pa.array([b"v", None]),
-        [b"k", None],
-        [[("h", b"\xff"), ("n", None)], None],
+        pa.array([b"k", None]),
+        pa.array([[("h", b"\xff"), ("n", None)], None], HEADERS),
     )
     names = "key, value, event_timestamp, headers, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
     result = SqlTransform(f"SELECT {names}, _kafka_key, _kafka_headers FROM {{{{ input }}}}").apply(raw)
