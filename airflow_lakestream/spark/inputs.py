@@ -1,0 +1,45 @@
+"""What a stream is, for its lease: what its checkpoint belongs to, and what makes two submits the same.
+
+Without secrets: a password that has changed makes no other stream, and nothing of it lies beside the checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.lease_record import fingerprint_of
+
+# What of the connections says where records come from and go to.
+_OF_KAFKA = ("bootstrap.servers",)
+_OF_CATALOG = ("type", "uri", "warehouse")
+
+
+def inputs_of(config: AppConfig) -> dict[str, str]:
+    """Return what the checkpoint belongs to for good: app, topic, table and group."""
+    landing = config.landing
+    group = landing.get("consumer_group", "")
+    return {"app": config.app, "topic": str(landing.get("topic", "")), "table": str(landing.get("table", ""))} | {
+        "group": str(group)
+    }
+
+
+def fingerprint(config: AppConfig) -> str:
+    """Return what two configurations have in common exactly if a driver of one may be taken for one of the other."""
+    known = config.to_dict()
+    told: dict[str, Any] = {key: value for key, value in known.items() if key not in ("kafka", "catalog", "owner")}
+    registry = config.landing.get("schema_registry")
+    if registry is not None:
+        address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
+        told["landing"] = {**told["landing"], "schema_registry": address}
+    told["kafka"] = {key: config.kafka.get(key) for key in _OF_KAFKA}
+    told["catalog"] = [
+        config.catalog_name,
+        *(_without_login(config.catalog_properties.get(key)) for key in _OF_CATALOG),
+    ]
+    return fingerprint_of(told)
+
+
+def _without_login(address: str | None) -> str | None:
+    scheme, found, rest = (address or "").partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if found else address
