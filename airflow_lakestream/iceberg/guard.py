@@ -35,7 +35,8 @@ from pyiceberg.table.update import (
 )
 
 from airflow_lakestream.core.ledger import Landing, union
-from airflow_lakestream.core.ports import Conflict, LedgerConflict
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.ports import StaleFiles as StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store, retention
@@ -44,13 +45,6 @@ from airflow_lakestream.iceberg.schema_change import SchemaChange
 log = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
-
-
-class StaleFiles(Conflict):
-    """The table's schema or partition spec is no longer the one that the data files were written for."""
-
-    def __init__(self, table: str, what: str) -> None:
-        super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
 
 
 class Refused(ValidationException):
@@ -118,9 +112,13 @@ class CommitGuard:
         self.check_fit(current)
         if ledger_store.facts_of(current.metadata).head_id != base_id:
             raise self._not_applied("main moved since the commit was prepared")
+        snapshot = _only(AddSnapshotUpdate, updates).snapshot
+        if (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number:
+            # Back at the base by a rollback. A catalog refuses the number, in words that leave open what became of it.
+            raise self._not_applied("main moved since the commit was prepared, and was rolled back")
         requirements += self._schema_requirements(current, updates)
         self.check_ledger(current)
-        snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
+        snapshot_id = snapshot.snapshot_id
         expiring = retention.expiring(current.metadata)
         properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
         noted = {**properties, **self.notes}

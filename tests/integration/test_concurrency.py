@@ -15,6 +15,7 @@ from pyiceberg.types import StringType
 
 from airflow_lakestream.core.landing import Job, land
 from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.iceberg.guard import CommitGuard
 from tests.support.broker import Producing, Topics
 from tests.support.faults import BeforeCommit, InterposedSink, OnlyPartitions, SmallChunks, WrappedCatalog
 from tests.support.lake import (
@@ -209,6 +210,29 @@ def test_the_table_is_rolled_back_between_plan_and_commit(lake: Lake, filled: st
     assert report.to_dict()["ranges"] == [[0, EACH, 3 * EACH]]
     assert len(report.snapshot_ids) == 2
     assert_landed_once(lake, filled, ALL | {0: 3 * EACH})
+
+
+def test_the_table_moves_and_is_rolled_back_to_the_base_before_the_commit(
+    lake: Lake, filled: str, produce: Producing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (base,) = lake.land(filled).snapshot_ids
+    produce(filled, 0, events(0, EACH, EACH))
+    commit, disturbed = CommitGuard.commit_table, []
+
+    def disturb(guard: CommitGuard, *request: Any) -> Any:
+        if not disturbed:
+            disturbed.append(True)
+            append_foreign_rows(lake.table())
+            lake.table().manage_snapshots().rollback_to_snapshot(base).commit()
+        return commit(guard, *request)
+
+    monkeypatch.setattr(CommitGuard, "commit_table", disturb)
+    with caplog.at_level("WARNING"):
+        report = lake.land(filled)
+
+    assert report.to_dict()["ranges"] == [[0, EACH, 2 * EACH]]
+    assert_landed_once(lake, filled, ALL | {0: 2 * EACH})
+    assert "did not say whether it was applied" not in caplog.text
 
 
 def add_a_column(table: Table) -> None:
