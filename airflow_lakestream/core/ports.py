@@ -39,6 +39,13 @@ class LedgerConflict(Conflict):
         super().__init__(f"{table} holds {ranges} already: another run landed them first.")
 
 
+class StaleFiles(Conflict):
+    """The table's schema or partitioning is no longer the one that the data files were written for."""
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(f"{table}: {what} between plan and commit, so the files written do not fit it any more.")
+
+
 class RangesNotLanded(Conflict):
     """Ranges to replace are not, or not any more, in the group's ledger; `ranges` says which. Nothing was replaced."""
 
