@@ -23,13 +23,19 @@ def up(args: argparse.Namespace) -> None:
     overrides = dict(setting.split("=", 1) for setting in args.set) if args.set else None
     if unknown := set(args.services) - set(SERVICES):
         raise UnknownService(f"No service {', '.join(sorted(unknown))}: there are {', '.join(SERVICES)}.")
-    # A registry is for those who ask for it.
-    wanted = args.services or [service for service in SERVICES if service != "registry"]
+    # The others are for those who ask for them.
+    wanted = args.services or ["kafka", "airflow"]
     # Airflow brings Kafka up by itself, at the same time; settings for Kafka have to come first.
-    if "airflow" not in wanted or overrides:
+    if overrides or ("kafka" in wanted and "airflow" not in wanted):
         stack.up_kafka(overrides)
     if "registry" in wanted:
         stack.up_registry()
+    if "postgres" in wanted:
+        stack.up_postgres()
+    if "connect" in wanted:
+        stack.up_connect()
+    if {"spark-master", "spark-worker"} & set(wanted):
+        stack.up_spark()
     if "airflow" in wanted:
         stack.up_airflow()
 
@@ -47,7 +53,7 @@ def status(args: argparse.Namespace) -> None:
     rows = [(stack.name, found) for stack in all_stacks() for found in stack.status()]
     for name, found in rows:
         ports = " ".join(f"{which}={port}" for which, port in found.ports.items())
-        print(f"{name:<24} {found.service:<8} pid {found.pid or '-':<8} {found.health:<13} {ports:<28} {found.folder}")
+        print(f"{name:<24} {found.service:<12} pid {found.pid or '-':<8} {found.health:<13} {ports:<28} {found.folder}")
     if not rows:
         print("nothing is up")
 
@@ -101,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     starting = command(up)
-    starting.add_argument("services", nargs="*", metavar="SERVICE", help="which services (default: kafka and airflow)")
+    known = ", ".join(SERVICES)
+    starting.add_argument("services", nargs="*", metavar="SERVICE", help=f"{known} (default: kafka and airflow)")
     starting.add_argument("--set", action="append", metavar="KEY=VALUE", help="a line for Kafka's server.properties")
     ending = command(down)
     ending.add_argument("--all", action="store_true", help="every stack of this checkout")

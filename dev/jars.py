@@ -71,6 +71,22 @@ KAFKA = JarSet(
     ),
 )
 
+CONNECT = JarSet(
+    "kafka-connect-4.1.0",
+    (
+        ("org.apache.kafka", "connect-runtime", "4.1.0"),
+        ("org.apache.kafka", "connect-json", "4.1.0"),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+    size="36 MB",
+)
+
+DEBEZIUM = JarSet(
+    "debezium-postgres-3.2.0.Final",
+    (("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),),
+    size="7 MB",
+)
+
 
 def fetch(jars: JarSet, folder: Path, jdk: Jdk, say: Say = quiet) -> Path:
     """Have the jars in `folder`/<name>, fetched when they are not there yet; safe for several processes at once."""

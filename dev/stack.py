@@ -13,36 +13,40 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from dev import jars
 from dev.errors import NotUp, ServiceConflict
-from dev.java import find_jdk
+from dev.java import Jdk, find_jdk
 from dev.locks import file_lock
 from dev.processes import ProcessId
 from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
+from dev.services import connect as connect_service
 from dev.services import kafka as kafka_service
+from dev.services import postgres as postgres_service
 from dev.services import registry as registry_service
+from dev.services import spark as spark_service
 from dev.services.airflow import Airflow
+from dev.services.catalogue import HANDLES, SERVICES, Service
+from dev.services.connect import Connect
 from dev.services.kafka import Kafka
+from dev.services.postgres import Postgres
 from dev.services.registry import Registry
+from dev.services.spark import SparkDaemon
 
-Handle = TypeVar("Handle", Kafka, Airflow, Registry)
+Handle = TypeVar("Handle", bound=Service)
 
 HOME = CHECKOUT / ".dev"
 DEFAULT = "default"
-
-# In the order of their start; the way down is the reverse.
-SERVICES = ("kafka", "registry", "airflow")
 
 _OWNER_FILE = "owner.json"
 
@@ -122,19 +126,60 @@ class Stack:
 
     def up_registry(self) -> Registry:
         """Have a healthy schema registry: the running one, or a new one."""
-        with self._lock("registry"):
-            running = self._running("registry", Registry)
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Registry:
+            (archive,) = self._fetch(jars.REGISTRY, jdk).glob("*.tar.gz")
+            return registry_service.start(folder, archive, jdk, self._owner)
+
+        return self._up("registry", start, lambda registry: registry.url)
+
+    def up_postgres(self) -> Postgres:
+        """Have a healthy PostgreSQL with logical decoding: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Postgres:
+            return postgres_service.start(folder, self._fetch(postgres_service.jar_set(), jdk), self._owner)
+
+        return self._up("postgres", start, lambda postgres: f"{postgres.host}:{postgres.port}/{postgres.database}")
+
+    def up_connect(self) -> Connect:
+        """Have a healthy worker of Kafka Connect with Debezium at this stack's broker, which comes up as well."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Connect:
+            programs, debezium = self._fetch(jars.CONNECT, jdk), self._fetch(jars.DEBEZIUM, jdk)
+            bootstrap = self.up_kafka(announce=False).bootstrap
+            return connect_service.start(folder, connect_service.Setup(programs, debezium, jdk, bootstrap, self._owner))
+
+        return self._up("connect", start, lambda connect: connect.url)
+
+    def up_spark(self) -> SparkDaemon:
+        """Have a healthy Spark master with one worker; return the master."""
+        master = self._up(
+            "spark-master",
+            lambda folder, jdk: spark_service.start_master(folder, jdk, self._owner),
+            lambda found: f"{found.master}, {found.ui}",
+        )
+        self._up(
+            "spark-worker",
+            lambda folder, jdk: spark_service.start_worker(folder, jdk, self._owner, master.master),
+            lambda found: found.ui,
+        )
+        return master
+
+    def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
+        with self._lock(name):
+            running = self._running(name, cast(type[Handle], HANDLES[name]))
             if running is not None:
-                self._say(f"registry: already up at {running.url}")
+                self._say(f"{name}: already up at {where(running)}")
                 return running
             self._refuse_when_gone()
             jdk = find_jdk()
-            archives = jars.fetch(jars.REGISTRY, self.home / "jars", jdk, self._say)
-            (archive,) = archives.glob("*.tar.gz")
-            self._say("registry: starting")
-            registry = registry_service.start(self._service("registry"), archive, jdk, self._owner)
-            self._say(f"registry: up at {registry.url}")
-            return registry
+            self._say(f"{name}: starting")
+            started = start(self._service(name), jdk)
+            self._say(f"{name}: up at {where(started)}")
+            return started
+
+    def _fetch(self, wanted: jars.JarSet, jdk: Jdk) -> Path:
+        return jars.fetch(wanted, self.home / "jars", jdk, self._say)
 
     def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
         """Have a healthy Airflow whose connections lead to this stack's broker, which comes up as well.
@@ -236,10 +281,8 @@ class Stack:
         pid = process.pid if process else None
         return ServiceStatus(name, pid, handle.ports if handle else {}, health, folder.path)
 
-    def _handle_of(self, name: str) -> Kafka | Registry | Airflow | None:
-        if name == "registry":
-            return self._running(name, Registry)
-        return self._running(name, Kafka) if name == "kafka" else self._running(name, Airflow)
+    def _handle_of(self, name: str) -> Service | None:
+        return self._running(name, HANDLES[name])
 
     def _running(self, name: str, handle: type[Handle]) -> Handle | None:
         folder = self._service(name)

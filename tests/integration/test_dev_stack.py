@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -253,3 +254,38 @@ def addresses_of(stack: Stack) -> set[str]:
         listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         found |= {connection.laddr.ip.removeprefix("::ffff:") for connection in listening}
     return found
+
+
+def test_changes_in_postgres_come_out_of_debezium(name):
+    assert "connect: up at http://127.0.0.1:" in dev("up", "postgres", "connect", "--stack", name).stdout
+    stack = Stack(name)
+    postgres, connect = stack.up_postgres(), stack.up_connect()
+    with postgres.connect() as sql:
+        assert sql.execute("show wal_level").fetchone() == ("logical",)
+        sql.execute("create table pets (id bigint primary key, name text); insert into pets values (1, 'Rex')")
+        connect.capture(postgres, "zoo", "public.pets")
+        consumer = Consumer({**stack.kafka().client_config(), "group.id": "pets", "log_level": 0})
+        where = TopicPartition("zoo.public.pets", 0, 0)
+        until(lambda: where.topic in consumer.list_topics(timeout=10).topics, "the topic of the table")
+        sql.execute("delete from pets; truncate pets")
+    consumer.assign([where])
+    # Read, deleted, its tombstone, truncated.
+    until(lambda: consumer.get_watermark_offsets(where, timeout=15) == (0, 4), "all four records")
+    values = [json.loads(message.value() or b"null") for message in consumer.consume(4, 30)]
+    consumer.close()
+    assert [value and value["payload"]["op"] for value in values] == ["r", "d", None, "t"]
+    assert connect.state("zoo") == "RUNNING"
+
+
+def test_a_spark_master_has_a_worker_that_is_alive():
+    with Stack.owned("spark") as stack:
+        master = stack.up_spark()
+        assert stack.up_spark() == master
+        assert [found.health for found in stack.status()] == ["healthy", "healthy"]
+
+        def workers() -> list[tuple[str, str]]:
+            with urllib.request.urlopen(f"{master.ui}/json/", timeout=30) as answer:
+                return [(worker["host"], worker["state"]) for worker in json.loads(answer.read())["workers"]]
+
+        until(lambda: workers() == [("127.0.0.1", "ALIVE")], "the worker to be known to its master")
+    assert not stack.folder.exists()

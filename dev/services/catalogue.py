@@ -1,0 +1,36 @@
+"""All services, and what every one that runs tells of itself."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dev.services.airflow import Airflow
+from dev.services.connect import Connect
+from dev.services.kafka import Kafka
+from dev.services.postgres import Postgres
+from dev.services.registry import Registry
+from dev.services.spark import SparkDaemon
+
+
+class Service(Protocol):
+    """A running service, as its clients see it."""
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Its ports, by what they are for."""
+
+    def healthy(self, timeout: float = 2) -> bool:
+        """Whether it answers."""
+
+
+# In the order of their start; the way down is the reverse.
+HANDLES: dict[str, type[Service]] = {
+    "kafka": Kafka,
+    "registry": Registry,
+    "postgres": Postgres,
+    "connect": Connect,
+    "spark-master": SparkDaemon,
+    "spark-worker": SparkDaemon,
+    "airflow": Airflow,
+}
+SERVICES = tuple(HANDLES)
