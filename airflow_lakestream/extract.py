@@ -41,17 +41,14 @@ def build_job(
     :param where: what to call the Kafka connection in errors.
     :param stop: set it to stop the run between two batches.
     """
-    names = tuple(config.metadata_columns)
     fan_out = config.fan_out
     on_error = choose(OnError, "on_error", config.on_error)
-    # A rejected record is kept whole, to be tried again when the topic has long lost it.
-    whole = on_error is OnError.REJECT
     table = config.table if fan_out is None else fan_out.home
     sink = RejectingSink(_sink(config, catalog, fan_out), catalog, table, config.consumer_group, RECORD_SCHEMA)
     router = Router(fan_out.template) if fan_out is not None else None
-    payload = config.payload
     sql = config.statement.transform if config.statement is not None else None
-    readers = [part for part in (router, sql) if part is not None]
+    tombstones = choose(Tombstones, "tombstones", config.tombstones)
+    decoders = RowDecoders(config.payload, tuple(config.metadata_columns), router, on_error, tombstones, sql)
     return Job(
         run_id=run_id,
         table=table,
@@ -62,12 +59,10 @@ def build_job(
             config.consumer_group,
             poll_timeout=config.poll_seconds,
             where=where,
-            with_keys=whole or "key" in names or payload.needs_keys or any(part.needs_keys for part in readers),
-            with_headers=whole or "headers" in names or any(part.needs_headers for part in readers),
+            with_keys=decoders.needs_keys,
+            with_headers=decoders.needs_headers,
         ),
-        decoders=RowDecoders(
-            payload, names, router, on_error, choose(Tombstones, "tombstones", config.tombstones), sql
-        ),
+        decoders=decoders,
         sink=sink,
         rejects=sink,
         limits=config.limits,

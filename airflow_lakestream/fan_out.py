@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from pyiceberg.catalog import Catalog
 
 from airflow_lakestream import extract
 from airflow_lakestream.core.job import Job, Stopped
@@ -97,12 +95,13 @@ class RunReport:
 def land_run(
     config: ExtractConfig,
     kafka: Mapping[str, Any],
-    catalog: Catalog,
+    catalog: extract.Lake,
     *,
     run_id: str,
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
     children: Children | None = None,
+    prepare: Callable[[Job], Job] | None = None,
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `extract.build_job` for the arguments.
 
@@ -110,11 +109,12 @@ def land_run(
     retry may mend before one that it does not. Raises NoTopicMatches, and what a landing raises.
 
     :param children: processes that may read; see `reader_processes`.
+    :param prepare: changes the job of each topic before it is landed.
     """
     stop = stop or threading.Event()
     run = RunReport(config.topic, config.table, config.consumer_group)
     failed: list[LakestreamError] = []
-    for topic in _topics(config, kafka, where):
+    for topic in topics_of(config, kafka, where):
         left = _left(config, run)
         if left == 0:
             log.info("%s and what comes behind it wait for the next run: max_records are landed.", topic)
@@ -123,7 +123,8 @@ def land_run(
         own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         try:
             job = extract.build_job(one, kafka, catalog, run_id=own_id, where=where, stop=stop)
-            report = land(replace(job, children=children))
+            job = replace(job, children=children)
+            report = land(job if prepare is None else prepare(job))
         except Stopped:
             raise
         except LakestreamError as e:
@@ -146,7 +147,8 @@ def _rows_by_table(job: Job, table: str, report: LandingReport) -> Mapping[str, 
     return {table: report.counts.written}
 
 
-def _topics(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
+def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
+    """Return the topic, or the topics that the regex matches now. Raises NoTopicMatches."""
     if not is_pattern(config.topic):
         return [config.topic]
     known = list_topics(kafka, where)

@@ -11,13 +11,14 @@ import argparse
 import sys
 
 from airflow_lakestream.spark.program import run_program
+from airflow_lakestream.spark.stream import kafka_to_iceberg
 
 
 def main() -> int:
     """Read the configuration, and land what it says."""
     parser = argparse.ArgumentParser(description="Land Kafka topics in Iceberg tables, exactly once.")
     parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/spark.md")
-    return run_program(parser.parse_args().config)
+    return run_program(parser.parse_args().config, kafka_to_iceberg)
 
 
 if __name__ == "__main__":

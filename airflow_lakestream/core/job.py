@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
-from airflow_lakestream.core.pieces import Handed
+from airflow_lakestream.core.pieces import Handed, Piece
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rejects, Sink, Source, TableState
@@ -35,13 +36,26 @@ class Stopped(LakestreamError, Transient):
         super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
 
 
+class Crew(Protocol):
+    """Others that read and write in a landing's place, a whole plan at a time: the executors of Spark."""
+
+    def takes(self, job: Job, plan: Plan) -> bool:
+        """Tell whether they can, and shall, read the plan."""
+
+    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+        """Read the plan but for what is done, `most` records at most; the sink has taken all files of the pieces.
+
+        Raises Conflict where the log lost offsets meanwhile, and what reading, decoding and writing raise.
+        """
+
+
 @dataclass(frozen=True)
 class Job:
     """What to land, from where, into what. `run_id` is the same in every try of one task run.
 
     `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
     `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
-    `children` are processes that may read in its place.
+    `children` are processes that may read in its place, `crew` are others that do so.
     """
 
     run_id: str
@@ -61,6 +75,7 @@ class Job:
     handed: Handed = field(default_factory=Handed)
     within: RangeSet | None = None
     children: Children | None = None
+    crew: Crew | None = None
 
 
 def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:

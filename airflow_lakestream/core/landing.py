@@ -29,6 +29,7 @@ from airflow_lakestream.core.plan import (
 )
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Decoder, TableState
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.core.side_by_side import is_worth_sharing, read_by_children
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
@@ -142,12 +143,11 @@ def _give_way(job: Job, conflicts: int) -> None:
 
 def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     identity, batch = plan.state.identity, Batch(plan)
-    with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-        for _, chunk, outcome in results:
-            take(job, batch, chunk, outcome)
-            if outcome is not None and outcome.rowless is not None:
-                job.sink.pass_over(identity, chunk.covers.partition, outcome.rowless)
-            _check_rejected(job, batch.total)
+    if job.crew is not None and job.crew.takes(job, plan):
+        for piece in job.crew.read(job, plan, RangeSet(), None):
+            batch.take(piece)
+    else:
+        _read_again(job, table, batch)
     _check_rejected(job, batch.total, at_commit=True)
     check_still_there(job, identity)
     landing = batch.landing(job.run_id)
@@ -156,6 +156,15 @@ def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Land
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
     change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
     return job.sink.replace(replace(landing, topics={identity: change}))
+
+
+def _read_again(job: Job, table: TableState, batch: Batch) -> None:
+    with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
+        for _, chunk, outcome in results:
+            take(job, batch, chunk, outcome)
+            if outcome is not None and outcome.rowless is not None:
+                job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
+            _check_rejected(job, batch.total)
 
 
 def _check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
@@ -214,12 +223,13 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         job.sink.adopt(piece.files)
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
-    shared = is_worth_sharing(job, plan)
+    by_crew = job.crew is not None and job.crew.takes(job, plan)
+    shared = by_crew or is_worth_sharing(job, plan)
     # Without a schema the first records give it, and they are read here.
     if decoder is None or not shared:
         decoder, batch = _read_here(job, decoder, batch, report, begin_only=shared)
     if decoder is not None and shared:
-        batch = _read_by_children(job, batch, report)
+        batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
     if decoder is None:
         _refuse_to_forget(job, plan)
         return False
@@ -244,6 +254,14 @@ def _read_here(
     return decoder, batch
 
 
+def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
+    """Let the crew read what is left of the plan, for one commit."""
+    assert job.crew is not None, "it was asked whether it takes the plan"
+    for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
+        batch.take(piece)
+    return batch
+
+
 def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
     """Let child processes read what is left of the plan."""
 
@@ -251,7 +269,7 @@ def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
         _check_rejected(job, report.counts + batch.total + counts)
         return batch.is_due(job.limits, size)
 
-    left = None if _left(job, report) is None else max(0, (_left(job, report) or 0) - batch.records)
+    left = _left_beside(job, batch, report)
     with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
         for pieces, is_last in rounds:
             for piece in pieces:
@@ -300,6 +318,12 @@ def _left(job: Job, report: LandingReport) -> int | None:
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
+
+
+def _left_beside(job: Job, batch: Batch, report: LandingReport) -> int | None:
+    """How many records the run may still take besides those of the batch; None for any number."""
+    left = _left(job, report)
+    return None if left is None else max(0, left - batch.records)
 
 
 def _exhausted(job: Job, report: LandingReport) -> bool:

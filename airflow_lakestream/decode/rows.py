@@ -61,6 +61,23 @@ class RowDecoders:
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
         return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step)
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether records have to be read with their keys."""
+        readers = [part.needs_keys for part in (self.router, self.sql) if part is not None]
+        return self._keeps_whole or "key" in self.metadata or self.payload.needs_keys or any(readers)
+
+    @property
+    def needs_headers(self) -> bool:
+        """Whether records have to be read with their headers."""
+        readers = [part.needs_headers for part in (self.router, self.sql) if part is not None]
+        return self._keeps_whole or "headers" in self.metadata or any(readers)
+
+    @property
+    def _keeps_whole(self) -> bool:
+        # A rejected record is kept whole, to be tried again when the topic has long lost it.
+        return self.on_error is OnError.REJECT
+
     def _with_sql(self, sql: Statement, table: pa.Schema) -> tuple[Any, SqlStep]:
         """Return the decoder of what the statement reads, None where it reads raw records, and the statement's step."""
         beside = metadata_schema(self.metadata).names

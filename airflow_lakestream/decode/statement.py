@@ -57,6 +57,14 @@ class Statement(Protocol):
     def input_schema(self) -> pa.Schema | None:
         """The columns that it reads, metadata columns among them; None for raw records."""
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether it reads raw records' keys."""
+
+    @property
+    def needs_headers(self) -> bool:
+        """Whether it reads raw records' headers."""
+
     def apply(self, batch: RawBatch | pa.Table) -> Made:
         """Return what becomes of each record."""
 

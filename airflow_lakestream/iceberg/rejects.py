@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
@@ -106,7 +107,13 @@ class RejectingSink:
         return self.inner.outline()
 
     def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over."""
+        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        if (path := files.get(HANDED)) is not None:
+            # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
+            io = self.inner.outline().io
+            self._held.append(_read_records(io, path))
+            for left in delete_files(io, [path]):
+                log.warning("Rejected records that were read could not be deleted: %s", left)
         self.inner.take_over(files)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
@@ -123,8 +130,7 @@ class RejectingSink:
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Take files that another worker handed over for the next commit."""
         if (path := files.get(HANDED)) is not None:
-            with self._main().io.new_input(path).open() as stream, pa.ipc.open_stream(stream.read()) as reader:
-                self._held.append(reader.read_all())
+            self._held.append(_read_records(self._main().io, path))
         self.inner.adopt(files)
 
     def sweep(self, folder: str) -> None:
@@ -200,3 +206,8 @@ class RejectingSink:
         except NoSuchTableError:
             return paths
         return delete_files(io, paths)
+
+
+def _read_records(io: FileIO, path: str) -> pa.Table:
+    with io.new_input(path).open() as stream, pa.ipc.open_stream(stream.read()) as reader:
+        return reader.read_all()

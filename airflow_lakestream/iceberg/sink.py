@@ -174,7 +174,8 @@ class IcebergSink:
         self._write_out()
         self._collect(0)
         new, self._handed_over = self._files[self._handed_over :], len(self._files)
-        return handover.encode_files(self._target(None).metadata, new)
+        passed_over, self._passed_over = self._passed_over, []
+        return handover.encode_files(self._target(None).metadata, new, passed_over)
 
     def let_go(self) -> None:
         """Leave the files that were handed over to who took them."""
@@ -192,6 +193,7 @@ class IcebergSink:
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take files that a process of this run wrote; see `core.ports.Sink`."""
         self._files += handover.decode_files(files)
+        self._passed_over += handover.decode_passed_over(files)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""

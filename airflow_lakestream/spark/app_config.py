@@ -54,6 +54,7 @@ class AppConfig:
     :param max_batches: the query ends after so many batches.
     :param max_offsets_per_trigger: most offsets in one batch.
     :param owner: who submitted, in words, for whoever finds the stream running.
+    :param run_id: of an interval or ranges: the same for each try of one run, so that a retry finds what it landed.
     :param spark: settings of Spark for the app's session.
 
     Raises InvalidArgument, which names the key, for what can't be.
@@ -68,6 +69,7 @@ class AppConfig:
     max_batches: int | str | None = None
     max_offsets_per_trigger: int | str | None = None
     owner: str = ""
+    run_id: str = ""
     spark: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,8 @@ class AppConfig:
         if self.is_query:
             if not is_given(self.checkpoint_location):
                 raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+            if self.run_id:
+                raise InvalidArgument("run_id", "is not for a query, whose batches have their own.", "Leave it out.")
             return
         for key in _OF_QUERIES:
             if is_given(getattr(self, key)):

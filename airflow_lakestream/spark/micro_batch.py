@@ -1,0 +1,108 @@
+"""One landing by Spark: what the ledger lacks below where a batch ends, or an interval or ranges at once.
+
+The same steps for both: `fan_out.land_run`, with the executors as crew.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog import Catalog, load_catalog
+
+from airflow_lakestream import extract
+from airflow_lakestream.core.job import Job, entry_of
+from airflow_lakestream.core.ledger import TopicEntry, union
+from airflow_lakestream.core.plan import TopicState, first_hole
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.extract_config import ExtractConfig
+from airflow_lakestream.fan_out import RunReport, land_run, topics_of
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.crew import SparkCrew
+from airflow_lakestream.spark.kafka_options import kafka_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WHERE = "the app's kafka settings"
+
+
+@dataclass
+class MicroBatches:
+    """Lands what batches cover; `stop` ends a landing between two steps, and leaves nothing."""
+
+    config: AppConfig
+    spark: SparkSession
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @cached_property
+    def extract(self) -> ExtractConfig:
+        """What to land."""
+        return self.config.extract
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalog of the tables."""
+        return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
+
+    @cached_property
+    def options(self) -> Mapping[str, str]:
+        """The options of Spark's Kafka source for reading."""
+        return {
+            "kafka.max.poll.records": "10000",
+            "kafka.max.partition.fetch.bytes": str(4 * 2**20),
+            "kafka.receive.buffer.bytes": str(2**20),
+            "kafkaConsumer.pollTimeoutMs": str(int(self.extract.poll_seconds * 1000)),
+            **kafka_options(self.config.kafka),
+        }
+
+    @cached_property
+    def crew(self) -> SparkCrew:
+        """Who reads."""
+        return SparkCrew(self.spark, self.extract, self.options)
+
+    def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
+        """Land what is lacking below these offsets; without any, what the mode says. Raises what a landing raises.
+
+        :param run_id: the same for each try of one batch.
+        """
+        within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
+        jobs: list[Job] = []
+
+        def prepare(job: Job) -> Job:
+            jobs.append(replace(job, crew=self.crew, within=within))
+            return jobs[-1]
+
+        report = land_run(
+            self.extract,
+            self.config.kafka,
+            self.catalog,
+            run_id=run_id,
+            where=WHERE,
+            stop=self.stop,
+            prepare=prepare,
+        )
+        for job in jobs:
+            self.crew.clean_up(job)
+        return report
+
+    def starting_offsets(self) -> str:
+        """Return, as Spark takes it, what the ledger lacks first of each partition: where a query begins anew."""
+        found: dict[str, dict[str, int]] = {}
+        for topic in topics_of(self.extract, self.config.kafka, WHERE):
+            one = self.extract.of_topic(topic)
+            job = extract.build_job(one, self.config.kafka, self.catalog, run_id="start", where=WHERE)
+            now = job.source.look()
+            starts = _starts(job, entry_of(job, job.sink.load("start"), now), now)
+            found[topic] = {str(p): min(max(starts[p], m.low), m.end) for p, m in now.marks.items()}
+        return json.dumps(found)
+
+
+def _starts(job: Job, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:
+    if not entry.origin:
+        return dict.fromkeys(now.marks, 0) | dict(job.source.starts(now))
+    return {p: first_hole(entry, now.identity, p) for p in now.marks}

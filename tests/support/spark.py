@@ -1,0 +1,102 @@
+"""The one Spark session of the test session, and an app's run in it; the same program in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.apps import app_path
+from airflow_lakestream.spark.session import open_session
+from airflow_lakestream.spark.stream import kafka_to_iceberg
+from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
+
+# A small Spark on this machine only, without a UI, quick to start and to end.
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "768m",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give the session that all tests share; its executors are its own threads, with Python workers beside them."""
+    folder = tmp_path_factory.mktemp("spark")
+    settings = SETTINGS | {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    session = open_session(_config(Lake(folder, {"bootstrap.servers": "none"}), "t", {"spark": settings}))
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@dataclass
+class SparkRun:
+    """Runs of `kafka_to_iceberg` over one lake and one checkpoint; `landing` are arguments of the operator."""
+
+    lake: Lake
+    topic: str
+    landing: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.lake.folder / "checkpoint"
+
+    def config(self, **settings: Any) -> AppConfig:
+        """Return the configuration; `settings` are keys of `AppConfig`, or arguments of the landing."""
+        return _config(self.lake, self.topic, self.settings | settings, self.landing)
+
+    def run(self, spark: SparkSession, **settings: Any) -> None:
+        """Run to the end, in this process."""
+        kafka_to_iceberg(self.config(**settings), spark)
+
+    def start(self, **settings: Any) -> subprocess.Popen[str]:
+        """Start the program in a process of its own, as `spark-submit` would; its output goes to `driver.log`."""
+        config = self.config(spark=SETTINGS | {"spark.local.dir": str(self.lake.folder)}, **settings)
+        path = config.write(self.lake.folder / f"app-{uuid.uuid4().hex}.json")
+        with (self.lake.folder / "driver.log").open("a") as log:
+            command = [sys.executable, app_path(config.app), "--config", str(path)]
+            # A group of its own: a kill reaches the JVM and the Python workers, too.
+            return subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
+            )
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+
+
+def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str, Any] | None = None) -> AppConfig:
+    known = AppConfig.__dataclass_fields__
+    given = {"topic": topic, "table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
+    given |= (landing or {}) | {key: value for key, value in settings.items() if key not in known}
+    of_app = {key: value for key, value in settings.items() if key in known}
+    if given.get("mode", "resume") == "resume":
+        of_app.setdefault("checkpoint_location", str(lake.folder / "checkpoint"))
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{lake.folder}/catalog.db",
+        "warehouse": f"file://{lake.folder}/warehouse",
+    }
+    return AppConfig(
+        app="kafka_to_iceberg",
+        kafka=lake.kafka,
+        catalog={"name": "iceberg_default", "properties": catalog},
+        landing=given,
+        **of_app,
+    )
