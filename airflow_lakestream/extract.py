@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
-from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.ports import Rejects, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig as ExtractConfig
 from airflow_lakestream.iceberg.fan_out import FanOut, FanOutSink
 from airflow_lakestream.iceberg.rejects import RejectingSink
@@ -24,11 +25,17 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.storage import Tables
+
+# What tables are opened with: an Iceberg catalog, or the store that Delta tables lie in.
+Lake: TypeAlias = "Catalog | Tables"
+
 
 def build_job(
     config: ExtractConfig,
     kafka: Mapping[str, Any],
-    catalog: Catalog,
+    catalog: Lake,
     *,
     run_id: str,
     where: str = "the Kafka connection",
@@ -37,6 +44,7 @@ def build_job(
     """Put the parts together. Nothing is connected yet.
 
     :param kafka: librdkafka configuration of the connection.
+    :param catalog: where the tables are: for Delta's, their store.
     :param run_id: the same for every try of one task run, another for another run.
     :param where: what to call the Kafka connection in errors.
     :param stop: set it to stop the run between two batches.
@@ -44,7 +52,7 @@ def build_job(
     fan_out = config.fan_out
     on_error = choose(OnError, "on_error", config.on_error)
     table = config.table if fan_out is None else fan_out.home
-    sink = RejectingSink(_sink(config, catalog, fan_out), catalog, table, config.consumer_group, RECORD_SCHEMA)
+    sink = _sink(config, catalog, fan_out)
     router = Router(fan_out.template) if fan_out is not None else None
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
@@ -64,7 +72,7 @@ def build_job(
         ),
         decoders=decoders,
         sink=sink,
-        rejects=sink,
+        rejects=cast(Rejects, sink),
         limits=config.limits,
         on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
         allow_group_overlap=config.allow_group_overlap,
@@ -74,8 +82,23 @@ def build_job(
     )
 
 
-def _sink(config: ExtractConfig, catalog: Catalog, fan_out: FanOut | None) -> Sink:
-    overlap = config.allow_group_overlap
+def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
+    if config.is_delta:
+        return _delta_sink(config, cast("Tables", lake))
+    catalog, group, overlap = cast(Catalog, lake), config.consumer_group, config.allow_group_overlap
     if fan_out is not None:
-        return FanOutSink(catalog, fan_out, config.consumer_group, config.design, allow_group_overlap=overlap)
-    return IcebergSink(catalog, config.table, config.consumer_group, config.design, allow_group_overlap=overlap)
+        home: Sink = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
+        return RejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+    sink = IcebergSink(catalog, config.table, group, config.design, allow_group_overlap=overlap)
+    return RejectingSink(sink, catalog, config.table, group, RECORD_SCHEMA)
+
+
+def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
+    # Not a dependency of every installation.
+    from airflow_lakestream.delta.sink import DeltaSink
+
+    if choose(OnError, "on_error", config.on_error) is OnError.REJECT:
+        raise InvalidArgument("on_error", '"reject" is not for a Delta table yet.', 'Set "fail" or "skip".')
+    assert config.delta is not None
+    overlap = config.allow_group_overlap
+    return DeltaSink(tables, config.table, config.consumer_group, config.delta, allow_group_overlap=overlap)

@@ -23,6 +23,7 @@ from airflow_lakestream.core.policies import (
     SchemaEvolution,
     SqlInput,
     StartOffset,
+    TableFormat,
     Tombstones,
     UnknownFields,
     choose,
@@ -33,6 +34,9 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.delta.design import DeltaDesign
+from airflow_lakestream.delta.location import check_location
+from airflow_lakestream.delta_design import delta_design
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out import FanOut
@@ -65,6 +69,7 @@ class ExtractConfig:
     topic: str
     table: str
     consumer_group: str
+    table_format: str = TableFormat.ICEBERG
     format: str = "json"
     key_format: str | None = None
     envelope: str | None = None
@@ -106,7 +111,7 @@ class ExtractConfig:
         _check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes
+        _ = self.processes, self.delta
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         choose(OnError, "on_error", self.on_error)
         choose(Tombstones, "tombstones", self.tombstones)
@@ -164,6 +169,8 @@ class ExtractConfig:
     @property
     def template(self) -> TableTemplate:
         """Which table, or tables. A topic's own name is put in place as soon as it is known."""
+        if self.is_delta:
+            return TableTemplate(self.table, (check_location(self.table),))
         template = TableTemplate.parse(self.table)
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
 
@@ -278,6 +285,16 @@ class ExtractConfig:
         if offset is not StartOffset.TIMESTAMP:
             return StartAt(offset)
         return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the table is one of Delta Lake."""
+        return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
+
+    @property
+    def delta(self) -> DeltaDesign | None:
+        """The design as a Delta table has it; None for any other."""
+        return delta_design(self.design) if self.is_delta else None
 
     @property
     def design(self) -> TableDesign:

@@ -33,6 +33,13 @@ class OnDataLoss(StrEnum):
     RECORD = "record"
 
 
+class TableFormat(StrEnum):
+    """What a table is made of."""
+
+    ICEBERG = "iceberg"
+    DELTA = "delta"
+
+
 class SchemaEvolution(StrEnum):
     """How far a landing may change the table's schema: not at all, by new columns, or by wider types, too."""
 

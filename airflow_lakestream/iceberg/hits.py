@@ -6,11 +6,10 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
@@ -18,13 +17,17 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
 
-from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, overlapping
-
-TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+from airflow_lakestream.coordinates import COORDINATES as COORDINATES
+from airflow_lakestream.coordinates import OFFSET as OFFSET
+from airflow_lakestream.coordinates import PARTITION as PARTITION
+from airflow_lakestream.coordinates import TOPIC as TOPIC
+from airflow_lakestream.coordinates import Offsets as Offsets
+from airflow_lakestream.coordinates import is_hit as is_hit
+from airflow_lakestream.coordinates import is_of
+from airflow_lakestream.coordinates import not_among as not_among
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
 
 EVERY_ROW = AlwaysTrue()
-
-Offsets = Mapping[PartitionKey, pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,46 +92,9 @@ def look_into(metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: R
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
         for key, parts in found.items() if hits.num_rows else ():
-            parts += hits.filter(_is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
+            parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
     offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
     return FileHits(task, rows, offsets)
-
-
-def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
-    """Tell for each row whether it is one of the ranges' records; never NULL."""
-    hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
-    there = set(pc.unique(rows[PARTITION]).to_pylist())
-    for key in ranges.partitions:
-        if key[1] in there and (intervals := _within_bounds(rows[OFFSET], ranges.intervals(*key))):
-            hit = pc.or_(hit, pc.and_(_is_of(rows, key), _lies_in(rows[OFFSET], intervals)))
-    return hit
-
-
-def _is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
-    return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
-
-
-def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> Sequence[Interval]:
-    ends = pc.min_max(offsets)
-    low, high = ends["min"].as_py(), ends["max"].as_py()
-    return () if low is None else overlapping(intervals, low, high)
-
-
-def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
-    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
-
-    All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
-    begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
-    """
-    values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
-    starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
-    # A border comes before an offset of its own value: even and odd.
-    keys = [pc.multiply_checked(starts, 2), pc.multiply_checked(ends, 2), pc.add(pc.multiply_checked(values, 2), 1)]
-    steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
-    order = pc.array_sort_indices(pa.concat_arrays(keys))
-    inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)
-    back = pc.array_sort_indices(order)
-    return inside.take(back.slice(2 * len(starts)))
 
 
 def read_rows(
@@ -149,16 +115,6 @@ def read_rows(
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         yield pa.Table.from_batches([batch])
-
-
-def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
-    """Return the offsets that are not among the others."""
-    missing: list[OffsetRange] = []
-    for key, some in offsets.items():
-        known = pc.is_in(some, value_set=among.get(key, pa.array([], pa.int64())))
-        strange = some.filter(pc.invert(known)).to_pylist()
-        missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
-    return RangeSet(missing)
 
 
 def joined(parts: Iterable[FileHits], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:

@@ -21,6 +21,7 @@ from airflow_lakestream.core.policies import (
     SchemaEvolution,
     SqlInput,
     StartOffset,
+    TableFormat,
     Tombstones,
     UnknownFields,
     choose,
@@ -69,6 +70,10 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param table_format: `"iceberg"`, or `"delta"`: `table` is then an absolute path or a URI, see docs/delta.md
+        (templated)
+    :param storage_conn_id: with `"delta"`: connection of type `aws`, or `generic` with storage options; default: what
+        the worker's environment says (templated)
     :param mode: `"resume"`: all that is not landed yet, up to the ends at the start of the run; `"interval"`: the
         records of a time, by their timestamps; `"ranges"`: the offsets given in `ranges` (templated)
     :param interval_start: with `"interval"`: begin of the time, inclusive; default: from the run's conf or params, or
@@ -125,6 +130,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         "writer_schemas",
         "kafka_conn_id",
         "iceberg_conn_id",
+        "table_format",
+        "storage_conn_id",
         "mode",
         "interval_start",
         "interval_end",
@@ -172,6 +179,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         writer_schemas: Sequence[str] | str | None = None,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
+        table_format: str = TableFormat.ICEBERG.value,
+        storage_conn_id: str | None = None,
         mode: str = ModeName.RESUME.value,
         interval_start: str | int | datetime | None = None,
         interval_end: str | int | datetime | None = None,
@@ -218,6 +227,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.writer_schemas = writer_schemas
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
+        self.table_format = table_format
+        self.storage_conn_id = storage_conn_id
         self.mode = mode
         self.interval_start = interval_start
         self.interval_end = interval_end
@@ -260,8 +271,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         with late_imports():
             from airflow_lakestream.extract import ExtractConfig
             from airflow_lakestream.fan_out import land_run
-            from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_lake
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.reader_processes import reader_processes
 
@@ -281,7 +292,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
                     report = land_run(
                         config,
                         configuration,
-                        IcebergHook(self.iceberg_conn_id).open_catalog(),
+                        open_lake(config, self.iceberg_conn_id, self.storage_conn_id),
                         run_id=run_key(context),
                         where=kafka.where,
                         stop=self._stop,
@@ -338,5 +349,10 @@ def _plain_schema(schema: Schema | pa.Schema) -> Schema:
 
 
 def table_asset(table: str) -> Asset:
-    """Return the asset that stands for an Iceberg table: `iceberg://namespace/table`, named as users write it."""
+    """Return the asset that stands for a table: `iceberg://namespace/table`, or where a Delta table lies.
+
+    It is named as users write the table.
+    """
+    if "/" in table:
+        return Asset(name=table, uri=table if "://" in table else f"file://{table}")
     return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")

@@ -77,8 +77,8 @@ class _SharedRunOperator(KafkaExtractOperator):
         self._stop = threading.Event()
         with late_imports():
             from airflow_lakestream.extract import ExtractConfig, build_job
-            from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_lake
             from airflow_lakestream.hooks.registry import registry_of
 
         choose(OnEmpty, "on_empty", self.on_empty)
@@ -88,11 +88,10 @@ class _SharedRunOperator(KafkaExtractOperator):
         kafka = KafkaHook(self.kafka_conn_id)
         arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
         config = _of_one_table(ExtractConfig(**arguments))
-        catalog = IcebergHook(self.iceberg_conn_id).open_catalog()
         job = build_job(
             config,
             kafka.configuration(),
-            catalog,
+            open_lake(config, self.iceberg_conn_id, self.storage_conn_id),
             run_id=_run_key(context),
             where=kafka.where,
             stop=self._stop,

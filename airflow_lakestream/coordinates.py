@@ -1,0 +1,65 @@
+"""Rows by the Kafka records that they come from: topic, partition and offset alone. Arrow only; for every table format.
+
+A row is a hit when its three metadata columns have values that lie in the ranges; NULL is no hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ranges import Interval, OffsetRange, PartitionKey, RangeSet, overlapping
+
+TOPIC, PARTITION, OFFSET = COORDINATES = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+
+Offsets = Mapping[PartitionKey, pa.Array]
+
+
+def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
+    """Tell for each row whether it is one of the ranges' records; never NULL."""
+    hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
+    there = set(pc.unique(rows[PARTITION]).to_pylist())
+    for key in ranges.partitions:
+        if key[1] in there and (intervals := _within_bounds(rows[OFFSET], ranges.intervals(*key))):
+            hit = pc.or_(hit, pc.and_(is_of(rows, key), _lies_in(rows[OFFSET], intervals)))
+    return hit
+
+
+def is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
+    """Tell for each row whether it is of a partition; never NULL."""
+    return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
+
+
+def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> Sequence[Interval]:
+    ends = pc.min_max(offsets)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    return () if low is None else overlapping(intervals, low, high)
+
+
+def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
+    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
+
+    All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
+    begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
+    """
+    values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
+    starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
+    # A border comes before an offset of its own value: even and odd.
+    keys = [pc.multiply_checked(starts, 2), pc.multiply_checked(ends, 2), pc.add(pc.multiply_checked(values, 2), 1)]
+    steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
+    order = pc.array_sort_indices(pa.concat_arrays(keys))
+    inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)
+    back = pc.array_sort_indices(order)
+    return inside.take(back.slice(2 * len(starts)))
+
+
+def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
+    """Return the offsets that are not among the others."""
+    missing: list[OffsetRange] = []
+    for key, some in offsets.items():
+        known = pc.is_in(some, value_set=among.get(key, pa.array([], pa.int64())))
+        strange = some.filter(pc.invert(known)).to_pylist()
+        missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
+    return RangeSet(missing)

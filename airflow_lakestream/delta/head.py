@@ -1,0 +1,67 @@
+"""A Delta table at one version: what its log says, read through delta-rs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+
+@dataclass(frozen=True)
+class Head:
+    """`schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included."""
+
+    table: str
+    version: int
+    table_id: str
+    name: str | None
+    description: str | None
+    created_time: int | None
+    properties: Mapping[str, str]
+    partitions: tuple[str, ...]
+    schema: pa.Schema
+    fields: Sequence[Mapping[str, Any]]
+    writer_version: int
+    features: frozenset[str]
+    txn: Callable[[str], int | None] = field(repr=False, compare=False)
+    delta: DeltaTable | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, delta: DeltaTable, table: str) -> Head:
+        """Read what was loaded."""
+        metadata, protocol = delta.metadata(), delta.protocol()
+        return cls(
+            table=table,
+            version=delta.version(),
+            table_id=str(metadata.id),
+            name=metadata.name,
+            description=metadata.description,
+            created_time=metadata.created_time,
+            properties=metadata.configuration,
+            partitions=tuple(metadata.partition_columns),
+            schema=pa.schema(delta.schema()),
+            fields=json.loads(delta.schema().to_json())["fields"],
+            writer_version=protocol.min_writer_version,
+            features=frozenset([*(protocol.writer_features or ()), *(protocol.reader_features or ())]),
+            txn=delta.transaction_version,
+            delta=delta,
+        )
+
+    def metadata_action(self, properties: Mapping[str, str], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the action that gives the table these properties and columns, and leaves all else as it is."""
+        return {
+            "metaData": {
+                "id": self.table_id,
+                "name": self.name,
+                "description": self.description,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": list(fields)}),
+                "partitionColumns": list(self.partitions),
+                "createdTime": self.created_time,
+                "configuration": dict(properties),
+            }
+        }

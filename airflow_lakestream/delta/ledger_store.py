@@ -1,0 +1,165 @@
+"""The ledger of a Delta table: a table property, written in the commit of the rows.
+
+RESTORE, delta-rs's and Spark's, brings a table's properties back with its files, so the property is at every version
+the ledger of that version. What RESTORE does not bring back is the transaction of the group (`txn`), whose number only
+grows: where a property is behind it, or gone, the log has to show a RESTORE, or somebody took the ledger away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.lineage import Reading
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.log import info_of, read_commit
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+log = logging.getLogger(__name__)
+
+# With a group's name behind it: how many landings its ledger has seen, those that were taken back included.
+GENERATION_PREFIX = "lakestream.generation."
+# Beside a landing's own keys in `commitInfo`: the version of the group's landing before it.
+PREVIOUS = "lakestream.previous"
+SCHEMA_CHANGES = "lakestream.schema-changes"
+# Each is one small file to read.
+MOST_COMMITS_LOOKED_AT = 2_000
+
+
+class LedgerTakenAway(LakestreamError, Terminal):
+    """The group has landed here, and the property that would say what is gone, or older than its transaction."""
+
+    def __init__(self, table: str, consumer_group: str, why: str) -> None:
+        super().__init__(
+            f"{table}: the ledger of consumer group {consumer_group!r} can't be decided: {why}. Nothing was landed, "
+            "since that could double or lose records. RESTORE the table to a version with its property "
+            f"{codec.property_key(consumer_group)}; or land with another consumer_group in a table of its own."
+        )
+
+
+def app_id(consumer_group: str) -> str:
+    """Return the name under which a group's landings stand in Delta's own book of transactions."""
+    return f"lakestream.{consumer_group}"
+
+
+def read_ledger(head: Head | None, consumer_group: str) -> Ledger:
+    """Return which Kafka offsets the table holds for `consumer_group`. Raises UnreadableLedger."""
+    return reading(head, consumer_group).ledger
+
+
+def reading(head: Head | None, consumer_group: str) -> Reading:
+    """Return the ledger with its last landings."""
+    text = None if head is None else head.properties.get(codec.property_key(consumer_group))
+    if text is None:
+        return Reading(None, Ledger(consumer_group), ())
+    value = codec.decode_property(text, consumer_group)
+    return Reading(value.base_id, value.base, value.journal)
+
+
+def groups(head: Head) -> tuple[str, ...]:
+    """Return the consumer groups that have a ledger on the table."""
+    prefix = codec.PROPERTY_PREFIX
+    return tuple(sorted(key.removeprefix(prefix) for key in head.properties if key.startswith(prefix)))
+
+
+def next_generation(head: Head | None, consumer_group: str) -> int:
+    """Return the number of the group's next landing: above all that the table has seen, RESTOREd or not."""
+    if head is None:
+        return 1
+    return 1 + max(_generation(head, consumer_group), head.txn(app_id(consumer_group)) or 0)
+
+
+def properties_after(head: Head | None, consumer_group: str, version: int, landing: Landing) -> dict[str, str]:
+    """Return the group's properties for the version that adds `landing`."""
+    value = reading(head, consumer_group).property_after(version, landing)
+    return {
+        codec.property_key(consumer_group): codec.encode_property(value),
+        GENERATION_PREFIX + consumer_group: str(next_generation(head, consumer_group)),
+    }
+
+
+def previous_version(head: Head | None, consumer_group: str) -> int | None:
+    """Return the version of the group's last landing in the table's history."""
+    found = reading(head, consumer_group)
+    return found.path[-1].snapshot_id if found.path else None
+
+
+def check_not_taken_away(head: Head, consumer_group: str, store: Any) -> None:
+    """Refuse a table whose property lags behind the group's transaction without a RESTORE. Raises LedgerTakenAway."""
+    last, held = head.txn(app_id(consumer_group)), _generation(head, consumer_group)
+    if last is None or held >= last:
+        return
+    for version in range(head.version, max(-1, head.version - MOST_COMMITS_LOOKED_AT), -1):
+        actions = read_commit(store, version)
+        if actions is None:
+            break
+        if info_of(actions).get("operation") == "RESTORE":
+            return
+        if any(action.get("txn", {}).get("appId") == app_id(consumer_group) for action in actions):
+            why = f"its property was changed or removed after version {version}, without a RESTORE"
+            raise LedgerTakenAway(head.table, consumer_group, why)
+    if codec.property_key(consumer_group) in head.properties:
+        log.warning("%s: its log does not go back to the RESTORE that took landings of %s", head.table, consumer_group)
+        return
+    raise LedgerTakenAway(head.table, consumer_group, "its property is gone, and its log does not go back to why")
+
+
+def landing_at(store: Any, version: int, consumer_group: str) -> tuple[Landing, int | None] | None:
+    """Return the group's landing that a version committed, and the version of the one before it; None if none."""
+    actions = read_commit(store, version)
+    if actions is None:
+        return None
+    info = {key: value for key, value in info_of(actions).items() if isinstance(value, str)}
+    landing = codec.decode_summary(info, consumer_group, f"version {version}")
+    before = info.get(PREVIOUS)
+    return None if landing is None else (landing, int(before) if before else None)
+
+
+def landings_of_run(head: Head, store: Any, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
+    """Return the landings of one run in the table's history, oldest first, as far back as its log goes."""
+    path = [entry for entry in reading(head, consumer_group).path if entry.landing is not None]
+    found = {e.snapshot_id: e.landing for e in path if e.landing is not None and e.landing.run_id == run_id}
+    # Rather than the journal's: the log has the counts by partition, too.
+    found |= {version: item[0] for version in found if (item := landing_at(store, version, consumer_group))}
+    if path and path[0].snapshot_id in found:
+        found |= dict(_earlier(store, path[0].snapshot_id, consumer_group, run_id))
+    return sorted(found.items())
+
+
+def version_of_landing(head: Head, consumer_group: str, landing_id: str) -> int | None:
+    """Return the version that holds a landing, if it is among the last ones of the table's history."""
+    for entry in reading(head, consumer_group).path:
+        if entry.landing is not None and entry.landing.landing_id == landing_id:
+            return entry.snapshot_id
+    return None
+
+
+def schema_changes(store: Any, version: int) -> list[str]:
+    """Return what a version changed in the schema, in words; nothing where the log does not go back so far."""
+    texts: list[str] = json.loads(info_of(read_commit(store, version) or ()).get(SCHEMA_CHANGES, "[]"))
+    return texts
+
+
+def summary_of(head: Head | None, consumer_group: str, landing: Landing, changes: tuple[str, ...]) -> Mapping[str, str]:
+    """Return what a landing's `commitInfo` says of it."""
+    summary = codec.encode_summary(consumer_group, landing)
+    if (before := previous_version(head, consumer_group)) is not None:
+        summary[PREVIOUS] = str(before)
+    if changes:
+        summary[SCHEMA_CHANGES] = json.dumps(changes, ensure_ascii=False)
+    return summary
+
+
+def _earlier(store: Any, version: int, consumer_group: str, run_id: str) -> Iterator[tuple[int, Landing]]:
+    at: int | None = version
+    while at is not None and (item := landing_at(store, at, consumer_group)) and item[0].run_id == run_id:
+        yield at, item[0]
+        at = item[1]
+
+
+def _generation(head: Head, consumer_group: str) -> int:
+    return int(head.properties.get(GENERATION_PREFIX + consumer_group, 0))

@@ -1,0 +1,81 @@
+"""Where a Delta table lies: a folder or the prefix of a bucket, and what its store has to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from obstore.store import LocalStore, from_url
+
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.location import location
+from airflow_lakestream.exceptions import InvalidArgument
+
+# Of the options that delta-rs takes in one mapping, these are the HTTP client's; the others are the store's.
+_CLIENT = (
+    *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
+    *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
+)
+# Each gives up what the commit rests on: that a version is written once.
+_UNSAFE = {
+    "aws_s3_allow_unsafe_rename": "it lets a commit overwrite another one",
+    "s3_allow_unsafe_rename": "it lets a commit overwrite another one",
+    "aws_s3_locking_provider": "its lock is a table of DynamoDB, which is not asked here",
+    "s3_locking_provider": "its lock is a table of DynamoDB, which is not asked here",
+    "aws_conditional_put": "commits need the store's own conditional put",
+    "conditional_put": "commits need the store's own conditional put",
+}
+
+
+class Tables(Protocol):
+    """What a sink opens its table with: the storage itself, or what another process said of the table."""
+
+    def open(self, table: str) -> Head | None:
+        """Return the table as it is now; None where there is none."""
+
+    def store(self, table: str) -> Any:
+        """Return the object store whose root is the table's folder."""
+
+
+@dataclass(frozen=True)
+class DeltaStorage:
+    """`options` are the storage options of delta-rs; for paths, and where the environment says all, there are none.
+
+    Raises InvalidArgument for options that would take away what makes a commit safe.
+    """
+
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for key, value in self.options.items():
+            if (why := _UNSAFE.get(key.lower())) and str(value).lower() not in ("", "false", "etag"):
+                raise InvalidArgument(
+                    "storage_conn_id",
+                    f"its storage option {key!r}: {why}.",
+                    "Leave it out: S3 itself has had it since 2024.",
+                )
+
+    def open(self, table: str) -> Head | None:
+        """Return the table as it is now; None where there is none."""
+        where = location(table)
+        if "://" not in where and not Path(where).is_dir():
+            return None
+        try:
+            return Head.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
+        except TableNotFoundError:
+            return None
+
+    def store(self, table: str) -> Any:
+        """Return the object store whose root is the table's folder."""
+        where = location(table)
+        if "://" not in where:
+            return LocalStore(where, mkdir=True)
+        options = {key.lower(): value for key, value in self.options.items()}
+        client = {name: options.pop(key) for key in list(options) if (name := key.removeprefix("aws_")) in _CLIENT}
+        if "allow_http" in client:
+            client["allow_http"] = str(client["allow_http"]).lower() == "true"  # type: ignore[assignment]  # as it wants
+        return from_url(where, config=cast(Any, options), client_options=cast(Any, client))

@@ -1,0 +1,85 @@
+"""The connection of the store that a Delta table lies in, as delta-rs's storage options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+_ARGUMENT = "storage_conn_id"
+_AWS_EXTRA = {
+    "region_name": "aws_region",
+    "endpoint_url": "aws_endpoint_url",
+    "aws_session_token": "aws_session_token",
+}
+_SECRET = ("key", "secret", "token", "password", "sas", "credential")
+
+
+class DeltaStorageHook(BaseHook):
+    """Reads a connection of type `aws`, or of type `generic` with storage options in its extra.
+
+    Without a connection the environment of the worker says all: its variables, its instance's role.
+    """
+
+    def __init__(self, storage_conn_id: str | None = None) -> None:
+        super().__init__()
+        self.storage_conn_id = storage_conn_id
+
+    def open_storage(self) -> DeltaStorage:
+        """Return the storage. Raises InvalidArgument for a connection that can't work, or a missing package."""
+        try:
+            from airflow_lakestream.delta.storage import DeltaStorage
+        except ModuleNotFoundError as e:
+            raise InvalidArgument(
+                "table_format",
+                f'"delta" needs the package {e.name}, which this worker does not have.',
+                "Install airflow-lakestream[delta].",
+            ) from e
+        return DeltaStorage(self._options())
+
+    def _options(self) -> dict[str, str]:
+        if not self.storage_conn_id:
+            return {}
+        try:
+            connection = self.get_connection(self.storage_conn_id)
+        except AirflowNotFoundException as e:
+            raise InvalidArgument(
+                _ARGUMENT,
+                f"there is no connection {self.storage_conn_id!r}.",
+                'Add one of type aws, or of type generic with an extra such as {"aws_region": "eu-central-1"}.',
+            ) from e
+        if connection.conn_type == "aws":
+            options = self._of_aws(connection)
+        elif connection.conn_type == "generic":
+            options = {key: str(value) for key, value in connection.extra_dejson.items()}
+        else:
+            raise InvalidArgument(
+                _ARGUMENT,
+                f"connection {self.storage_conn_id!r} is of type {connection.conn_type!r}.",
+                "Take one of type aws, or of type generic with the storage options of delta-rs in its extra.",
+            )
+        for key, value in options.items():
+            if value and any(word in key.lower() for word in _SECRET):
+                mask_secret(value)
+        return options
+
+    def _of_aws(self, connection: Any) -> dict[str, str]:
+        extra = connection.extra_dejson
+        if unknown := sorted(set(extra) - set(_AWS_EXTRA)):
+            raise InvalidArgument(
+                _ARGUMENT,
+                f"connection {self.storage_conn_id!r}: its extra has {', '.join(unknown)}, which is not read here.",
+                f"Known are {', '.join(_AWS_EXTRA)}. For a role, leave {_ARGUMENT} out and give it to the worker; or "
+                "take a connection of type generic with storage options.",
+            )
+        options = {name: str(extra[key]) for key, name in _AWS_EXTRA.items() if extra.get(key)}
+        if connection.login:
+            options |= {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password or ""}
+        if options.get("aws_endpoint_url", "").startswith("http://"):
+            options["aws_allow_http"] = "true"
+        return options

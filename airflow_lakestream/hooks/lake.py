@@ -1,0 +1,24 @@
+"""What a landing's tables are opened with: a catalog for Iceberg's, the store for Delta's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+from airflow_lakestream.hooks.iceberg import IcebergHook
+
+if TYPE_CHECKING:
+    from airflow_lakestream.extract import ExtractConfig, Lake
+
+
+def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
+    """Return it. Raises InvalidArgument for a connection that can't work, else CatalogUnavailable."""
+    if config.is_delta:
+        return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()
+    if is_given(storage_conn_id):
+        raise InvalidArgument(
+            "storage_conn_id", 'goes with table_format="delta".', "A catalog's connection says where its tables lie."
+        )
+    return IcebergHook(iceberg_conn_id).open_catalog()

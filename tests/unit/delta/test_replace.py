@@ -1,0 +1,176 @@
+"""Rows of a Delta table replaced by those read again: one version, or nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
+from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.delta import committing
+from airflow_lakestream.delta.protocol import UnfitTable
+from tests.support.delta_table import (
+    TOPIC,
+    Fault,
+    a_sink,
+    after,
+    append_foreign_row,
+    applied,
+    expected,
+    faulty,
+    land,
+    landed,
+    landing,
+    rows,
+    rows_of,
+    stray_files,
+    unapplied,
+    versions,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    name = tmp_path / "clicks"
+    land(name, 0, 5)
+    land(name, 5, 9)
+    return name
+
+
+def replacing(start: int, end: int) -> Landing:
+    made = landing(start, end, run_id="again")
+    entry = TopicEntry(replaced=RangeSet.of(TOPIC.topic, 0, start, end), counts=Counts(end - start, end - start))
+    return replace(made, topics={TOPIC: entry})
+
+
+def replace_rows(table: Path, start: int, end: int, **settings: str) -> tuple[int, Landing]:
+    sink = a_sink(table, **settings)
+    sink.load("again")
+    sink.write(rows(start, end, name=[f"new{n}" for n in range(start, end)]), TOPIC)
+    try:
+        return sink.replace(replacing(start, end))
+    except BaseException:
+        sink.discard()
+        raise
+
+
+def new(start: int, end: int) -> list[tuple[object, ...]]:
+    return [(0, n, n, f"new{n}") for n in range(start, end)]
+
+
+def test_rows_are_replaced_in_one_version_and_the_others_stay(table: Path) -> None:
+    version, done = replace_rows(table, 3, 7)
+
+    assert version == 2
+    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
+    assert landed(table) == "clicks[0] [0,9)"
+    assert done.topics[TOPIC].removed == Counts(4, 4)
+    assert a_sink(table).load("r").ledger.entry(TOPIC).counts == Counts(9, 9)
+    assert not stray_files(table)
+    actions = {next(iter(action)) for action in versions(table)[-1]}
+    assert actions == {"commitInfo", "metaData", "txn", "remove", "add"}
+
+
+def test_a_file_that_is_all_hits_goes_whole(table: Path) -> None:
+    replace_rows(table, 0, 5)
+    assert len([a for a in versions(table)[-1] if "add" in a]) == 1
+    assert rows_of(table) == sorted([*expected((5, 9)), *new(0, 5)])
+
+
+def test_a_partitioned_table_is_replaced_too(tmp_path: Path) -> None:
+    table = tmp_path / "by_name"
+    land(table, 0, 5, partition_by=["_kafka_partition", "name"])
+    replace_rows(table, 2, 4)
+    found = DeltaTable(str(table)).to_pyarrow_table().sort_by("id")
+    assert found["name"].to_pylist() == ["n0", "n1", "new2", "new3", "n4"]
+
+
+@pytest.mark.parametrize(
+    "fault", [applied(OSError("time-out")), unapplied(OSError("time-out"))], ids=["applied", "not applied"]
+)
+def test_a_replace_without_an_answer_is_done_once(table: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    monkeypatch.setattr(committing, "put_commit", faulty(fault))
+    version, _ = replace_rows(table, 3, 7)
+    assert version == 2
+    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
+    assert not stray_files(table)
+
+
+def test_a_compaction_in_between_is_seen(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "put_commit", faulty(after(lambda: DeltaTable(str(table)).optimize.compact())))
+    replace_rows(table, 3, 7)
+    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
+    assert not stray_files(table)
+
+
+def test_another_replace_in_between_stops_this_one_for_good(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other() -> None:
+        monkeypatch.undo()
+        replace_rows(table, 3, 4)
+
+    monkeypatch.setattr(committing, "put_commit", faulty(after(other)))
+    with pytest.raises(ReplacedMeanwhile):
+        replace_rows(table, 3, 7)
+    assert rows_of(table) == sorted([*expected((0, 3), (4, 9)), *new(3, 4)])
+    assert not stray_files(table)
+
+
+def test_a_restore_in_between_has_it_planned_anew(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "put_commit", faulty(after(lambda: DeltaTable(str(table)).restore(0))))
+    with pytest.raises(RangesNotLanded, match=r"clicks\[0\] \[5,7\)"):
+        replace_rows(table, 3, 7)
+    assert rows_of(table) == expected((0, 5))
+    assert not stray_files(table)
+
+
+def test_what_is_not_landed_can_not_be_replaced(table: Path) -> None:
+    with pytest.raises(RangesNotLanded):
+        replace_rows(table, 8, 11)
+    assert rows_of(table) == expected((0, 9))
+    assert not stray_files(table)
+
+
+def test_a_row_that_was_not_read_again_stays(table: Path) -> None:
+    sink = a_sink(table)
+    sink.load("again")
+    sink.write(rows(3, 6, name=["new3", "new4", "new5"]), TOPIC)
+    with pytest.raises(CannotReplace, match=r"holds clicks\[0\] \[6,7\)"):
+        sink.replace(replacing(3, 7))
+    sink.discard()
+    assert rows_of(table) == expected((0, 9))
+
+
+def test_a_record_that_became_no_row_takes_its_row_out(table: Path) -> None:
+    sink = a_sink(table)
+    sink.load("again")
+    sink.write(rows(3, 6, name=["new3", "new4", "new5"]), TOPIC)
+    sink.pass_over(TOPIC, 0, pa.array([6], pa.int64()))
+    sink.replace(replacing(3, 7))
+    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 6)])
+
+
+def test_foreign_rows_without_coordinates_stay(table: Path) -> None:
+    append_foreign_row(table)
+    replace_rows(table, 0, 5)
+    assert len(rows_of(table)) == 10
+
+
+def _append_only(table: Path) -> None:
+    DeltaTable(str(table)).alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+def _change_feed(table: Path) -> None:
+    DeltaTable(str(table)).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+
+
+@pytest.mark.parametrize("change", [_append_only, _change_feed], ids=["append-only", "change data feed"])
+def test_a_table_that_rows_can_not_be_taken_out_of_is_refused(table: Path, change: Callable[[Path], None]) -> None:
+    change(table)
+    with pytest.raises(UnfitTable):
+        replace_rows(table, 3, 7)
+    land(table, 9, 10)
+    assert rows_of(table) == expected((0, 10))
