@@ -29,11 +29,17 @@ class IcebergHook(OfficialIcebergHook):
 
     def open_catalog(self) -> Catalog:
         """Return the catalog. Raises InvalidArgument for a connection that can't work, else CatalogUnavailable."""
-        self._check(self._properties())
+        self.properties()
         try:
             return self.catalog
         except Exception as e:
             raise CatalogUnavailable(self.conn_id, e) from e
+
+    def properties(self) -> dict[str, str]:
+        """Return PyIceberg's properties of the catalog, secrets included. Raises InvalidArgument."""
+        properties = self._properties()
+        self._check(properties)
+        return properties
 
     def _properties(self) -> dict[str, str]:
         try:
@@ -71,6 +77,11 @@ class IcebergHook(OfficialIcebergHook):
                 f"connection {self.conn_id!r} is an SQLite catalog, but workers of {', '.join(remote)} share no disk.",
                 "Use a REST, Glue or PostgreSQL catalog.",
             )
+
+
+def store_properties(conn_id: str | None) -> dict[str, str] | None:
+    """Return what opens the object store of a connection's catalog; None without a connection."""
+    return IcebergHook(conn_id).properties() if conn_id else None
 
 
 def _mask(properties: dict[str, str]) -> None:

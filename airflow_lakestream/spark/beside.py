@@ -53,6 +53,11 @@ def file_system(location: str, properties: Mapping[str, str] | None = None) -> t
     return fs, str(fs._strip_protocol(location)).rstrip("/")
 
 
+def is_object_store(location: str) -> bool:
+    """Whether a catalog's properties say how to get at a location."""
+    return location.partition(":")[0] in _OF_CATALOGS and ":" in location
+
+
 class Beside:
     """The folder of one checkpoint; JSON files, each written as a whole."""
 

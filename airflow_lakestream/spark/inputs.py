@@ -10,6 +10,8 @@ from typing import Any
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
+# What differs from one submit to the next, and what is looked at below.
+_NOT_OF_IT = ("kafka", "catalog", "owner", "run_id")
 # What of the connections says where records come from and go to.
 _OF_KAFKA = ("bootstrap.servers",)
 _OF_CATALOG = ("type", "uri", "warehouse")
@@ -27,7 +29,7 @@ def inputs_of(config: AppConfig) -> dict[str, str]:
 def fingerprint(config: AppConfig) -> str:
     """Return what two configurations have in common exactly if a driver of one may be taken for one of the other."""
     known = config.to_dict()
-    told: dict[str, Any] = {key: value for key, value in known.items() if key not in ("kafka", "catalog", "owner")}
+    told: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
     registry = config.landing.get("schema_registry")
     if registry is not None:
         address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
+from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.spark.beside import Beside
@@ -69,6 +70,11 @@ def request_stop(location: str, by: str, properties: Mapping[str, str] | None = 
     # The generation is in it, so that a request left over does not stop a later driver.
     folder.write(_STOP, {"generation": generation, "by": by, "at": time.time()})
     return True
+
+
+def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
+    """Whether the holder of a lease was asked to end."""
+    return _is_for(Beside(location, properties).read(_STOP), record)
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
@@ -172,19 +178,20 @@ class Lease:
     def stop_requested(self) -> bool:
         """Whether somebody asked this driver to end after its current batch."""
         if not self._stopped:
-            asked = self._folder.read(_STOP)
-            self._stopped = asked is not None and asked.get("generation") == self._record.generation
+            self._stopped = _is_for(self._folder.read(_STOP), self._record)
         return self._stopped
 
-    def release(self, outcome: Outcome, error: str = "") -> None:
-        """Let go. `error` is for people, and holds no secret."""
+    def release(self, outcome: Outcome, error: str = "", terminal: bool = False) -> None:
+        """Let go. `error` is for people, and holds no secret; `terminal` means that a restart can't help."""
         self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
         with self._lock:
             if self._lost_to or self._record.outcome:
                 return
-            self._record = replace(self._record, beat_at=time.time(), outcome=outcome, error=error[:1000])
+            self._record = replace(
+                self._record, beat_at=time.time(), outcome=outcome, error=error[:1000], terminal=terminal
+            )
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def __enter__(self) -> Lease:
@@ -199,7 +206,8 @@ class Lease:
             self.release(Outcome.STOPPED if self._stopped else Outcome.DONE)
         else:
             # Texts of errors that are not ours may hold anything.
-            self.release(Outcome.FAILED, str(error) if isinstance(error, LakestreamError) else type(error).__name__)
+            told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
+            self.release(Outcome.FAILED, told, isinstance(error, Terminal))
 
     def _beat_on(self) -> None:
         while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
@@ -209,6 +217,10 @@ class Lease:
                 return
             except Exception as e:  # noqa: BLE001  # a store that is away for a moment; the next beat tries again
                 log.warning("The lease of %s could not be renewed: %s: %s", self._location, type(e).__name__, e)
+
+
+def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
+    return stop is not None and stop.get("generation") == record.generation
 
 
 def _file(generation: int) -> str:

@@ -36,6 +36,7 @@ class LeaseState(StrEnum):
 class LeaseRecord:
     """What is written about a holder. Times are seconds since 1970 by the holder's clock.
 
+    `terminal` says that the error comes again until somebody changes something.
     `inputs` is what a checkpoint belongs to for good (app, topic, table, group); `fingerprint` stands for all that
     makes two submits the same. No secret is in either.
     """
@@ -52,6 +53,7 @@ class LeaseRecord:
     ttl: float = TTL_SECONDS
     outcome: Outcome | None = None
     error: str = ""
+    terminal: bool = False
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> LeaseRecord:

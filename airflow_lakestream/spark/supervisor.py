@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.spark.lease_record import LeaseRecord, LeaseState, Outcome
 
 
@@ -55,6 +55,13 @@ class GaveUp(LakestreamError, Transient):
         )
 
 
+class DriverFailed(LakestreamError, Terminal):
+    """The driver failed, and says that it would again."""
+
+    def __init__(self, location: str, reason: str) -> None:
+        super().__init__(f"checkpoint {location}: the driver {reason}")
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much is borne; times in seconds. `stall_timeout` None watches the driver alone, not its progress."""
@@ -70,11 +77,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sight:
-    """One look at a driver: `moves` is its progress's count, `error` what it said or left when it failed."""
+    """One look at a driver: `moves` is its progress's count, `error` what it said when it failed.
+
+    `terminal`: it would fail again until somebody changes something.
+    """
 
     driver: DriverState
     moves: int = 0
     error: str = ""
+    terminal: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ class Decision:
     history: History
     reason: str = ""
     at: float = 0.0
+    terminal: bool = False
 
 
 def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: int, now: float) -> Sight:
@@ -124,7 +136,7 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: i
     state = lease.state(now)
     if state is LeaseState.RELEASED:
         failed = lease.outcome is Outcome.FAILED
-        return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error)
+        return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
     if job in (JobState.FAILED, JobState.VANISHED):
         return Sight(DriverState.VANISHED, moves)
     if state is LeaseState.VANISHED:
@@ -140,6 +152,8 @@ def decide(history: History, limits: Limits, sight: Sight, now: float) -> Decisi
         return Decision(Action.FINISH, history)
     history = _remembered(history, limits, sight, now)
     if reason := _failure(history, limits, sight, now):
+        if sight.terminal:
+            return Decision(Action.GIVE_UP, history, reason, terminal=True)
         return _after_failure(history, limits, reason, now)
     return Decision(Action.WAIT, history)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.spark.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
 from airflow_lakestream.spark.lease_record import LeaseState, Outcome, fingerprint_of
 
@@ -23,6 +24,7 @@ CHECKOUT = Path(__file__).parents[3]
 INPUTS = {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", "group": "g"}
 HOLDS = """
 import sys, time
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.spark.lease import Lease
 with Lease.take(sys.argv[1], "f", "another process", inputs={"topic": "clicks"}):
     print("taken", flush=True)
@@ -177,6 +179,15 @@ def test_a_driver_that_fails_says_so_without_the_text_of_foreign_errors(location
     record = read_lease(location)
     assert record is not None
     assert (record.outcome, record.error) == (Outcome.FAILED, "RuntimeError")
+
+
+def test_a_driver_says_whether_a_restart_can_help(location: str) -> None:
+    for error, terminal in ((InvalidArgument("topic", "is missing."), True), (LeaseLost(location, 1, 2), False)):
+        with pytest.raises(LakestreamError), take(location):
+            raise error
+        record = read_lease(location)
+        assert record is not None
+        assert (record.error, record.terminal) == (str(error), terminal)
 
 
 def test_a_stop_reaches_the_driver_that_it_was_meant_for_and_no_later_one(location: str) -> None:

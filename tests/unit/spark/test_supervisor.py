@@ -142,6 +142,12 @@ def test_without_any_lease_the_driver_starts() -> None:
     assert sight_of(None, 1, JobState.UNKNOWN, 0, 0).driver is DriverState.STARTING
 
 
+def test_an_error_that_would_come_again_is_not_tried_again() -> None:
+    failed = replace(LEASE, outcome=Outcome.FAILED, error="no such table", terminal=True)
+    decision = decide(History(0), LIMITS, sight_of(failed, 4, JobState.UNKNOWN, 0, 0), 1)
+    assert (decision.action, decision.terminal, decision.reason) == (Action.GIVE_UP, True, "failed: no such table")
+
+
 def test_what_a_driver_said_is_the_reason() -> None:
     failed = replace(LEASE, outcome=Outcome.FAILED, error="topic 'x' is gone")
     sight = sight_of(failed, 4, JobState.UNKNOWN, 0, 0)

@@ -1,0 +1,158 @@
+"""The `spark` connection of the official provider: which command submits a driver, and where that runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.spark.backends import BackendKind
+
+# What the provider itself looks at in `conf`; all else goes into a file, for it may be secret.
+_LOOKED_AT = (
+    "spark.kubernetes.namespace",
+    "spark.kubernetes.submission.waitAppCompletion",
+    "spark.yarn.submit.waitAppCompletion",
+)
+_ENVIRONMENT_OF = {
+    BackendKind.YARN: "spark.yarn.appMasterEnv.",
+    BackendKind.KUBERNETES: "spark.kubernetes.driverEnv.",
+}
+# A driver that ends is started again by the operator, which counts, and not by the cluster as well.
+_FORCED = {BackendKind.YARN: {"spark.yarn.maxAppAttempts": "1"}}
+_TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
+    BackendKind.DETACHED: {},
+    BackendKind.YARN: {"yarn_track_via_rm_api": True},
+    BackendKind.KUBERNETES: {"track_driver_via_k8s_api": True},
+}
+
+
+class SparkHook(SparkSubmitHook):
+    """Reads a `spark` connection as the official hook does: master, deploy-mode, queue, spark-binary, and so on.
+
+    :param conf: Spark's settings; they are written into a file, not onto the command line.
+    :param env_vars: of the driver; never on the command line either.
+    :param options: what `SparkSubmitHook` takes besides.
+    """
+
+    def __init__(
+        self,
+        spark_conn_id: str = "spark_default",
+        *,
+        conf: Mapping[str, Any] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        properties_file: str | None = None,
+        deploy_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.kind = _kind(spark_conn_id, deploy_mode)
+        self._settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
+        self._variables = dict(env_vars or {})
+        if prefix := _ENVIRONMENT_OF.get(self.kind):
+            self._settings |= {prefix + name: value for name, value in self._variables.items()}
+            self._variables = {}
+        self._given_properties = properties_file
+        self._given_files = options.get("files")
+        looked_at = {key: self._settings.pop(key) for key in _LOOKED_AT if key in self._settings}
+        try:
+            super().__init__(
+                conf=looked_at, conn_id=spark_conn_id, deploy_mode=deploy_mode, **_TRACKED_BY[self.kind], **options
+            )
+        except (TypeError, NameError) as e:
+            raise InvalidArgument(
+                "spark_conn_id",
+                f"{self.kind} is not tracked by the providers that are installed ({e}).",
+                "Install apache-airflow-providers-apache-spark 6.3 or newer, for Kubernetes also -cncf-kubernetes.",
+            ) from e
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process of this machine."""
+        return str(self._connection["master"]).startswith("local")
+
+    def add_jars(self, paths: Sequence[str]) -> None:
+        """Take jars along, besides those that were given."""
+        self._jars = _joined(self._jars, *paths)
+
+    def add_packages(self, coordinates: Sequence[str]) -> None:
+        """Let Spark fetch packages itself."""
+        self._packages = _joined(self._packages, *coordinates)
+
+    def add_file(self, path: str) -> None:
+        """Take a file along, into the driver's working folder; in the place of that of an earlier launch."""
+        self._files = _joined(self._given_files, path)
+
+    def add_py_file(self, path: str) -> None:
+        """Take Python code along; in the place of that of an earlier launch."""
+        self._py_files = path
+
+    def command(self, application: str, folder: Path, arguments: list[str]) -> list[str]:
+        """Return the `spark-submit` command; what may be secret goes into a file in `folder`."""
+        self._application_args = arguments
+        file = folder / "spark.properties"
+        given = Path(self._given_properties).read_text() if self._given_properties else ""
+        lines = [f"{key}={_escaped(value)}" for key, value in sorted(self._settings.items())]
+        file.touch(0o600)
+        file.write_text("\n".join([given, *lines, ""]))
+        self._properties_file = str(file)
+        command: list[str] = self._build_spark_submit_command(application)
+        # Else a file of properties would be read instead of the defaults of the installation.
+        command.insert(1, "--load-spark-defaults")
+        return command
+
+    def environment(self) -> dict[str, str]:
+        """Return the driver's environment: the worker's, without what is Airflow's, which may be secret."""
+        told = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+        binary = str(self._connection["spark_binary"])
+        if shutil.which(binary) is None:
+            # That of the pyspark beside this Python, which need not be on a worker's PATH.
+            told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
+        if self.kind is BackendKind.DETACHED:
+            told.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+            if self.is_local:
+                told.setdefault("PYSPARK_PYTHON", sys.executable)
+        return told | self._variables
+
+    def yarn_page(self, job_id: str) -> str:
+        """Return the page of a YARN application, which leads to its logs."""
+        return f"{self._get_yarn_rm_base_url()}/cluster/app/{job_id}"
+
+
+def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as e:
+        # The official hook would take YARN then.
+        raise InvalidArgument(
+            "spark_conn_id",
+            f"there is no connection {conn_id!r}.",
+            "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://...",
+        ) from e
+    master = f"{connection.conn_type}://{connection.host or ''}"
+    if (deploy_mode or connection.extra_dejson.get("deploy-mode")) != "cluster":
+        return BackendKind.DETACHED
+    if "yarn" in master:
+        return BackendKind.YARN
+    if "k8s" in master:
+        return BackendKind.KUBERNETES
+    raise InvalidArgument(
+        "deploy_mode",
+        "Spark has no cluster mode for Python applications on this master.",
+        'Set "client": the driver runs beside the worker, and outlives the task.',
+    )
+
+
+def _joined(*parts: str | None) -> str:
+    return ",".join(part for part in parts if part)
+
+
+def _escaped(value: str) -> str:
+    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return "\\" + text if text[:1].isspace() else text

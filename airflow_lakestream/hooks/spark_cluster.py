@@ -1,0 +1,107 @@
+"""Drivers inside YARN and Kubernetes, submitted, tracked and killed by the official provider's hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowException
+
+from airflow_lakestream.hooks.spark import SparkHook
+from airflow_lakestream.spark.backends import Backend, BackendKind, Handle, Job
+from airflow_lakestream.spark.backends.detached import DetachedBackend, SubmitFailed
+from airflow_lakestream.spark.supervisor import JobState
+
+_OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
+_OF_PHASES = {
+    "Pending": JobState.RUNNING,
+    "Running": JobState.RUNNING,
+    "Succeeded": JobState.FINISHED,
+    "Failed": JobState.FAILED,
+}
+
+
+class YarnBackend:
+    """Applications in YARN's cluster mode, by its ResourceManager's REST API."""
+
+    def __init__(self, hook: SparkHook, application: str) -> None:
+        self._hook = hook
+        self._application = application
+
+    def launch(self, job: Job) -> Handle:
+        """Submit; returns when the ResourceManager has accepted the application."""
+        _submit(self._hook, self._application, job)
+        return Handle(BackendKind.YARN, str(self._hook._yarn_application_id))
+
+    def state(self, handle: Handle) -> JobState:
+        """Ask the ResourceManager; one that does not answer is an unknown state."""
+        try:
+            status = self._hook.query_yarn_application_status(handle.job_id)
+        except RuntimeError as e:
+            # The provider has one error for all answers; the number is in its text.
+            return JobState.VANISHED if "HTTP 404" in str(e) else JobState.UNKNOWN
+        return _OF_YARN.get(status, JobState.RUNNING)
+
+    def kill(self, handle: Handle) -> None:
+        """Kill the application."""
+        self._hook._yarn_application_id = handle.job_id
+        self._hook.on_kill()
+
+    def log_tail(self, handle: Handle) -> list[str]:
+        """Return where the log is: YARN keeps it."""
+        return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
+
+
+class KubernetesBackend:
+    """Driver pods. One that is gone is a failure here; the official operator takes it for a success."""
+
+    def __init__(self, hook: SparkHook, application: str) -> None:
+        self._hook = hook
+        self._application = application
+
+    def launch(self, job: Job) -> Handle:
+        """Submit; returns when the pod is made."""
+        _submit(self._hook, self._application, job)
+        pod = self._hook._kubernetes_driver_pod
+        if not pod:
+            raise SubmitFailed("spark-submit named no driver pod: its output, above, says why.")
+        return Handle(BackendKind.KUBERNETES, f"{self._hook._connection['namespace']}:{pod}")
+
+    def state(self, handle: Handle) -> JobState:
+        """Ask for the pod; an API that does not answer is an unknown state."""
+        from airflow.providers.cncf.kubernetes import kube_client
+
+        namespace, _, pod = handle.job_id.partition(":")
+        try:
+            found: Any = kube_client.get_kube_client().read_namespaced_pod(pod, namespace)
+        except kube_client.ApiException as e:
+            return JobState.VANISHED if e.status == 404 else JobState.UNKNOWN
+        except OSError:
+            return JobState.UNKNOWN
+        return _OF_PHASES.get(found.status.phase or "Pending", JobState.UNKNOWN)
+
+    def kill(self, handle: Handle) -> None:
+        """Delete the pod."""
+        self._hook._kubernetes_driver_pod = handle.job_id.partition(":")[2]
+        self._hook.on_kill()
+
+    def log_tail(self, handle: Handle) -> list[str]:
+        """Return where the log is: Kubernetes keeps it."""
+        namespace, _, pod = handle.job_id.partition(":")
+        return [f"The driver's log: kubectl logs -n {namespace} {pod}"]
+
+
+def backend_of(hook: SparkHook, application: str) -> Backend:
+    """Return the place where this connection's drivers run."""
+    if hook.kind is BackendKind.YARN:
+        return YarnBackend(hook, application)
+    if hook.kind is BackendKind.KUBERNETES:
+        return KubernetesBackend(hook, application)
+    return DetachedBackend()
+
+
+def _submit(hook: SparkHook, application: str, job: Job) -> None:
+    # The provider's own submit makes the command once more, from what `SparkHook.command` has set.
+    try:
+        hook.submit(application, env=dict(job.environment), cwd=str(job.folder))
+    except (AirflowException, RuntimeError, OSError) as e:
+        raise SubmitFailed(f"the driver could not be submitted: {e}") from e

@@ -1,0 +1,37 @@
+"""Links on a task's page, there as soon as the driver is: the operator pushes them while the task runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperatorLink, XCom
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+
+class _PushedLink(BaseOperatorLink):
+    """A link whose address the operator has pushed."""
+
+    name = ""
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Return the address that was pushed; empty as long as there is none."""
+        try:
+            value: Any = XCom.get_value(key=self.xcom_key, ti_key=ti_key)
+        except Exception:  # noqa: BLE001  # a link that can't be had is no reason to fail a task
+            return ""
+        return str(value or "")
+
+
+class SparkUILink(_PushedLink):
+    """The driver's own pages: its batches, jobs and executors."""
+
+    name = "Spark UI"
+
+
+class DriverLogLink(_PushedLink):
+    """The driver's log."""
+
+    name = "Driver log"

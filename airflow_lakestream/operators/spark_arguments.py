@@ -1,0 +1,131 @@
+"""What `SparkSubmitOperator` takes that a streaming query has a use for, with its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+_OF_THE_HOOK = (
+    "conf",
+    "jars",
+    "py_files",
+    "files",
+    "archives",
+    "driver_class_path",
+    "exclude_packages",
+    "repositories",
+    "total_executor_cores",
+    "executor_cores",
+    "executor_memory",
+    "driver_memory",
+    "num_executors",
+    "name",
+    "env_vars",
+    "spark_binary",
+    "properties_file",
+    "yarn_queue",
+    "deploy_mode",
+    "keytab",
+    "principal",
+    "proxy_user",
+)
+
+
+class SparkArguments(BaseOperator):
+    """An operator that submits to Spark.
+
+    Named one by one, though there are many: only so `default_args` and `partial` reach them.
+
+    :param conf: Spark's settings; they go into a file, none is on the command line (templated)
+    :param jars: paths of jars, separated by commas (templated)
+    :param py_files: Python code for the executors; default: this package, where they are not of this machine
+        (templated)
+    :param files: to be in the working folder of each executor (templated)
+    :param archives: to be unpacked there
+    :param driver_class_path: more for the driver's class path
+    :param exclude_packages: Maven coordinates that `packages` shall not bring
+    :param repositories: where else to look for `packages`
+    :param total_executor_cores: of all executors, on standalone
+    :param executor_cores: of each executor
+    :param executor_memory: of each executor, such as "2g"
+    :param driver_memory: of the driver
+    :param num_executors: how many
+    :param name: of the application; default: `lakestream <dag>.<task>` (templated)
+    :param env_vars: of the driver; none is on the command line (templated)
+    :param spark_binary: default: the connection's, or `spark-submit`
+    :param properties_file: read before `conf`, which wins
+    :param yarn_queue: default: the connection's
+    :param deploy_mode: `"client"` or `"cluster"`; default: the connection's
+    :param keytab: for Kerberos
+    :param principal: for Kerberos
+    :param proxy_user: whom to impersonate
+    """
+
+    def __init__(
+        self,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        jars: str | None = None,
+        py_files: str | None = None,
+        files: str | None = None,
+        archives: str | None = None,
+        driver_class_path: str | None = None,
+        exclude_packages: str | None = None,
+        repositories: str | None = None,
+        total_executor_cores: int | None = None,
+        executor_cores: int | None = None,
+        executor_memory: str | None = None,
+        driver_memory: str | None = None,
+        num_executors: int | None = None,
+        name: str | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        spark_binary: str | None = None,
+        properties_file: str | None = None,
+        yarn_queue: str | None = None,
+        deploy_mode: str | None = None,
+        keytab: str | None = None,
+        principal: str | None = None,
+        proxy_user: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.conf = conf
+        self.jars = jars
+        self.py_files = py_files
+        self.files = files
+        self.archives = archives
+        self.driver_class_path = driver_class_path
+        self.exclude_packages = exclude_packages
+        self.repositories = repositories
+        self.total_executor_cores = total_executor_cores
+        self.executor_cores = executor_cores
+        self.executor_memory = executor_memory
+        self.driver_memory = driver_memory
+        self.num_executors = num_executors
+        self.name = name
+        self.env_vars = env_vars
+        self.spark_binary = spark_binary
+        self.properties_file = properties_file
+        self.yarn_queue = yarn_queue
+        self.deploy_mode = deploy_mode
+        self.keytab = keytab
+        self.principal = principal
+        self.proxy_user = proxy_user
+
+    def spark_options(self) -> dict[str, Any]:
+        """Return what was given, by the names of the hook's arguments."""
+        return {name: value for name in _OF_THE_HOOK if (value := getattr(self, name)) is not None}
+
+
+SPARK_TEMPLATE_FIELDS: Sequence[str] = ("conf", "jars", "py_files", "files", "env_vars", "name")
+
+
+def count_from_zero(argument: str, value: object) -> int:
+    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
+    if isinstance(value, bool) or not str(value).strip().isdigit():
+        raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
+    return int(str(value))

@@ -1,0 +1,133 @@
+"""The parts of a task that has a driver, put together from the operator's arguments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.iceberg import store_properties
+from airflow_lakestream.hooks.spark import SparkHook
+from airflow_lakestream.hooks.spark_cluster import backend_of
+from airflow_lakestream.operators.spark_config import DriverConfig, bundled, new_folder, own
+from airflow_lakestream.spark.apps import app_path, package_zip
+from airflow_lakestream.spark.backends import BackendKind, Job
+from airflow_lakestream.spark.beside import is_object_store
+from airflow_lakestream.spark.driving import Driving, StreamSpec
+from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.supervisor import History, Limits
+from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
+
+if TYPE_CHECKING:
+    from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+    from airflow_lakestream.operators.spark_told import Told
+
+log = logging.getLogger(__name__)
+
+
+def driving_of(
+    operator: SparkStreamingSubmitOperator, owner: str, dag_id: str, wait: Callable[[float], None]
+) -> Driving:
+    """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+    if not is_given(operator.checkpoint_location):
+        raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+    config = _configured(operator, owner, dag_id)
+    spec = StreamSpec(
+        location=operator.checkpoint_location,
+        fingerprint=config.fingerprint,
+        inputs=config.inputs,
+        limits=Limits(**operator.limits()),
+        poll_interval=seconds("poll_interval", operator.poll_interval),
+        by=owner,
+        properties=store_properties(_store(operator)),
+    )
+    application = operator.application or app_path(str(operator.app))
+    launch = _Launch(operator, config, application, _hook(operator, dag_id))
+    return Driving(spec, backend_of(launch.hook, application), launch.prepare, wait)
+
+
+def trigger_of(
+    operator: SparkStreamingSubmitOperator, driving: Driving, history: History, told: Told
+) -> SparkStreamTrigger:
+    """Return what watches the driver in the triggerer."""
+    return SparkStreamTrigger(
+        checkpoint_location=driving.spec.location,
+        generation=driving.generation,
+        limits=asdict(driving.spec.limits),
+        history=history.to_dict(),
+        poll_interval=driving.spec.poll_interval,
+        on_kill_action=operator.on_kill_action,
+        seen=told.progress.batches,
+        begun=told.begun,
+        restarts=told.restarts,
+        storage_conn_id=_store(operator),
+    )
+
+
+def state_at_server(ti: Any) -> str | None:
+    """Ask Airflow's API server for the state that it has for a task instance; None where it does not say."""
+    try:
+        states = ti.get_task_states(ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
+        name = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
+        # A task that was cleared, and not scheduled again yet, has none.
+        return str(states[ti.run_id][name] or "cleared")
+    except Exception as e:  # noqa: BLE001  # whatever is wrong: the stream is left alone then, and the retry finds it
+        log.warning("The state of this task could not be had: %s: %s", type(e).__name__, e)
+        return None
+
+
+@dataclass
+class _Launch:
+    """Makes what is launched, anew for each launch."""
+
+    operator: SparkStreamingSubmitOperator
+    config: DriverConfig
+    application: str
+    hook: SparkHook
+
+    def prepare(self) -> Job:
+        folder = new_folder(self.operator.folder(), self.operator.checkpoint_location)
+        file = self.config.write(folder)
+        path = str(file)
+        if self.hook.kind is not BackendKind.DETACHED:
+            # The cluster brings it into the driver's working folder.
+            self.hook.add_file(path)
+            path = file.name
+        if not self.hook.is_local and not is_given(self.operator.py_files):
+            self.hook.add_py_file(package_zip(folder))
+        return Job(self.hook.command(self.application, folder, ["--config", path]), self.hook.environment(), folder)
+
+
+def _configured(operator: SparkStreamingSubmitOperator, owner: str, dag_id: str) -> DriverConfig:
+    query = {
+        "checkpoint_location": operator.checkpoint_location,
+        "trigger": operator.trigger,
+        "max_batches": operator.max_batches,
+        "max_offsets_per_trigger": operator.max_offsets_per_trigger,
+        "owner": owner,
+    }
+    connections = (operator.kafka_conn_id, operator.iceberg_conn_id)
+    if operator.app is None:
+        return own(str(operator.application), operator.app_config, query, *connections)
+    return bundled(operator.app, {"consumer_group": dag_id, **operator.app_config}, query, *connections)
+
+
+def _hook(operator: SparkStreamingSubmitOperator, dag_id: str) -> SparkHook:
+    options = {"name": f"lakestream {dag_id}.{operator.task_id}", **operator.spark_options()}
+    if operator.packages is not None:
+        options["packages"] = operator.packages
+    hook = SparkHook(operator.spark_conn_id, **options)
+    if operator.packages is None and operator.app is not None:
+        if hook.kind is BackendKind.KUBERNETES:
+            # Its driver can't see this machine's files.
+            hook.add_packages(kafka_packages())
+        else:
+            hook.add_jars(resolve(kafka_packages()))
+    return hook
+
+
+def _store(operator: SparkStreamingSubmitOperator) -> str | None:
+    return operator.iceberg_conn_id if is_object_store(operator.checkpoint_location) else None

@@ -1,0 +1,292 @@
+"""SparkStreamingSubmitOperator: a streaming query on Spark, submitted once and watched from Airflow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import conf
+
+# Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.links import DriverLogLink, SparkUILink
+from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
+from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments, count_from_zero
+from airflow_lakestream.spark.stopping import OnKill
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.operators.spark_told import Told
+    from airflow_lakestream.spark.driving import Driving
+    from airflow_lakestream.spark.supervisor import Decision, History
+
+log = logging.getLogger(__name__)
+
+# How long a signal may wait to be seen.
+_SLICE = 0.2
+# Airflow wants a time; a stream has none.
+_FOREVER = timedelta(days=36_500)
+
+
+class StreamLeft(LakestreamError, Transient):
+    """The worker ends, and the stream goes on without this try."""
+
+
+class TaskEnded(LakestreamError, Transient):
+    """A person cleared or marked the task while it ran."""
+
+
+class _Signalled(Exception):
+    """SIGTERM came."""
+
+
+class SparkStreamingSubmitOperator(SparkArguments):
+    """Run a streaming query on Spark, and see to it that there is one driver, that it moves, and that it ends well.
+
+    Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
+    The worker's death leaves the driver running, and the retry adopts it: give the task retries. Returns a report:
+    `batches`, `rows_in`, `rows_out`, `rejected`, `restarts`, and of the newest batch `lag`, `snapshot_ids` and rates;
+    the XCom `progress` holds the same while the task runs.
+
+    Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
+
+    .. seealso:: docs/operators/spark_streaming_submit.md
+
+    :param app: a bundled app, such as `"kafka_to_iceberg"` (templated)
+    :param application: path of a program of your own, instead (templated)
+    :param app_config: the app's arguments: for `kafka_to_iceberg`, those of `KafkaExtractOperator`; no secrets
+        (templated)
+    :param trigger: `"available_now"`: all that is there, and then the query ends; or the time between two batches,
+        such as `"10 seconds"` (templated)
+    :param checkpoint_location: path or URI; the lease and the progress lie in `<checkpoint_location>.lakestream`
+        (templated)
+    :param max_batches: the query ends after so many (templated)
+    :param max_offsets_per_trigger: most offsets in one batch (templated)
+    :param max_restarts: how often a driver is started again without a healthy period in between (templated)
+    :param restart_backoff: pause before the first restart; twice as long before each further one, up to 5 minutes
+        (templated)
+    :param healthy_after: a driver that moved so long after its start is healthy, and restarts count anew (templated)
+    :param stall_timeout: a query without any progress for so long is killed and restarted; None never (templated)
+    :param start_timeout: a driver that has not begun to work after so long is killed and restarted (templated)
+    :param unknown_timeout: how long it is borne that nobody can tell whether the driver runs (templated)
+    :param on_kill_action: what a person's clear or "mark failed" does to the driver: `"graceful"` lets its batch end,
+        `"kill"` ends it at once, `"leave"` lets it run (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    :param poll_interval: seconds between two looks (templated)
+    :param driver_folder: where drivers that run beside the worker have their logs; default:
+        `$AIRFLOW_HOME/lakestream` (templated)
+    :param kafka_conn_id: connection of type `kafka`; None for an application that needs none (templated)
+    :param iceberg_conn_id: connection of type `iceberg`; None likewise (templated)
+    :param spark_conn_id: connection of type `spark`: master, deploy-mode, queue (templated)
+    :param packages: Maven coordinates; default: those that a bundled app needs, fitting the installed Spark, fetched
+        once (templated)
+    :param kwargs: of `SparkArguments`: conf, jars, driver_memory and so on, as `SparkSubmitOperator` takes them
+    """
+
+    template_fields: Sequence[str] = (
+        "app",
+        "application",
+        "app_config",
+        "trigger",
+        "checkpoint_location",
+        "max_batches",
+        "max_offsets_per_trigger",
+        "max_restarts",
+        "restart_backoff",
+        "healthy_after",
+        "stall_timeout",
+        "start_timeout",
+        "unknown_timeout",
+        "on_kill_action",
+        "poll_interval",
+        "driver_folder",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+        "spark_conn_id",
+        "packages",
+        *SPARK_TEMPLATE_FIELDS,
+    )
+    template_fields_renderers = {"app_config": "json", "conf": "json"}
+    operator_extra_links = (SparkUILink(), DriverLogLink())
+    ui_color = "#f7d9c4"
+
+    def __init__(
+        self,
+        *,
+        app: str | None = None,
+        application: str | None = None,
+        app_config: Mapping[str, Any] | None = None,
+        trigger: str = "available_now",
+        checkpoint_location: str,
+        max_batches: int | str | None = None,
+        max_offsets_per_trigger: int | str | None = None,
+        max_restarts: int | str = 5,
+        restart_backoff: float | str = "10s",
+        healthy_after: float | str = "10m",
+        stall_timeout: float | str | None = "30m",
+        start_timeout: float | str = "5m",
+        unknown_timeout: float | str = "5m",
+        on_kill_action: str = OnKill.GRACEFUL.value,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: float | str = 5,
+        driver_folder: str | None = None,
+        kafka_conn_id: str | None = "kafka_default",
+        iceberg_conn_id: str | None = "iceberg_default",
+        spark_conn_id: str = "spark_default",
+        packages: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (app is None) == (application is None):
+            raise InvalidArgument("app", "exactly one of app and application has to be given.")
+        self.app = app
+        self.application = application
+        self.app_config = dict(app_config or {})
+        self.trigger = trigger
+        self.checkpoint_location = checkpoint_location
+        self.max_batches = max_batches
+        self.max_offsets_per_trigger = max_offsets_per_trigger
+        self.max_restarts = max_restarts
+        self.restart_backoff = restart_backoff
+        self.healthy_after = healthy_after
+        self.stall_timeout = stall_timeout
+        self.start_timeout = start_timeout
+        self.unknown_timeout = unknown_timeout
+        self.on_kill_action = on_kill_action
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.driver_folder = driver_folder
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.spark_conn_id = spark_conn_id
+        self.packages = packages
+        self._driving: Driving | None = None
+        self._is_heeding = False
+        self._signalled = False
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Adopt or submit, and watch; see the class."""
+        with airflow_errors():
+            driving, told = self._set_up(context)
+            return self._run(context, driving, told)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger fired: report, restart, or give up."""
+        with late_imports():
+            from airflow_lakestream.spark.supervisor import Action, Decision, History
+
+        history = History.parse(event["history"])
+        decision = Decision(
+            Action(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
+        )
+        with airflow_errors():
+            driving, told = self._set_up(context, event["begun"], int(event["restarts"]))
+            return self._run(context, driving, told, decision)
+
+    def on_kill(self) -> None:
+        """Heed SIGTERM, which comes for a worker that ends and for a task that was cleared or marked; or a time-out."""
+        if self._is_heeding:
+            # In a signal's handler: whatever else is done here may wait for a lock that the interrupted code holds.
+            self._signalled = True
+        elif self._driving is not None:
+            log.info("execution_timeout: %s", self._driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action)))
+
+    def _set_up(
+        self, context: Context, begun: Mapping[str, int] | None = None, restarts: int = 0
+    ) -> tuple[Driving, Told]:
+        with late_imports():
+            from airflow_lakestream.operators.spark_set_up import driving_of
+            from airflow_lakestream.operators.spark_told import Told, sums
+
+        on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
+        log.debug("A person's clear or mark is answered by %s.", on_kill)
+        self._driving = driving_of(self, run_key(context), context["dag"].dag_id, self._wait)
+        before = sums(self._driving.before())
+        told = Told(context["ti"], dict(begun) if begun is not None else before)
+        told.restarts = restarts
+        return self._driving, told
+
+    def _run(self, context: Context, driving: Driving, told: Told, decision: Decision | None = None) -> dict[str, Any]:
+        self._is_heeding = True
+        try:
+            return self._supervise(driving, told, decision)
+        except _Signalled:
+            raise self._answer_to_signal(context, driving) from None
+        finally:
+            self._is_heeding = False
+
+    def _supervise(self, driving: Driving, told: Told, decision: Decision | None) -> dict[str, Any]:
+        from airflow_lakestream.spark.supervisor import Action, DriverFailed, GaveUp
+
+        history: History | None = None
+        while True:
+            if decision is None:
+                driving.begin(history)
+                told.submitted(driving.handle)
+                decision = driving.follow(told, until_started=self.deferrable)
+            if decision.action is Action.WAIT:
+                self._defer(driving, told, decision.history)
+            if decision.action is Action.FINISH:
+                told.finished(driving.progress())
+                return {"checkpoint_location": driving.spec.location, **told.summary()}
+            told.failed(decision.reason, driving.log_tail())
+            driving.clear_away()
+            if decision.action is Action.GIVE_UP:
+                if decision.terminal:
+                    raise DriverFailed(driving.spec.location, decision.reason)
+                raise GaveUp(driving.spec.location, decision.reason, decision.history.restarts)
+            driving.pause(decision.at)
+            told.restarted(decision.reason)
+            history, decision = decision.history.restarted(time.time()), None
+
+    def _defer(self, driving: Driving, told: Told, history: History) -> None:
+        from airflow_lakestream.operators.spark_set_up import trigger_of
+
+        trigger = trigger_of(self, driving, history, told)
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
+
+    def _wait(self, duration: float) -> None:
+        end = time.monotonic() + duration
+        while not self._signalled:
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(_SLICE, left))  # a lock or an event could be held by what the signal interrupted
+        raise _Signalled
+
+    def _answer_to_signal(self, context: Context, driving: Driving) -> LakestreamError:
+        """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
+        from airflow_lakestream.operators.spark_set_up import state_at_server
+
+        state = state_at_server(context["ti"])
+        if state in (None, "running"):
+            known = "" if state else " (Airflow's API server did not say otherwise)"
+            return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
+        what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
+        return TaskEnded(f"The task is {state} by now: {what}.")
+
+    def limits(self) -> dict[str, Any]:
+        """Return how much is borne, as `Limits` has it. Raises InvalidArgument."""
+        stall = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else None
+        return {
+            "max_restarts": count_from_zero("max_restarts", self.max_restarts),
+            "backoff": seconds("restart_backoff", self.restart_backoff),
+            "healthy_after": seconds("healthy_after", self.healthy_after),
+            "stall_timeout": stall,
+            "start_timeout": seconds("start_timeout", self.start_timeout),
+            "unknown_timeout": seconds("unknown_timeout", self.unknown_timeout),
+        }
+
+    def folder(self) -> Path:
+        """Return where drivers beside the worker have their folders."""
+        if is_given(self.driver_folder):
+            return Path(str(self.driver_folder))
+        from airflow.configuration import AIRFLOW_HOME
+
+        return Path(AIRFLOW_HOME) / "lakestream"

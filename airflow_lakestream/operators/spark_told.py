@@ -1,0 +1,115 @@
+"""What a task tells of its driver while it runs: log lines, an XCom, links and metrics."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.common.compat.sdk import Stats
+
+from airflow_lakestream.links import DriverLogLink, SparkUILink
+from airflow_lakestream.operators.spark_config import forget_secrets
+from airflow_lakestream.spark.backends import Handle
+from airflow_lakestream.spark.progress import Progress
+from airflow_lakestream.spark.supervisor import DriverState
+from airflow_lakestream.spark.watch import Look
+
+log = logging.getLogger(__name__)
+
+XCOM_KEY = "progress"
+_METRIC = "lakestream.spark"
+
+
+class Told:
+    """Tells each thing once. `begun` is what was there before the task began: sums are told without it."""
+
+    def __init__(self, ti: Any, begun: dict[str, int]) -> None:
+        self._ti = ti
+        self._tags = {"dag_id": ti.dag_id, "task_id": ti.task_id}
+        self._started_generation = 0
+        self._driver = ""
+        self.begun = begun
+        self.restarts = 0
+        self.progress = Progress()
+        self.handle: Handle | None = None
+
+    def __call__(self, look: Look) -> None:
+        """Tell what a look has seen."""
+        if look.progress.batches >= self.progress.batches:
+            self.progress = look.progress
+        if look.lease is not None and look.sight.driver is not DriverState.STARTING:
+            self._started(look)
+        if look.sight.driver != self._driver:
+            self._driver = look.sight.driver
+            log.info("The driver is %s%s", self._driver, f": {look.sight.error}" if look.sight.error else "")
+        for batch in look.batches:
+            log.info("%s", batch)
+        if look.batches:
+            self._measure(look)
+            self._ti.xcom_push(key=XCOM_KEY, value=self.summary())
+
+    def summary(self) -> dict[str, Any]:
+        """Return the sums since the task began, and the newest batch."""
+        now = sums(self.progress)
+        newest = self.progress.newest
+        return {
+            **{name: max(0, count - self.begun.get(name, 0)) for name, count in now.items()},
+            "restarts": self.restarts,
+            "lag": newest.lag if newest else None,
+            "input_rate": newest.input_rate if newest else None,
+            "processing_rate": newest.processing_rate if newest else None,
+            "batch_duration": newest.duration if newest else None,
+            "batch_id": newest.batch_id if newest else None,
+            "snapshot_ids": list(newest.snapshot_ids) if newest else [],
+        }
+
+    def restarted(self, reason: str) -> None:
+        """Tell of a restart."""
+        self.restarts += 1
+        Stats.incr(f"{_METRIC}.restarts", tags=self._tags)
+        log.warning("Restart %s, since the driver %s", self.restarts, reason)
+
+    def failed(self, reason: str, log_tail: list[str]) -> None:
+        """Tell why a driver is not wanted any more, and what it said last."""
+        log.warning("The driver %s", reason)
+        for line in log_tail:
+            log.warning("driver: %s", line)
+
+    def finished(self, progress: Progress) -> None:
+        """Take the last sums."""
+        self.progress = progress
+
+    def submitted(self, handle: Handle | None) -> None:
+        """Remember how the driver is found."""
+        self.handle = handle
+
+    def _started(self, look: Look) -> None:
+        lease = look.lease
+        assert lease is not None, "see the caller"
+        if lease.generation <= self._started_generation:
+            return
+        self._started_generation = lease.generation
+        log.info("Driver: %s; its pages: %s", lease, lease.ui_url or "none")
+        if lease.ui_url:
+            self._ti.xcom_push(key=SparkUILink().xcom_key, value=lease.ui_url)
+            self._ti.xcom_push(key=DriverLogLink().xcom_key, value=f"{lease.ui_url}/logs/")
+        if self.handle is not None and self.handle.log:
+            # It has read them: else it had no lease.
+            forget_secrets(Path(self.handle.log).parent)
+
+    def _measure(self, look: Look) -> None:
+        for batch in look.batches:
+            Stats.incr(f"{_METRIC}.rows", batch.rows_out, tags=self._tags)
+            Stats.incr(f"{_METRIC}.rejected", batch.rejected, tags=self._tags)
+            Stats.timing(f"{_METRIC}.batch_duration", batch.duration * 1000, tags=self._tags)
+        newest = look.batches[-1]
+        Stats.gauge(f"{_METRIC}.input_rate", newest.input_rate, tags=self._tags)
+        Stats.gauge(f"{_METRIC}.processing_rate", newest.processing_rate, tags=self._tags)
+        if newest.lag is not None:
+            Stats.gauge(f"{_METRIC}.lag", newest.lag, tags=self._tags)
+
+
+def sums(progress: Progress) -> dict[str, int]:
+    """Return what a checkpoint's drivers have done, in numbers."""
+    return {name: getattr(progress, name) for name in ("batches", "rows_in", "rows_out", "rejected")}

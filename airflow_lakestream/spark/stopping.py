@@ -1,0 +1,49 @@
+"""How a driver is ended when a person ends its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from airflow_lakestream.spark.backends.detached import kill_process
+from airflow_lakestream.spark.lease import read_lease, request_stop
+from airflow_lakestream.spark.lease_record import LeaseState
+
+
+class OnKill(StrEnum):
+    """What becomes of the driver when a person clears or marks the task: its batch ends and then it, or at once."""
+
+    GRACEFUL = "graceful"
+    KILL = "kill"
+    LEAVE = "leave"
+
+
+def stop_driver(
+    location: str,
+    action: OnKill,
+    by: str,
+    *,
+    kill: Callable[[], None] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> str:
+    """Do to a checkpoint's driver what `action` says, and return it in words.
+
+    :param kill: ends the driver where it runs; without it, one of this machine is killed by its process.
+
+    A driver that has not begun to work yet has no batch to end: it is killed, gracefully or not.
+    """
+    if action is OnKill.LEAVE:
+        return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"
+    if action is OnKill.GRACEFUL and request_stop(location, by, properties):
+        return "the driver was asked to end after its current batch"
+    lease = read_lease(location, properties)
+    held = lease is not None and lease.state() is LeaseState.HELD
+    if kill is not None:
+        kill()
+        return "the driver was killed"
+    if lease is not None and held and lease.process.is_local:
+        kill_process(lease.process)
+        return "the driver was killed"
+    if request_stop(location, by, properties):
+        return "the driver can't be killed from here; it was asked to end after its current batch"
+    return "there was no driver"

@@ -1,0 +1,125 @@
+"""Waits until a Spark driver needs somebody, without a worker slot: done, to be restarted, or given up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_lakestream.hooks.iceberg import store_properties
+from airflow_lakestream.spark.stopping import OnKill, stop_driver
+from airflow_lakestream.spark.supervisor import Action, History, Limits
+from airflow_lakestream.spark.watch import Look, Watch
+
+log = logging.getLogger(__name__)
+
+
+class SparkStreamTrigger(BaseTrigger):
+    """Watches a driver by its lease and its progress, which are all that can be seen from any machine.
+
+    Fires once, {"action": "finish" | "restart" | "give up", "reason", ...}; a restart when it is due, not before.
+    A triggerer that is restarted loses nothing: what matters lies beside the checkpoint.
+
+    :param checkpoint_location: of the stream.
+    :param generation: the lowest of the lease that its driver can have.
+    :param limits: of `Limits`, by name.
+    :param history: of `History`, by name.
+    :param poll_interval: seconds between two looks.
+    :param on_kill_action: what a person's clear or "mark failed" does to the driver.
+    :param seen: how many batches of the checkpoint were told of already.
+    :param begun: sums before the task began, which the trigger hands on, as it does with `restarts`.
+    :param storage_conn_id: the Iceberg connection that opens the checkpoint's object store, where it is on one.
+    """
+
+    def __init__(
+        self,
+        checkpoint_location: str,
+        generation: int,
+        limits: Mapping[str, Any],
+        history: Mapping[str, Any],
+        poll_interval: float,
+        on_kill_action: str,
+        seen: int | None = None,
+        begun: Mapping[str, int] | None = None,
+        restarts: int = 0,
+        storage_conn_id: str | None = None,
+        **later: Any,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
+        self.checkpoint_location = checkpoint_location
+        self.generation = generation
+        self.limits = dict(limits)
+        self.history = dict(history)
+        self.poll_interval = poll_interval
+        self.on_kill_action = on_kill_action
+        self.seen = seen
+        self.begun = dict(begun or {})
+        self.restarts = restarts
+        self.storage_conn_id = storage_conn_id
+        if later:
+            # Written by a newer version: a triggerer that is rolled back goes on.
+            log.warning("Ignored, of a newer version: %s", ", ".join(sorted(later)))
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger anew; no secret is in it."""
+        return (
+            "airflow_lakestream.triggers.spark_stream.SparkStreamTrigger",
+            {
+                "checkpoint_location": self.checkpoint_location,
+                "generation": self.generation,
+                "limits": self.limits,
+                "history": self.history,
+                "poll_interval": self.poll_interval,
+                "on_kill_action": self.on_kill_action,
+                "seen": self.seen,
+                "begun": self.begun,
+                "restarts": self.restarts,
+                "storage_conn_id": self.storage_conn_id,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until something has to be done."""
+        watch = await asyncio.to_thread(self._watch)
+        while True:
+            look = await asyncio.to_thread(watch.look)
+            for batch in look.batches:
+                log.info("%s", batch)
+            if look.decision.action is not Action.WAIT:
+                break
+            await asyncio.sleep(self.poll_interval)
+        if look.decision.action is Action.RESTART:
+            log.warning("The driver %s. It is restarted.", look.decision.reason)
+            await asyncio.sleep(max(0.0, look.decision.at - time.time()))
+        yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
+
+    async def on_kill(self) -> None:
+        """Stop the driver: a person has cleared or marked the task. Airflow 3.3 and newer call this."""
+        what = await asyncio.to_thread(self._stop)
+        log.info("The task was cleared or marked: %s", what)
+
+    def _watch(self) -> Watch:
+        limits = Limits(**{name: value for name, value in self.limits.items() if name in asdict(Limits())})
+        history = History.parse(self.history)
+        properties = store_properties(self.storage_conn_id)
+        return Watch(self.checkpoint_location, self.generation, limits, history, seen=self.seen, properties=properties)
+
+    def _stop(self) -> str:
+        properties = store_properties(self.storage_conn_id)
+        return stop_driver(self.checkpoint_location, OnKill(self.on_kill_action), "a person", properties=properties)
+
+    def _told(self, look: Look) -> dict[str, Any]:
+        decision = look.decision
+        return {
+            "action": decision.action.value,
+            "reason": decision.reason,
+            "terminal": decision.terminal,
+            "history": decision.history.to_dict(),
+            "begun": self.begun,
+            "restarts": self.restarts,
+        }

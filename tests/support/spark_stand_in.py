@@ -1,0 +1,98 @@
+"""A stand-in for Spark: a driver without a JVM, which takes the lease, reports batches and ends as an app does.
+
+    python -m tests.support.spark_stand_in --config FILE
+
+What it does is in the configuration: `batches` (0: until it is stopped), `pause` between two, and `ends`, one word for
+each driver of the checkpoint in turn: "done", "fail", "terminal", "vanish", "stall" (it beats, and does not move).
+Each driver writes down how many of the checkpoint's there are while it is there: see `most_drivers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
+from airflow_lakestream.spark.lease import Lease
+from airflow_lakestream.spark.process_identity import ProcessIdentity
+from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
+
+UI = "http://127.0.0.1:4040"
+
+
+class Broken(LakestreamError):
+    """What a driver fails with."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", required=True)
+    config = json.loads(Path(parser.parse_args().config).read_text())
+    location = config["checkpoint_location"]
+    _count(Path(f"{location}.drivers"))
+    if config.get("dies_first"):
+        return 3
+    time.sleep(config.get("startup", 0))
+    lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI)
+    ends = config.get("ends", ["done"])
+    how = ends[min(lease.record.generation, len(ends)) - 1]
+    with lease:
+        _work(config, lease, how)
+    return 0
+
+
+def _work(config: dict, lease: Lease, how: str) -> None:
+    log = ProgressLog(config["checkpoint_location"])
+    done = 0
+    while not lease.stop_requested():
+        time.sleep(config.get("pause", 0.05))
+        done += 1
+        Path(f"{config['checkpoint_location']}.batch").write_text("begun")
+        time.sleep(config.get("batch", 0))
+        log.report(BatchProgress(done, 10, 9, 1, 5.0, 20.0, 0.5, lag=7, snapshot_ids=(str(done),)))
+        Path(f"{config['checkpoint_location']}.batch").write_text("done")
+        if done == config.get("batches") or (how != "done" and done == 2):
+            break
+    if how == "fail":
+        raise Broken("the table is away")
+    if how == "terminal":
+        raise InvalidArgument("topic", "is missing.")
+    if how == "vanish":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while how == "stall" and not lease.stop_requested():
+        time.sleep(0.05)
+
+
+def _count(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).write_text(json.dumps(vars(ProcessIdentity.of(os.getpid()))))
+    (folder / f"{os.getpid()}.count").write_text(str(len(drivers(folder.with_suffix("")))))
+
+
+def drivers(location: Path) -> list[int]:
+    """Return the pids of the checkpoint's drivers that run."""
+    found = [ProcessIdentity.parse(json.loads(path.read_text())) for path in _written(location) if not path.suffix]
+    return [process.pid for process in found if process.alive]
+
+
+def launched(location: Path) -> int:
+    """Return how many drivers the checkpoint ever had."""
+    return len([path for path in _written(location) if path.suffix])
+
+
+def most_drivers(location: Path) -> int:
+    """Return how many drivers the checkpoint had at a time, at most."""
+    return max((int(path.read_text()) for path in _written(location) if path.suffix), default=0)
+
+
+def _written(location: Path) -> list[Path]:
+    return list(Path(f"{location}.drivers").glob("*"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""DAG files with a supervised stream, and what a test sees of its driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.spark.backends.detached import kill_process
+from airflow_lakestream.spark.lease import read_lease
+from airflow_lakestream.spark.lease_record import LeaseRecord
+from airflow_lakestream.spark.progress import Progress, read_progress
+from tests.support import spark_stand_in
+from tests.support.airflow_home import DAGS, AirflowHome, Run
+from tests.support.broker import poll_until
+
+# Takes what the real one takes, and runs the program that stands behind all options, without a JVM.
+_STAND_IN = f"""#!/bin/sh
+printf '%s\\n' "$@" > arguments.txt
+env > environment.txt
+while [ "$1" != "{spark_stand_in.__file__}" ]; do shift; done
+shift
+cd "{DAGS.parent}" && exec "{sys.executable}" -m tests.support.spark_stand_in "$@"
+"""
+_DAG = """
+from datetime import timedelta
+from airflow.sdk import DAG
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+
+with DAG({dag_id!r}, schedule=None) as dag:
+    SparkStreamingSubmitOperator(task_id="stream", **{arguments!r})
+"""
+
+
+@dataclass
+class Streams:
+    """Makes DAGs of streams in one folder; `location` is the checkpoint's."""
+
+    airflow: AirflowHome
+    folder: Path
+    location: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.location = self.folder / "checkpoint"
+
+    def write(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> tuple[Run, Path]:
+        """Write a DAG of one stream, and start a run of it."""
+        given: dict[str, Any] = {
+            "application": spark_stand_in.__file__,
+            "app_config": app_config or {},
+            "checkpoint_location": str(self.location),
+            "driver_folder": str(self.folder / "drivers"),
+            "poll_interval": "0.2s",
+            "restart_backoff": "100ms",
+            "kafka_conn_id": None,
+            "iceberg_conn_id": None,
+        }
+        file = self.airflow.write(dag_id, _DAG.format(dag_id=dag_id, arguments=given | arguments))
+        return self.airflow.start(self.airflow.dag(file)), file
+
+    def run(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> tuple[Run, str]:
+        """Run one try of such a task to its end; return the run and the log."""
+        run, file = self.write(dag_id, app_config, **arguments)
+        with self.airflow.process(run, file, "stream") as process:
+            process.wait(120)
+        return run, process.log
+
+    @property
+    def lease(self) -> LeaseRecord | None:
+        """The newest lease."""
+        return read_lease(str(self.location))
+
+    @property
+    def progress(self) -> Progress:
+        """What the drivers have reported."""
+        return read_progress(str(self.location))
+
+    @property
+    def drivers(self) -> list[int]:
+        """The pids of the drivers that run."""
+        return spark_stand_in.drivers(self.location)
+
+    def folders(self) -> list[Path]:
+        """Return the folders of the drivers, in order."""
+        return sorted((self.folder / "drivers").glob("*/*"))
+
+    def await_batches(self, count: int) -> None:
+        """Wait until so many batches are done."""
+        poll_until(lambda: self.progress.batches >= count, f"{count} batches", 60)
+
+    def await_no_driver(self) -> None:
+        """Wait until no driver runs."""
+        poll_until(lambda: not self.drivers, "the drivers to end", 60)
+
+
+@pytest.fixture
+def streams(airflow: AirflowHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
+    """Give streams whose `spark-submit` starts the stand-in; their drivers end with the test."""
+    binary = tmp_path / "bin" / "spark-submit"
+    binary.parent.mkdir()
+    binary.write_text(_STAND_IN)
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[1]"}))
+    given = Streams(airflow, tmp_path)
+    yield given
+    for path in Path(f"{given.location}.drivers").glob("[0-9]*"):
+        if not path.suffix:
+            kill_process(spark_stand_in.ProcessIdentity.parse(json.loads(path.read_text())))
