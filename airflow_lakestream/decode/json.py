@@ -126,8 +126,9 @@ class JsonDecoder:
             found = found.placed(rest)
             rows = [*rows, rest[good]]
         decoded = self._decoded(tables, found.bad, batch)
-        if len(rows) > 1:
-            decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(np.concatenate(rows)))))
+        order = np.concatenate([*rows, rest[:0]])
+        if (order[1:] < order[:-1]).any():
+            decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(order))))
         return decoded, found.unknown
 
     def _pieces(

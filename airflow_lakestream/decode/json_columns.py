@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.decode import json_numbers
 from airflow_lakestream.decode.json_bulk import NotInBulk, exact_up_to, fit
 from airflow_lakestream.decode.json_layout import Path
-from airflow_lakestream.decode.json_shapes import Integers, Mask, Shaped, shaped
+from airflow_lakestream.decode.json_shapes import Shaped, Shapes
 from airflow_lakestream.decode.misfit import Misfit
+from airflow_lakestream.decode.spans import Integers, Mask, Texts
 
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
 # What Arrow takes, but for days that no calendar has, and the like.
 _DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
+_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 _MOST_REPAIRS = 4
+_READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {
+    pa.int32(): partial(json_numbers.integers, kind=np.int32),
+    pa.int64(): partial(json_numbers.integers, kind=np.int64),
+    pa.float64(): json_numbers.doubles,
+}
 # Documents taken at once: few enough that they and what is made of them stay in the cache, which is worth a third of
 # the time; many enough that threads seldom stand in line for the interpreter.
 _ROWS = 12_500
@@ -42,37 +52,40 @@ class ShapeParser:
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields) -> None:
         self._schema = schema
         self._unknown_fields = unknown_fields
+        self._shapes = Shapes()
 
     def parse(self, values: pa.Array) -> tuple[list[pa.Table], list[Integers]]:
         """Return tables, and for each one the rows that it holds; what is in no table could not be proven right."""
         tables, rows = [], []
         for first in range(0, len(values), _ROWS):
-            for part in shaped(values[first : first + _ROWS]):
+            for part in self._shapes.sort(values[first : first + _ROWS]):
                 parsed = self._parse(part)
-                if parsed is not None:
+                if parsed is not None and len(parsed[1]):
                     tables.append(parsed[0])
                     rows.append(parsed[1] + first)
         return tables, rows
 
     def _parse(self, part: Shaped) -> tuple[pa.Table, Integers] | None:
-        for _ in range(_MOST_REPAIRS):
-            try:
-                return _Columns(part, self._unknown_fields).table(self._schema), part.rows
-            except OddRows as found:
-                part = part.without(found.odd)
-                if not len(part.rows):
-                    break
-            except (NotInBulk, Misfit, pa.ArrowException):
-                break
-        return None
+        columns = _Columns(part, self._unknown_fields)
+        try:
+            table = columns.table(self._schema)
+        except (NotInBulk, Misfit, pa.ArrowException):
+            return None
+        if columns.odd is None:
+            return table, part.rows
+        return table.filter(pa.array(~columns.odd)), part.rows[~columns.odd]
 
 
 class _Columns:
-    """The columns of documents of one layout. Its methods raise NotInBulk, OddRows, Misfit and pyarrow's errors."""
+    """The columns of documents of one layout. Its methods raise NotInBulk, Misfit and pyarrow's errors.
+
+    `odd` are the rows that are not as their columns say, None without any.
+    """
 
     def __init__(self, part: Shaped, unknown_fields: UnknownFields) -> None:
         self._part = part
         self._unknown_fields = unknown_fields
+        self.odd: Mask | None = None
         # What has no column, each with all that is in it.
         self._unknown: list[Path] = []
         self._slots = {slot.path: index for index, slot in enumerate(part.layout.slots)}
@@ -104,7 +117,7 @@ class _Columns:
     def _column(self, field: pa.Field, path: Path) -> pa.Array:
         array = self._any(field.type, path)
         if array.null_count and not field.nullable:
-            raise OddRows(_mask(array.is_null()))
+            self._leave_out(_mask(array.is_null()))
         return array
 
     def _any(self, kind: pa.DataType, path: Path) -> pa.Array:
@@ -116,18 +129,62 @@ class _Columns:
             return pa.nulls(len(self._part.rows), kind)
         self._unused.discard(path)
         index = self._slots[path]
+        if self._part.layout.slots[index].is_text:
+            if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind):
+                raise NotInBulk("strings for a column of another type")
+            return self._converted(_from_texts, self._strings(index), kind)
+        if kind in _READERS:
+            return self._numbers(index, kind)
+        return self._converted(_from_literals, self._part.texts(index), kind)
+
+    def _strings(self, index: int) -> pa.Array:
+        """Return the texts of a slot; null instead of what can't stand between quotes as it is."""
         texts = self._part.texts(index)
-        if not self._part.layout.slots[index].is_text:
-            return _from_literals(texts, kind)
-        if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind):
-            raise NotInBulk("strings for a column of another type")
-        return _from_texts(texts, kind)
+        odd = None if self._part.is_plain else odd_texts(texts)
+        if odd is None:
+            return texts
+        self._leave_out(odd)
+        return _without(texts, odd)
+
+    def _numbers(self, index: int, kind: pa.DataType) -> pa.Array:
+        """Return numbers, those of a usual form fast, the others as Arrow reads them."""
+        values, good = _READERS[kind](self._part.text, *self._part.span(index))
+        if good.all():
+            return pa.array(values)
+        if good.sum() * 2 < len(good):
+            return self._converted(_from_literals, self._part.texts(index), kind)
+        rest = self._converted(_from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
+        return pc.replace_with_mask(pa.array(values), pa.array(~good), rest)
+
+    def _converted(
+        self,
+        convert: Callable[[pa.Array, pa.DataType], pa.Array],
+        texts: pa.Array,
+        kind: pa.DataType,
+        rows: Integers | None = None,
+    ) -> pa.Array:
+        """Return the texts of all rows, or of some, in a column's type; null instead of those that are none of it."""
+        for _ in range(_MOST_REPAIRS):
+            try:
+                return convert(texts, kind)
+            except OddRows as found:
+                texts = _without(texts, found.odd)
+                self._leave_out(found.odd, rows)
+        raise NotInBulk("ever more that is odd")
+
+    def _leave_out(self, odd: Mask, rows: Integers | None = None) -> None:
+        if self.odd is None:
+            self.odd = np.zeros(len(self._part.rows), np.bool_)
+        if rows is None:
+            self.odd |= odd
+        else:
+            self.odd[rows[odd]] = True
 
     def _require_null(self, path: Path) -> None:
         """Make sure that a field for which there is no column needs none."""
         if path not in self._slots or self._part.layout.slots[self._slots[path]].is_text:
             raise NotInBulk("unknown fields")
-        _require(pc.equal(self._part.texts(self._slots[path]), "null"))
+        self._leave_out(~_mask(pc.equal(self._part.texts(self._slots[path]), "null")))
 
     def _rescued(self) -> pa.Array:
         """Return what has no column as the text of an object, the scalars as they are written; null where all has."""
@@ -141,7 +198,7 @@ class _Columns:
                 for name in path[:-1]:
                     at = at.setdefault(name, {})
                 at.setdefault(path[-1], path if path in self._slots else {})
-        texts = _Texts(self._part, self._slots)
+        texts = _Objects(self._part, self._slots)
         texts.add(tree)
         return texts.joined()
 
@@ -149,10 +206,12 @@ class _Columns:
         """Make sure that a scalar for which there is no column is one."""
         index = self._slots[path]
         if not self._part.layout.slots[index].is_text:
-            _from_literals(self._part.texts(index), pa.string())
+            self._converted(_from_literals, self._part.texts(index), pa.string())
+        elif not self._part.is_plain:
+            self._strings(index)
 
 
-class _Texts:
+class _Objects:
     """Texts of one object each, in pieces: literal ones, and scalars of the documents."""
 
     def __init__(self, part: Shaped, slots: Mapping[Path, int]) -> None:
@@ -180,6 +239,33 @@ class _Texts:
         if not self._pieces:
             return pa.repeat(pa.scalar(self._literal), count)
         return pc.binary_join_element_wise(*self._pieces, pa.scalar(self._literal), "")
+
+
+def odd_texts(texts: pa.Array) -> Mask | None:
+    """Return which texts can't stand between the quotes of a JSON document as they are; None if all can."""
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    text = np.frombuffer(data, np.uint8)[: ends[-1]] if data is not None else np.zeros(0, np.uint8)
+    is_odd = (text == _QUOTE) | (text == _BACKSLASH) | (text < _SPACE)
+    odd = np.zeros(len(texts), np.bool_)
+    odd[np.searchsorted(ends, np.flatnonzero(is_odd), side="right") - 1] = True
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        odd |= [not _is_utf8(value) for value in texts.cast(pa.binary()).to_pylist()]
+    return odd if odd.any() else None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _without(texts: pa.Array, odd: Mask) -> pa.Array:
+    return pc.if_else(pa.array(odd), pa.scalar(None, texts.type), texts)
 
 
 def _from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -18,17 +18,10 @@ _TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the documents of a layout hold one scalar, told by the quotes around it.
-
-    It begins `before` bytes behind the end of quote number `quote`, and ends `after` bytes ahead of the next quote, or
-    of the document's end where that was the last. The quotes of a text are not part of it.
-    """
+    """What the documents of a layout hold in one place: a text, whose quotes are not part of it, or another scalar."""
 
     path: Path
     is_text: bool
-    quote: int
-    before: int
-    after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,6 @@ class Layout:
     slots: tuple[Slot, ...]
     literals: tuple[bytes, ...]
     objects: frozenset[Path]
-    quotes: int
 
 
 def layout_of(document: bytes) -> Layout | None:
@@ -76,7 +68,7 @@ class _Walk:
 
     def layout(self) -> Layout:
         literals = (*self._literals, self._document[self._end :])
-        return Layout(tuple(self.slots), literals, frozenset(self._objects), self._document.count(b'"'))
+        return Layout(tuple(self.slots), literals, frozenset(self._objects))
 
     def object(self, path: Path) -> None:
         """Walk to the end of the object whose `{` was taken last."""
@@ -104,10 +96,6 @@ class _Walk:
         is_text = self._document.startswith(b'"', start)
         if is_text:
             start, end = start + 1, end - 1
-        last = self._document.rfind(b'"', 0, start)
-        following = self._document.find(b'"', end)
-        after = (len(self._document) if following < 0 else following) - end
-        quote = self._document.count(b'"', 0, last)
-        self.slots.append(Slot(path, is_text, quote, start - last - 1, after))
+        self.slots.append(Slot(path, is_text))
         self._literals.append(self._document[self._end : start])
         self._end = end

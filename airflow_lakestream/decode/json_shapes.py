@@ -1,207 +1,230 @@
-"""Many JSON documents of a few layouts: their scalars are cut out where quotes stand, and proven to be all there is.
+"""Many JSON documents of a few layouts: their scalars are cut out, and proven to be all there is.
 
-A document is taken only when it equals, byte for byte, the literals of a layout with its own scalars between them. A
-text among these holds no quote, no backslash and no control character, and whoever takes another scalar checks that it
-is one. So the document is valid, no key stands twice, and none goes unseen.
+A document is taken only when it equals, byte for byte, the literals of a layout with its own scalars between them.
+Whoever takes the scalars checks that a text among them holds no quote, no backslash, no control character and nothing
+but UTF-8, and that another one is a number, true, false or null. Then the document is valid, no key stands twice, and
+none goes unseen; how the places were found does not matter.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_lakestream.decode.json_layout import Layout, Slot, layout_of
+from airflow_lakestream.decode.json_layout import Layout, layout_of
+from airflow_lakestream.decode.spans import Integers, Mask, Texts
 
-Integers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
-# Bytes looked at in one go: few enough that what is in the making stays in the cache, many enough that threads seldom
-# stand in line for the interpreter.
-_BLOCK = 1 << 18
+# What a scalar that is no text may begin with.
+_BEGINS = np.zeros(256, np.bool_)
+_BEGINS[list(b"-0123456789tfn")] = True
 # Documents of other layouts than so many, or of one that fewer share than one of so many, are left to others.
 _MOST_LAYOUTS = 16
 _SHARE = 64
-_MISSES = 3
+_MISSES = 8
 _SAMPLE = 32
+# From so many bytes on, it is faster to look for all quotes of all documents at once.
+_LONG = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Documents of one layout: which rows they are, and where their scalars begin and end in `data`."""
+    """Documents of one layout: which rows they are, and where their scalars begin and end, a line for each."""
 
     layout: Layout
     rows: Integers
-    bounds: npt.NDArray[np.int32]
-    data: pa.Buffer
+    bounds: Integers
+    text: Texts
+    is_plain: bool
+    """Whether all texts among the scalars are known to be as they have to be."""
 
-    def texts(self, slot: int) -> pa.Array:
-        """Return the scalars of one slot as they are written, a string's without its quotes."""
-        count = self.bounds.size
-        # Every other of these is a scalar, the ones between them are literals.
-        parts = pa.StringArray.from_buffers(count - 1, pa.py_buffer(self.bounds), self.data)
-        return parts.take(pa.array(np.arange(2 * slot, count, self.bounds.shape[1], dtype=np.int32)))
+    def span(self, slot: int) -> tuple[Integers, Integers]:
+        """Return where the scalars of one slot begin and end, a string's without its quotes."""
+        return self.bounds[2 * slot], self.bounds[2 * slot + 1]
 
-    def without(self, odd: Mask) -> Shaped:
-        """Return this without some of its documents."""
-        return Shaped(self.layout, self.rows[~odd], self.bounds[~odd], self.data)
+    def texts(self, slot: int, which: Mask | None = None) -> pa.Array:
+        """Return the scalars of one slot as they are written, of all documents or some."""
+        starts, stops = self.span(slot)
+        return self.text.cut(starts, stops) if which is None else self.text.cut(starts[which], stops[which])
 
 
-def shaped(values: pa.Array) -> Iterator[Shaped]:
-    """Yield what could be proven of an array of documents in binary, each document once or not at all."""
-    count = len(values)
-    if not count or all(layout_of(values[i].as_py() or b"") is None for i in (0, count // 2, count - 1)):
-        return
-    documents = _Documents(values)
-    layouts = 0
-    for group in documents.by_quotes():
-        for found in _peel(documents, group, count // _SHARE):
-            yield found
-            layouts += 1
-            if layouts == _MOST_LAYOUTS:
-                return
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A layout, and what the scalars of some documents are like: guesses that save time where they are right.
+
+    :param sizes: of each slot, in bytes, where all were of one size.
+    :param means: of each slot, in bytes.
+    """
+
+    layout: Layout
+    sizes: tuple[int | None, ...]
+    means: tuple[float, ...]
+
+    @property
+    def pivot(self) -> int:
+        """The slot that is left when all others are found from both ends: the longest, which nobody then looks into."""
+        return self.means.index(max(self.means))
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Documents with equally many quotes: row numbers, where each begins and ends, and where its quotes are."""
+    """Some documents: row numbers, and where each begins and ends."""
 
     rows: Integers
     starts: Integers
     stops: Integers
-    quotes: Integers
 
-    def pick(self, which: Mask | Integers | slice) -> _Group:
-        return _Group(self.rows[which], self.starts[which], self.stops[which], self.quotes[which])
-
-
-class _Documents:
-    """The bytes of all documents, one behind the other."""
-
-    def __init__(self, values: pa.Array) -> None:
-        _, offsets, data = values.buffers()
-        ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-        self.data = (data or pa.py_buffer(b"")).slice(ends[0], ends[-1] - ends[0])
-        self.bytes = np.frombuffer(self.data, np.uint8)
-        self._ends = ends - ends[0]
-        self._nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-        self._quotes, self._odd = _scan(self.bytes)
-        try:
-            values.cast(pa.string())
-        except pa.ArrowInvalid:
-            self._odd = np.union1d(self._odd, _not_utf8(self.data, self._ends[1:]))
-
-    def by_quotes(self) -> Iterator[_Group]:
-        """Yield groups of documents, the largest first, without those in which quotes don't tell everything."""
-        starts, stops = self._ends[:-1], self._ends[1:]
-        rows = np.arange(len(starts))
-        each, more = divmod(len(self._quotes), len(rows))
-        if each and not more and not len(self._odd) and self._nulls is None:
-            quotes = self._quotes.reshape(-1, each)
-            if (quotes[:, 0] >= starts).all() and (quotes[:, -1] < stops).all():
-                yield _Group(rows, starts, stops, quotes)
-                return
-        counts = np.diff(np.searchsorted(self._quotes, self._ends))
-        eligible = counts.copy()
-        eligible[np.searchsorted(stops, self._odd, side="right")] = 0
-        if self._nulls is not None:
-            eligible[self._nulls] = 0
-        sizes = np.bincount(eligible)
-        sizes[0] = 0
-        for size in np.argsort(-sizes, kind="stable"):
-            if not sizes[size]:
-                return
-            which = eligible == size
-            quotes = self._quotes[np.repeat(which, counts)].reshape(-1, size)
-            yield _Group(rows[which], starts[which], stops[which], quotes)
-
-    def equal(self, at: Integers, literal: bytes) -> Mask:
-        """Whether the literal stands at each of these positions, which are not too near to the end for that."""
-        size = len(literal)
-        windows: npt.NDArray[np.void] = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.data, 0, (1,))
-        found = windows[at]
-        if found.tobytes() == literal * len(at):
-            return np.ones(len(at), np.bool_)
-        same: Mask = (found.view(np.uint8).reshape(len(at), size) == np.frombuffer(literal, np.uint8)).all(axis=1)
-        return same
+    def pick(self, which: Mask | slice) -> _Group:
+        """Return some of them."""
+        return _Group(self.rows[which], self.starts[which], self.stops[which])
 
 
-def _scan(text: npt.NDArray[np.uint8]) -> tuple[Integers, Integers]:
-    """Return where the quotes are; and where is what keeps a quote from ending a text, or can't stand in one."""
-    quotes, odd = [], []
-    for first in range(0, len(text), _BLOCK):
-        block = text[first : first + _BLOCK]
-        quotes.append(np.flatnonzero(block == _QUOTE) + first)
-        is_odd = block == _BACKSLASH
-        if block.min() < _SPACE or is_odd.any():
-            odd.append(np.flatnonzero(is_odd | (block < _SPACE)) + first)
-    none = np.zeros(0, np.int64)
-    return np.concatenate(quotes or [none]), np.concatenate(odd or [none])
+class Shapes:
+    """Sorts documents by their layouts; used by several threads, and keeps the layouts that it has seen last."""
 
+    def __init__(self) -> None:
+        self._known: tuple[Known, ...] = ()
 
-def _not_utf8(data: pa.Buffer, stops: Integers) -> Integers:
-    """Return one place in each document that is not UTF-8."""
-    text, start, found = memoryview(data), 0, []
-    while start < len(text):
-        try:
-            codecs.utf_8_decode(text[start:], "strict", True)
-            break
-        except UnicodeDecodeError as error:
-            found.append(start + error.start)
-            start = int(stops[np.searchsorted(stops, found[-1], side="right")])
-    return np.array(found, np.int64)
-
-
-def _peel(documents: _Documents, group: _Group, fewest: int) -> Iterator[Shaped]:
-    """Take the first document's layout, yield all that share it, and go on with the others."""
-    misses = 0
-    while misses < _MISSES and len(group.rows) > fewest:
-        layout = layout_of(documents.bytes[group.starts[0] : group.stops[0]].tobytes())
-        sample = group.pick(slice(None, None, 1 + len(group.rows) // _SAMPLE))
-        if layout is None or _cut(documents, sample, layout)[0].mean() < 1 / _SAMPLE:
-            misses += 1
-            group = group.pick(slice(1, None))
-            continue
-        same, bounds = _cut(documents, group, layout)
-        if same.all():
-            yield Shaped(layout, group.rows, bounds, documents.data)
+    def sort(self, values: pa.Array) -> Iterator[Shaped]:
+        """Yield what fits a layout of an array of documents in binary, each document once or not at all."""
+        count = len(values)
+        known = self._known
+        if not count:
             return
-        yield Shaped(layout, group.rows[same], bounds[same], documents.data)
-        group = group.pick(~same)
+        if not known and all(layout_of(values[i].as_py() or b"") is None for i in (0, count // 2, count - 1)):
+            return
+        text = Texts(values)
+        group = _Group(np.arange(count), text.starts, text.stops)
+        filled = text.stops > text.starts
+        if not filled.all():
+            group = group.pick(filled)
+        candidates, misses = list(known), 0
+        found: list[Known] = []
+        left = np.ones(count, np.bool_)
+        while misses < _MISSES and len(group.rows) > count // _SHARE and len(found) < _MOST_LAYOUTS:
+            one = candidates.pop(0) if candidates else _learn(text, group)
+            if one is None:
+                misses += 1
+                group = group.pick(slice(1, None))
+                continue
+            shaped = _Matching(text, group, one).run()
+            if not len(shaped.rows):
+                continue
+            found.append(one)
+            yield shaped
+            left[shaped.rows] = False
+            group = group.pick(left[group.rows])
+        self._known = tuple(found)
 
 
-def _cut(documents: _Documents, group: _Group, layout: Layout) -> tuple[Mask, npt.NDArray[np.int32]]:
-    """Return which documents are of the layout, and where their scalars begin and end: nowhere outside their quotes."""
-    bounds = np.empty((len(group.rows), 2 * len(layout.slots)), np.int32)
-    same = np.ones(len(group.rows), np.bool_)
-    end = group.starts
-    for index, slot in enumerate(layout.slots):
-        start, stop = _between_quotes(group, slot)
-        same &= _stands(documents, end, start, layout.literals[index])
-        bounds[:, 2 * index], bounds[:, 2 * index + 1] = start, stop
-        end = stop
-    same &= _stands(documents, end, group.stops, layout.literals[-1])
-    return same, bounds
+def _learn(text: Texts, group: _Group) -> Known | None:
+    """Return the layout of the first document; None if it has none, or too few share it."""
+    layout = layout_of(text.bytes[group.starts[0] : group.stops[0]].tobytes())
+    if layout is None:
+        return None
+    unknown = Known(layout, (None,) * len(layout.slots), (0.0,) * len(layout.slots))
+    sample = group.pick(slice(None, None, 1 + len(group.rows) // _SAMPLE))
+    shaped = _Matching(text, sample, unknown).run()
+    if len(shaped.rows) * _SAMPLE < len(sample.rows):
+        return None
+    sizes = shaped.bounds[1::2] - shaped.bounds[::2]
+    same = [int(line[0]) if (line == line[0]).all() else None for line in sizes]
+    return Known(layout, tuple(same), tuple(sizes.mean(axis=1).tolist()))
 
 
-def _between_quotes(group: _Group, slot: Slot) -> tuple[Integers, Integers]:
-    quote, following = group.quotes[:, slot.quote] + 1, slot.quote + 1
-    limit = group.quotes[:, following] if following < group.quotes.shape[1] else group.stops
-    if slot.is_text:
-        return quote, limit
-    start = np.minimum(quote + slot.before, limit)
-    return start, np.maximum(limit - slot.after, start)
+class _Matching:
+    """The way of documents through a layout, from both ends to the longest scalar; what does not fit is dropped."""
 
+    def __init__(self, text: Texts, group: _Group, known: Known) -> None:
+        self._text = text
+        self._known = known
+        self._layout = known.layout
+        self._rows, self._front, self._back = group.rows, group.starts, group.stops
+        self._bounds: Integers = np.empty((2 * len(known.layout.slots), len(group.rows)), np.int64)
 
-def _stands(documents: _Documents, start: Integers, stop: Integers, literal: bytes) -> Mask:
-    """Whether the literal, and nothing else, stands between two positions."""
-    fits: Mask = stop - start == len(literal)
-    if fits.all():
-        return documents.equal(start, literal)
-    fits[fits] = documents.equal(start[fits], literal)
-    return fits
+    def run(self) -> Shaped:
+        """Return the documents that are left, and their scalars."""
+        layout, pivot = self._layout, self._known.pivot
+        first, last = layout.literals[0], layout.literals[-1]
+        self._keep(self._stands(self._front, first))
+        self._front = self._front + len(first)
+        fits = self._stands(self._back - len(last), last)
+        self._back = self._back - len(last)
+        self._keep(fits)
+        self._keep_ordered()
+        for slot in range(pivot):
+            self._forward(slot)
+        for slot in range(len(layout.slots) - 1, pivot, -1):
+            self._backward(slot)
+        self._bounds[2 * pivot], self._bounds[2 * pivot + 1] = self._front, self._back
+        self._check_first(pivot)
+        quotes = sum(literal.count(b'"') for literal in layout.literals) * len(self._rows)
+        # Then each document has as many quotes as the literals alone.
+        is_plain = 0 < len(self._rows) == len(self._text.starts) and self._text.are_plain(quotes)
+        return Shaped(layout, self._rows, self._bounds, self._text, is_plain)
+
+    def _forward(self, slot: int) -> None:
+        """Take the scalar that begins at the front, and the literal behind it."""
+        literal = self._layout.literals[slot + 1]
+        size = self._known.sizes[slot]
+        stops = self._front + size if size is not None else self._end(slot, self._front, self._back)
+        fits = self._stands(stops, literal)
+        if size is not None and fits is not None:
+            rest = np.flatnonzero(~fits)
+            stops[rest] = self._end(slot, self._front[rest], self._back[rest])
+            fits = self._stands(stops, literal)
+        self._bounds[2 * slot], self._bounds[2 * slot + 1] = self._front, stops
+        self._front = stops + len(literal)
+        self._keep(fits)
+        self._keep_ordered()
+        self._check_first(slot)
+
+    def _end(self, slot: int, starts: Integers, limit: Integers) -> Integers:
+        if self._layout.slots[slot].is_text and self._known.means[slot] > _LONG:
+            return self._text.next_quote(starts)
+        return self._text.next_place(starts, limit, self._layout.literals[slot + 1][0])
+
+    def _backward(self, slot: int) -> None:
+        """Take the scalar that ends at the back, and the literal ahead of it."""
+        literal = self._layout.literals[slot]
+        size = self._known.sizes[slot]
+        starts = self._back - size if size is not None else self._begin(slot, self._back, self._front)
+        fits = self._stands(starts - len(literal), literal)
+        if size is not None and fits is not None:
+            rest = np.flatnonzero(~fits)
+            starts[rest] = self._begin(slot, self._back[rest], self._front[rest])
+            fits = self._stands(starts - len(literal), literal)
+        self._bounds[2 * slot], self._bounds[2 * slot + 1] = starts, self._back
+        self._back = starts - len(literal)
+        self._keep(fits)
+        self._keep_ordered()
+        self._check_first(slot)
+
+    def _begin(self, slot: int, stops: Integers, limit: Integers) -> Integers:
+        return self._text.behind_last(stops, limit, self._layout.literals[slot][-1])
+
+    def _stands(self, at: Integers, literal: bytes) -> Mask | None:
+        """Whether the literal stands at each place; None: at all of them."""
+        try:
+            return self._text.equal(at, literal)
+        except IndexError:
+            fits: Mask = (at >= self._front) & (at + len(literal) <= self._back)
+            same = self._text.equal(at[fits], literal)
+            fits[fits] = True if same is None else same
+            return fits
+
+    def _keep_ordered(self) -> None:
+        """Drop documents that have run into another one: what was found there proves nothing."""
+        self._keep(self._front <= self._back)
+
+    def _check_first(self, slot: int) -> None:
+        """Drop documents in which a text, an object or an array stands where the layout has a number or the like."""
+        if not self._layout.slots[slot].is_text:
+            self._keep(_BEGINS[self._text.bytes[self._bounds[2 * slot]]])
+
+    def _keep(self, which: Mask | None) -> None:
+        if which is not None and not np.logical_and.reduce(which):
+            self._rows, self._front, self._back = self._rows[which], self._front[which], self._back[which]
+            self._bounds = self._bounds[:, which]

@@ -1,0 +1,126 @@
+"""Parts of many texts that lie in one buffer: where bytes stand, and what stands at a place, of all of them at once."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+# Eight bytes are read at once, from a little ahead of a text to a little behind it.
+PADDING = 64
+
+_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
+_ONE = np.uint64(1)
+_THREE = np.uint8(3)
+_LOW = np.uint64(0x0101010101010101)
+_HIGH = np.uint64(0x8080808080808080)
+
+
+class Texts:
+    """The bytes of all values of an array, one behind the other, with room around them.
+
+    :param values: binary or string, perhaps a part of a longer array.
+    """
+
+    def __init__(self, values: pa.Array) -> None:
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+        first, size = int(ends[0]), int(ends[-1] - ends[0])
+        self.bytes: Bytes = np.empty(size + 2 * PADDING, np.uint8)
+        self.bytes[:PADDING] = self.bytes[PADDING + size :] = 0
+        if size:
+            self.bytes[PADDING : PADDING + size] = np.frombuffer(data, np.uint8, size, first)
+        # Eight bytes at every place, aligned or not, without a copy.
+        self.words: Words = np.ndarray((len(self.bytes) - 8,), np.dtype("<u8"), self.bytes, strides=(1,))
+        ends += PADDING - first
+        self.starts: Integers = ends[:-1]
+        self.stops: Integers = ends[1:]
+
+    @cached_property
+    def buffer(self) -> pa.Buffer:
+        """The same bytes for Arrow."""
+        return pa.py_buffer(self.bytes)
+
+    @cached_property
+    def _quotes(self) -> Integers:
+        return np.append(np.flatnonzero(self.bytes == _QUOTE), len(self.bytes))
+
+    def next_quote(self, at: Integers) -> Integers:
+        """Return where a quote stands first at or behind each of these ascending places: for texts that are long."""
+        return self._quotes[np.searchsorted(self._quotes, at)]
+
+    def next_place(self, at: Integers, limit: Integers, byte: int) -> Integers:
+        """Return where a byte stands first at or behind each place; anything from `limit` on if not ahead of it."""
+        found = at + leading(self.words[at], byte)
+        rows = np.flatnonzero(found - at == 8)
+        while len(rows):
+            rows = rows[found[rows] < limit[rows]]
+            steps = leading(self.words[found[rows]], byte)
+            found[rows] += steps
+            rows = rows[steps == 8]
+        return found
+
+    def behind_last(self, at: Integers, limit: Integers, byte: int) -> Integers:
+        """Return the place behind the last such byte ahead of each place; anything up to `limit` if it is before it."""
+        found = at - leading(self.words[at - 8].byteswap(), byte)
+        rows = np.flatnonzero(at - found == 8)
+        while len(rows):
+            rows = rows[found[rows] > limit[rows]]
+            steps = leading(self.words[found[rows] - 8].byteswap(), byte)
+            found[rows] -= steps
+            rows = rows[steps == 8]
+        return found
+
+    def equal(self, at: Integers, literal: bytes) -> Mask | None:
+        """Whether the literal stands at each place; None: at all of them. Raises IndexError outside the bytes."""
+        size = len(literal)
+        windows: npt.NDArray[np.void] = np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, 0, (1,))
+        found = windows[at]
+        if found.tobytes() == literal * len(at):
+            return None
+        same: Mask = (found.view(np.uint8).reshape(len(at), size) == np.frombuffer(literal, np.uint8)).all(axis=1)
+        return same
+
+    def are_plain(self, quotes: int) -> bool:
+        """Whether all bytes, which are some, are UTF-8 with so many quotes, no backslash and no control character."""
+        text = self.bytes[PADDING:-PADDING]
+        if np.minimum.reduce(text) < _SPACE or np.count_nonzero(text == _QUOTE) != quotes:
+            return False
+        if np.logical_or.reduce(text == _BACKSLASH):
+            return False
+        if np.maximum.reduce(text) < 0x80:
+            return True
+        ends = pa.py_buffer(np.array([PADDING, len(self.bytes) - PADDING], np.int32))
+        try:
+            pa.StringArray.from_buffers(1, ends, self.buffer).validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    def cut(self, starts: Integers, stops: Integers) -> pa.Array:
+        """Return these parts, which ascend, as strings that nobody has looked at."""
+        bounds = np.empty((len(starts), 2), np.int32)
+        bounds[:, 0], bounds[:, 1] = starts, stops
+        # Every other of these is between two parts.
+        parts = pa.StringArray.from_buffers(max(bounds.size - 1, 0), pa.py_buffer(bounds), self.buffer)
+        return parts.take(_even_numbers(len(starts)))
+
+
+@lru_cache(maxsize=8)
+def _even_numbers(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+
+
+def leading(words: Words, byte: int) -> npt.NDArray[np.uint8]:
+    """Return how many bytes stand ahead of the first such byte of each word; 8 if it is not there."""
+    others = words ^ (_LOW * np.uint64(byte))
+    # The high bit of the first byte that equals; and perhaps of some behind it.
+    hits = (others - _LOW) & ~others & _HIGH
+    return np.bitwise_count((hits - _ONE) & ~hits) >> _THREE
