@@ -10,7 +10,7 @@ import json
 import logging
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -69,6 +69,8 @@ class SparkCrew:
     config: ExtractConfig
     options: Mapping[str, str]
     _records: int = _FIRST_RECORDS
+    # The folders that tasks may have written into.
+    _used: set[str] = field(default_factory=set)
 
     def takes(self, job: Job, plan: Plan) -> bool:
         """Tell whether executors read: not for tables that records choose, or that grow with each record."""
@@ -90,16 +92,25 @@ class SparkCrew:
                     counts[partition] = counts.get(partition, Counts()) + more
         return [Piece(plan.state.identity, ranges, counts, plan.epochs, {})] if ranges else []
 
-    def clean_up(self, job: Job) -> None:
-        """Delete what the tasks of a landing left behind. For a landing that is done; never raises."""
+    def clean_up(self, job: Job, *, repeated: bool) -> None:
+        """Delete what the tasks of a landing that is done left behind; never raises.
+
+        :param repeated: an earlier try of it had landed something, and may have left more.
+        """
         folder = folder_of(job.run_id)
-        outline = job.sink.outline() if self.config.fan_out is None else None
+        # Where nothing was written, there may not even be a table.
+        if folder not in self._used and not repeated:
+            return
+        self._used.discard(folder)
+        if (target := job.sink.outline()) is None:
+            return
         try:
-            if outline is None or not next(list_files(outline.io, data_folder(outline.metadata, folder)), None):
-                return
+            left = next(list_files(target.io, data_folder(target.metadata, folder)), None)
         except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
-            log.debug("%s can't be listed: %r", folder, e)
-        job.sink.sweep(folder)
+            log.info("%s of %s can't be listed, and may hold files of no snapshot: %r", folder, job.table, e)
+            return
+        if left is not None:
+            job.sink.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
         identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
@@ -122,6 +133,7 @@ class SparkCrew:
         def task(batches: Iterable[Any]) -> Iterator[Any]:
             return work(iter(batches))
 
+        self._used.add(work.folder)
         self.spark.conf.set(_ARROW_SETTING, str(self._records))
         frame = self._frame(work, ranges)
         try:

@@ -20,6 +20,7 @@ from airflow_lakestream.core.ledger import Counts, TopicIdentity
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.processes import Failed
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError
@@ -32,6 +33,8 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 TOLD = pa.schema([("told", pa.binary())])
 # The columns that a task is given; the last two only where they are needed.
 PARTITION, OFFSET, MILLIS, VALUE, KEY, HEADERS = "partition", "offset", "millis", "value", "key", "headers"
+# Spark's own type says of each part whether it may be null, too.
+_HEADERS_TYPE = metadata_schema(["headers"]).field(0).type
 
 
 @dataclass
@@ -139,7 +142,7 @@ def raw_batches(topic: str, batch: pa.RecordBatch) -> Iterator[RawBatch]:
             _numbers(part.column(MILLIS).to_numpy()),
             part.column(VALUE),
             part.column(KEY) if KEY in names else None,
-            part.column(HEADERS) if HEADERS in names else None,
+            part.column(HEADERS).cast(_HEADERS_TYPE) if HEADERS in names else None,
         )
 
 

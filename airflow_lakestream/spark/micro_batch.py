@@ -86,8 +86,8 @@ class MicroBatches:
             stop=self.stop,
             prepare=prepare,
         )
-        for job in jobs:
-            self.crew.clean_up(job)
+        for job, one in zip(jobs, report.reports.values(), strict=True):
+            self.crew.clean_up(job, repeated=one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:

@@ -129,7 +129,7 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path) -> None:
     except OSError as e:
         raise PackagesUnavailable(f"{java} can't be run ({e.strerror}); install a JDK 17") from e
     if done.returncode:
-        said = [line.strip() for line in done.stdout.splitlines() if "UNRESOLVED" in line or "ERROR" in line]
+        said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
 
 

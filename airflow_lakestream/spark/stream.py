@@ -20,6 +20,7 @@ from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches
 from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
+from airflow_lakestream.spark.requirements import check_executors, modules_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -204,6 +205,7 @@ def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
     """Land what the configuration says: by a query, or an interval or ranges at once."""
     # Before the lease is taken: what can never work leaves no trace.
     topics_of(config.extract, config.kafka, WHERE)
+    check_executors(spark, modules_for(config.extract))
     if config.is_query:
         stream(config, spark)
         return

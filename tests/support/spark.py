@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_lakestream.core.job import Job
+from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
+from airflow_lakestream.spark.crew import SparkCrew
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
@@ -100,3 +103,22 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
         landing=given,
         **of_app,
     )
+
+
+class InterposedCrew:
+    """A crew that does something once it has read for the first time, before anything of it is committed."""
+
+    def __init__(self, crew: SparkCrew, action: Callable[[], object]) -> None:
+        self._crew = crew
+        self._action = action
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._crew, name)
+
+    def read(self, job: Job, *what: Any) -> Sequence[Piece]:
+        pieces = self._crew.read(job, *what)
+        self.reads += 1
+        if self.reads == 1:
+            self._action()
+        return pieces

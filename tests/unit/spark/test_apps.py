@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.spark.apps import app_path, apps, package_zip
+from airflow_lakestream.spark.packages import PackagesUnavailable, installed_spark, kafka_packages, resolve
+
+
+def test_each_app_is_a_program_that_tells_how_it_is_called_without_airflow() -> None:
+    assert "kafka_to_iceberg" in apps()
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    for name in apps():
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.modules['airflow'] = None; {code}", app_path(name), "--help"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--config" in done.stdout
+
+
+def test_an_unknown_app_names_the_nearest() -> None:
+    with pytest.raises(InvalidArgument, match="Did you mean 'kafka_to_iceberg'"):
+        app_path("kafka_2_iceberg")
+
+
+def test_the_zip_has_what_executors_import_and_nothing_of_airflows(tmp_path: Path) -> None:
+    path = package_zip(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    assert not [name for name in names if "/operators/" in name or "/hooks/" in name]
+    code = (
+        "import sys; sys.modules['airflow'] = sys.modules['confluent_kafka'] = sys.modules['pyspark'] = None\n"
+        "import airflow_lakestream.spark.executors as e; print(e.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={"PYTHONPATH": path, "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert path in done.stdout
+
+
+def test_packages_fit_the_installed_spark() -> None:
+    (one,) = kafka_packages()
+    assert one == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{installed_spark()}"
+    assert kafka_packages("4.1.0")[0].endswith(":4.1.0")
+
+
+def test_jars_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
+    jars = resolve(kafka_packages(), tmp_path)
+    names = {Path(jar).name.rsplit("-", 1)[0] for jar in jars}
+    assert {"spark-sql-kafka-0-10_2.13", "kafka-clients", "commons-pool2"} <= names
+    # What Spark has itself does not stand beside it once more.
+    assert not [name for name in names if name.startswith(("scala-library", "slf4j", "hadoop"))]
+    times = {jar: Path(jar).stat().st_mtime_ns for jar in jars}
+    assert {jar: Path(jar).stat().st_mtime_ns for jar in resolve(kafka_packages(), tmp_path)} == times
+
+
+def test_what_can_not_be_had_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="group:artifact:version"):
+        resolve(["spark-sql-kafka"], tmp_path)
+    with pytest.raises(PackagesUnavailable, match="no-such-artifact"):
+        resolve(["org.apache.spark:no-such-artifact:4.0.0"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
