@@ -4,6 +4,7 @@
 
 What it does is in the configuration: `batches` (0: until it is stopped), `pause` between two, and `ends`, one word for
 each driver of the checkpoint in turn: "done", "fail", "terminal", "vanish", "stall" (it beats, and does not move).
+It may wait before all for a file, `waits_for`, or end before it has taken the lease, `dies_first`.
 Each driver writes down how many of the checkpoint's there are while it is there: see `most_drivers`.
 """
 
@@ -35,9 +36,11 @@ def main() -> int:
     config = json.loads(Path(parser.parse_args().config).read_text())
     location = config["checkpoint_location"]
     _count(Path(f"{location}.drivers"))
+    _write_down(Path(sys.argv[-1]).parent, Path(f"{location}.seen"), config)
     if config.get("dies_first"):
         return 3
-    time.sleep(config.get("startup", 0))
+    while "waits_for" in config and not Path(config["waits_for"]).exists():
+        time.sleep(0.05)
     lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI)
     ends = config.get("ends", ["done"])
     how = ends[min(lease.record.generation, len(ends)) - 1]
@@ -66,6 +69,21 @@ def _work(config: dict, lease: Lease, how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     while how == "stall" and not lease.stop_requested():
         time.sleep(0.05)
+
+
+def _write_down(folder: Path, seen: Path, config: dict) -> None:
+    properties = folder / "spark.properties"
+    told = {
+        "argv": Path(f"/proc/{os.getpid()}/cmdline").read_text().split("\0"),
+        "environment": dict(os.environ),
+        "modes": {
+            path.relative_to(folder).as_posix(): oct(path.stat().st_mode & 0o777) for path in folder.glob("**/*")
+        },
+        "properties": properties.read_text() if properties.exists() else "",
+        "password": config.get("kafka", {}).get("sasl.password"),
+    }
+    told["modes"]["."] = oct(folder.stat().st_mode & 0o777)
+    seen.write_text(json.dumps(told))
 
 
 def _count(folder: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,20 @@ from airflow_lakestream.spark.lease import read_lease
 from airflow_lakestream.spark.lease_record import LeaseRecord
 from airflow_lakestream.spark.progress import Progress, read_progress
 from tests.support import spark_stand_in
-from tests.support.airflow_home import DAGS, AirflowHome, Run
+from tests.support.airflow_home import DAGS, AirflowHome, Run, TaskProcess
 from tests.support.broker import poll_until
 
+# A machine that does many things at once starts a task in minutes.
+PATIENCE = 400.0
 # Takes what the real one takes, and runs the program that stands behind all options, without a JVM.
 _STAND_IN = f"""#!/bin/sh
 printf '%s\\n' "$@" > arguments.txt
-env > environment.txt
 while [ "$1" != "{spark_stand_in.__file__}" ]; do shift; done
 shift
 cd "{DAGS.parent}" && exec "{sys.executable}" -m tests.support.spark_stand_in "$@"
 """
 _DAG = """
-from datetime import timedelta
+import datetime
 from airflow.sdk import DAG
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
@@ -52,6 +55,15 @@ class Streams:
 
     def write(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> tuple[Run, Path]:
         """Write a DAG of one stream, and start a run of it."""
+        file = self.airflow.write(dag_id, self._text(dag_id, app_config, arguments))
+        return self.airflow.start(self.airflow.dag(file)), file
+
+    def run(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> Run:
+        """Run such a DAG in this process, all tries of its task included."""
+        file = self.airflow.write(dag_id, self._text(dag_id, app_config, arguments))
+        return self.airflow.run(self.airflow.dag(file))
+
+    def _text(self, dag_id: str, app_config: dict[str, Any] | None, arguments: dict[str, Any]) -> str:
         given: dict[str, Any] = {
             "application": spark_stand_in.__file__,
             "app_config": app_config or {},
@@ -59,18 +71,18 @@ class Streams:
             "driver_folder": str(self.folder / "drivers"),
             "poll_interval": "0.2s",
             "restart_backoff": "100ms",
+            "retry_delay": timedelta(0),
             "kafka_conn_id": None,
             "iceberg_conn_id": None,
         }
-        file = self.airflow.write(dag_id, _DAG.format(dag_id=dag_id, arguments=given | arguments))
-        return self.airflow.start(self.airflow.dag(file)), file
+        return _DAG.format(dag_id=dag_id, arguments=given | arguments)
 
-    def run(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> tuple[Run, str]:
-        """Run one try of such a task to its end; return the run and the log."""
-        run, file = self.write(dag_id, app_config, **arguments)
-        with self.airflow.process(run, file, "stream") as process:
-            process.wait(120)
-        return run, process.log
+    def await_end(self, process: TaskProcess) -> None:
+        """Wait until the try is over; where it hangs, the error is its log."""
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(process.log) from None
 
     @property
     def lease(self) -> LeaseRecord | None:
@@ -93,11 +105,23 @@ class Streams:
 
     def await_batches(self, count: int) -> None:
         """Wait until so many batches are done."""
-        poll_until(lambda: self.progress.batches >= count, f"{count} batches", 60)
+        poll_until(lambda: self.progress.batches >= count, f"{count} batches", PATIENCE)
 
     def await_no_driver(self) -> None:
         """Wait until no driver runs."""
-        poll_until(lambda: not self.drivers, "the drivers to end", 60)
+        poll_until(lambda: not self.drivers, "the drivers to end", PATIENCE)
+
+
+def xcom(run: Run, key: str, task_id: str = "stream") -> Any:
+    """Return what a task has pushed by now; None where it has not."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    wanted = select(XComModel).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id, key=key)
+    with create_session() as session:
+        found = session.scalars(wanted).one_or_none()
+        return None if found is None else json.loads(found.value) if isinstance(found.value, str) else found.value
 
 
 @pytest.fixture
