@@ -195,7 +195,7 @@ class _Found:
     def placed(self, rows: npt.NDArray[np.int64]) -> _Found:
         """Return this for a batch in which the records stand in other places."""
         return _Found(
-            [replace(row, index=int(rows[row.index])) for row in self.bad],
+            [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
             {int(rows[index]): rest for index, rest in self.unknown.items()},
         )
 

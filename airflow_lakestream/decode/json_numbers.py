@@ -54,12 +54,12 @@ def doubles(texts: Texts, starts: Integers, stops: Integers) -> tuple[npt.NDArra
 def _short_doubles(words: Words, sizes: Integers) -> tuple[npt.NDArray[np.float64], Mask]:
     """Return numbers of up to 8 bytes, with the words that begin with them."""
     points = np.minimum(leading(words, _POINT), sizes)
-    behind = _ONES << ((points << 3).astype(np.uint64))
+    behind: Words = np.left_shift(_ONES, (points << 3).astype(np.uint64))
     # What is behind the point moves to its place.
     words = (words & ~behind) | ((words >> _EIGHT) & behind)
     counts = sizes - (points < sizes)
     digits = (words ^ _ZEROS) << ((8 - counts) << 3).astype(np.uint64)
-    good = (((digits + _ABOVE_NINE) | digits) & _HIGH) == 0
+    good: Mask = (((digits + _ABOVE_NINE) | digits) & _HIGH) == 0
     good &= (points == 1) | ((points > 1) & ((words & _BYTE) != _ZERO))
     # There is a digit behind a point.
     good &= sizes - points != 1

@@ -8,8 +8,7 @@ none goes unseen; how the places were found does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow as pa
 from airflow_lakestream.decode.json_layout import Layout, layout_of
 from airflow_lakestream.decode.spans import Integers, Mask, Texts
 
+_QUOTE = ord('"')
 # What a scalar that is no text may begin with.
 _BEGINS = np.zeros(256, np.bool_)
 _BEGINS[list(b"-0123456789tfn")] = True
@@ -37,7 +37,7 @@ class Shaped:
     rows: Integers
     bounds: Integers
     text: Texts
-    is_plain: bool
+    is_plain: bool = False
     """Whether all texts among the scalars are known to be as they have to be."""
 
     def span(self, slot: int) -> tuple[Integers, Integers]:
@@ -87,21 +87,21 @@ class Shapes:
     def __init__(self) -> None:
         self._known: tuple[Known, ...] = ()
 
-    def sort(self, values: pa.Array) -> Iterator[Shaped]:
-        """Yield what fits a layout of an array of documents in binary, each document once or not at all."""
+    def sort(self, values: pa.Array) -> list[Shaped]:
+        """Return what fits a layout of an array of documents in binary, each document once or not at all."""
         count = len(values)
         known = self._known
         if not count:
-            return
+            return []
         if not known and all(layout_of(values[i].as_py() or b"") is None for i in (0, count // 2, count - 1)):
-            return
+            return []
         text = Texts(values)
         group = _Group(np.arange(count), text.starts, text.stops)
-        filled = text.stops > text.starts
-        if not filled.all():
-            group = group.pick(filled)
+        if values.null_count:
+            group = group.pick(values.is_valid().to_numpy(zero_copy_only=False))
         candidates, misses = list(known), 0
         found: list[Known] = []
+        sorted_out: list[Shaped] = []
         left = np.ones(count, np.bool_)
         while misses < _MISSES and len(group.rows) > count // _SHARE and len(found) < _MOST_LAYOUTS:
             one = candidates.pop(0) if candidates else _learn(text, group)
@@ -113,10 +113,23 @@ class Shapes:
             if not len(shaped.rows):
                 continue
             found.append(one)
-            yield shaped
+            sorted_out.append(shaped)
             left[shaped.rows] = False
             group = group.pick(left[group.rows])
         self._known = tuple(found)
+        if text.is_plain and _hold_no_quotes(text, sorted_out, left):
+            return [replace(shaped, is_plain=True) for shaped in sorted_out]
+        return sorted_out
+
+
+def _hold_no_quotes(text: Texts, parts: list[Shaped], left: Mask) -> bool:
+    """Whether all quotes are either in the literals of layouts or in documents that have none."""
+    if np.count_nonzero(left) > len(left) // _SHARE:
+        return False
+    quotes = sum(len(part.rows) * sum(literal.count(b'"') for literal in part.layout.literals) for part in parts)
+    for row in np.flatnonzero(left):
+        quotes += int(np.count_nonzero(text.bytes[text.starts[row] : text.stops[row]] == _QUOTE))
+    return quotes == text.quotes
 
 
 def _learn(text: Texts, group: _Group) -> Known | None:
@@ -160,10 +173,7 @@ class _Matching:
             self._backward(slot)
         self._bounds[2 * pivot], self._bounds[2 * pivot + 1] = self._front, self._back
         self._check_first(pivot)
-        quotes = sum(literal.count(b'"') for literal in layout.literals) * len(self._rows)
-        # Then each document has as many quotes as the literals alone.
-        is_plain = 0 < len(self._rows) == len(self._text.starts) and self._text.are_plain(quotes)
-        return Shaped(layout, self._rows, self._bounds, self._text, is_plain)
+        return Shaped(layout, self._rows, self._bounds, self._text)
 
     def _forward(self, slot: int) -> None:
         """Take the scalar that begins at the front, and the literal behind it."""

@@ -16,6 +16,7 @@ Mask = npt.NDArray[np.bool_]
 # Eight bytes are read at once, from a little ahead of a text to a little behind it.
 PADDING = 64
 
+_PIECE = 1 << 18
 _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 _ONE = np.uint64(1)
 _THREE = np.uint8(3)
@@ -35,13 +36,38 @@ class Texts:
         first, size = int(ends[0]), int(ends[-1] - ends[0])
         self.bytes: Bytes = np.empty(size + 2 * PADDING, np.uint8)
         self.bytes[:PADDING] = self.bytes[PADDING + size :] = 0
+        self.quotes, self._is_ascii, self._has_odd = 0, True, False
         if size:
-            self.bytes[PADDING : PADDING + size] = np.frombuffer(data, np.uint8, size, first)
+            self._fill(np.frombuffer(data, np.uint8, size, first))
         # Eight bytes at every place, aligned or not, without a copy.
         self.words: Words = np.ndarray((len(self.bytes) - 8,), np.dtype("<u8"), self.bytes, strides=(1,))
         ends += PADDING - first
         self.starts: Integers = ends[:-1]
         self.stops: Integers = ends[1:]
+
+    def _fill(self, source: Bytes) -> None:
+        """Copy the bytes, and look what there is among them, in pieces that stay in the cache meanwhile."""
+        same = np.empty(min(len(source), _PIECE), np.bool_)
+        for at in range(0, len(source), _PIECE):
+            piece = self.bytes[PADDING + at : PADDING + min(at + _PIECE, len(source))]
+            piece[:] = source[at : at + _PIECE]
+            same = same[: len(piece)]
+            self.quotes += int(np.count_nonzero(np.equal(piece, _QUOTE, out=same)))
+            self._is_ascii &= bool(np.maximum.reduce(piece) < 0x80)
+            self._has_odd |= bool(np.minimum.reduce(piece) < _SPACE)
+            self._has_odd |= bool(np.logical_or.reduce(np.equal(piece, _BACKSLASH, out=same)))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all bytes are UTF-8 without a backslash or a control character."""
+        if self._has_odd or self._is_ascii:
+            return not self._has_odd
+        ends = pa.py_buffer(np.array([PADDING, len(self.bytes) - PADDING], np.int32))
+        try:
+            pa.StringArray.from_buffers(1, ends, self.buffer).validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
 
     @cached_property
     def buffer(self) -> pa.Buffer:
@@ -87,22 +113,6 @@ class Texts:
             return None
         same: Mask = (found.view(np.uint8).reshape(len(at), size) == np.frombuffer(literal, np.uint8)).all(axis=1)
         return same
-
-    def are_plain(self, quotes: int) -> bool:
-        """Whether all bytes, which are some, are UTF-8 with so many quotes, no backslash and no control character."""
-        text = self.bytes[PADDING:-PADDING]
-        if np.minimum.reduce(text) < _SPACE or np.count_nonzero(text == _QUOTE) != quotes:
-            return False
-        if np.logical_or.reduce(text == _BACKSLASH):
-            return False
-        if np.maximum.reduce(text) < 0x80:
-            return True
-        ends = pa.py_buffer(np.array([PADDING, len(self.bytes) - PADDING], np.int32))
-        try:
-            pa.StringArray.from_buffers(1, ends, self.buffer).validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-        return True
 
     def cut(self, starts: Integers, stops: Integers) -> pa.Array:
         """Return these parts, which ascend, as strings that nobody has looked at."""
