@@ -17,7 +17,6 @@ from airflow_lakestream.core.ports import Rejects, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig as ExtractConfig
 from airflow_lakestream.iceberg.fan_out import FanOut, FanOutSink
 from airflow_lakestream.iceberg.rejects import RejectingSink
@@ -95,10 +94,10 @@ def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
 
 def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
     # Not a dependency of every installation.
+    from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
     from airflow_lakestream.delta.sink import DeltaSink
 
-    if choose(OnError, "on_error", config.on_error) is OnError.REJECT:
-        raise InvalidArgument("on_error", '"reject" is not for a Delta table yet.', 'Set "fail" or "skip".')
     assert config.delta is not None
-    overlap = config.allow_group_overlap
-    return DeltaSink(tables, config.table, config.consumer_group, config.delta, allow_group_overlap=overlap)
+    table, group = config.table, config.consumer_group
+    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=config.allow_group_overlap)
+    return RejectingDeltaSink(sink, tables, table, group, RECORD_SCHEMA)

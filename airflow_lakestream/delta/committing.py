@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from airflow_lakestream.core import codec
@@ -57,10 +58,13 @@ class Committer:
         self, tables: Tables, table: str, landing_id: str, make: Callable[[Head | None], Sequence[Action]]
     ) -> None:
         self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
-        self._store = tables.store(table)
         # Versions that were asked for without an answer: each may be this landing's, or may yet be.
         self._open: list[int] = []
         self.head: Head | None = None
+
+    @cached_property
+    def _store(self) -> Any:
+        return self._tables.store(self._table)
 
     def may_be_applied(self) -> bool:
         """Tell whether a request without an answer may have been, or may yet be, applied."""

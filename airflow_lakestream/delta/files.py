@@ -109,6 +109,9 @@ def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | Non
 def _statistics(rows: pa.Table) -> dict[str, Any]:
     lowest, highest, nulls = {}, {}, {}
     for field in list(rows.schema)[:COLUMNS_WITH_STATISTICS]:
+        if arrow.is_nested(field.type):
+            # Readers want the counts of its parts there, or none.
+            continue
         column = rows[field.name]
         nulls[field.name] = column.null_count
         if (bounds := _bounds(field.type, column)) is not None:

@@ -77,8 +77,12 @@ def landing_actions(
     files: Sequence[Action],
     operation: tuple[str, dict[str, Any]],
     notes: Mapping[str, str],
+    gone: Sequence[str] = (),
 ) -> list[Action]:
-    """Return a version: its own words, the ledger in the table's properties, the group's transaction, the files."""
+    """Return a version: its own words, the ledger in the table's properties, the group's transaction, the files.
+
+    `notes` are further properties, `gone` are those that it removes.
+    """
     changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
     summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
     version = 0 if head is None else head.version + 1
@@ -88,7 +92,8 @@ def landing_actions(
     if head is None:
         actions.append(_protocol(target.fields))
         head = _new_head(target)
-    properties = {**head.properties, **own}
+    kept = {key: value for key, value in head.properties.items() if key not in gone}
+    properties = {**kept, **own}
     actions.append(head.metadata_action(properties, target.fields))
     actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
     return [*actions, *files]

@@ -17,8 +17,6 @@ from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.log import Action
 from airflow_lakestream.delta.takeout import Finder
 
-_REPLACE = ("WRITE", {"mode": "Overwrite"})
-
 
 @dataclass
 class Replacement:
@@ -55,7 +53,9 @@ class Replacement:
         self.made, self.kept = self._completed(head, identity, takeout.rows), takeout.remainders
         adds = [{"add": dict(add)} for add in (*takeout.remainders, *self.files)]
         actions = [*takeout.removes, *adds]
-        return landing_actions(head, self.target, self.consumer_group, self.made, actions, _REPLACE, self.notes)
+        return landing_actions(
+            head, self.target, self.consumer_group, self.made, actions, ("WRITE", {"mode": "Overwrite"}), self.notes
+        )
 
     def _check_not_replaced(self, head: Head, ranges: RangeSet) -> None:
         at = ledger_store.previous_version(head, self.consumer_group)

@@ -9,6 +9,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -35,8 +36,9 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 log = logging.getLogger(__name__)
 
-_APPEND = ("WRITE", {"mode": "Append"})
-_CREATE = ("CREATE TABLE AS SELECT", {"mode": "ErrorIfExists"})
+APPEND = ("WRITE", {"mode": "Append"})
+CREATE = ("CREATE TABLE AS SELECT", {"mode": "ErrorIfExists"})
+OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 
 
 class DeltaSink:
@@ -56,7 +58,6 @@ class DeltaSink:
         self._group = consumer_group
         self._design = design
         self._allow_group_overlap = allow_group_overlap
-        self._store = tables.store(table)
         self._head: Head | None = None
         # Of the table as it is to be with the next commit; None while nobody knows its columns.
         self._fit: Fit | None = None
@@ -70,6 +71,11 @@ class DeltaSink:
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first_version: int | None = None
         self._landed: set[str] = set()
+
+    @cached_property
+    def _store(self) -> Any:
+        # Only when it is needed: of a folder that is not there yet it is made.
+        return self._tables.store(self._name)
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
@@ -116,7 +122,7 @@ class DeltaSink:
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
             files = [{"add": dict(add)} for add in adds]
-            return self._actions(head, target, landing, files, _CREATE if head is None else _APPEND)
+            return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
 
         return self._drive(Committer(self._tables, self._name, landing.landing_id, make))
 
@@ -165,7 +171,8 @@ class DeltaSink:
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit; never raises."""
         self._adopted, self._passed_over, self._handed_over = [], [], 0
-        for path in delete_files(self._store, self._buffer.drop()):
+        files = self._buffer.drop()
+        for path in delete_files(self._store, files) if files else ():
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
     def write_below(self, folder: str) -> None:
@@ -232,8 +239,12 @@ class DeltaSink:
         landing: Landing,
         files: Sequence[Action],
         operation: tuple[str, dict[str, Any]],
+        *,
+        notes: Mapping[str, str] | None = None,
+        gone: Sequence[str] = (),
     ) -> list[Action]:
-        return landing_actions(head, target, self._group, landing, files, operation, self._design.notes)
+        noted = self._design.notes if notes is None else notes
+        return landing_actions(head, target, self._group, landing, files, operation, noted, gone)
 
     def _leave_in_place(self) -> None:
         """Keep files from being discarded."""

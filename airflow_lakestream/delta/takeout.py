@@ -57,12 +57,12 @@ class Finder:
         hits = {add["path"]: (add, found) for add in adds if (found := self._look_into(head, add))}
         self._check_all_read_again(head, [found for _, found in hits.values()])
         remainders = [file for add, found in hits.values() for file in self._remainder(head, add, found)]
-        removes = [_remove(add, at_ms) for add, _ in hits.values()]
+        removes = [remove_action(add, at_ms) for add, _ in hits.values()]
         return Takeout(removes, remainders, sum(_count(found) for _, found in hits.values()))
 
     def _look_into(self, head: Head, add: Add) -> Offsets:
         if add["path"] not in self._hits:
-            found = _offsets(self.store, head, add, self.ranges) if _may_hold(add, self.ranges) else {}
+            found = _offsets(self.store, head, add, self.ranges) if may_hold(add, self.ranges) else {}
             self._hits[add["path"]] = found
         return self._hits[add["path"]]
 
@@ -146,7 +146,8 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _remove(add: Add, at_ms: int) -> dict[str, Any]:
+def remove_action(add: Add, at_ms: int) -> dict[str, Any]:
+    """Return the action that takes a live file out."""
     return {
         "remove": {
             "path": add["path"],
@@ -159,7 +160,8 @@ def _remove(add: Add, at_ms: int) -> dict[str, Any]:
     }
 
 
-def _may_hold(add: Add, ranges: RangeSet) -> bool:
+def may_hold(add: Add, ranges: RangeSet) -> bool:
+    """Tell by a file's statistics whether it may have rows of the ranges; without any it may."""
     low, high = add["stats"]["minValues"].get(OFFSET), add["stats"]["maxValues"].get(OFFSET)
     return any(overlapping(ranges.intervals(*key), low, high) for key in ranges.partitions)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 
 from pyiceberg.serializers import FromInputFile
@@ -15,9 +14,8 @@ from airflow_lakestream.core import anchors, codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-
-# With a group's name behind it: the names that it had before, as a list in JSON.
-FORMER_NAMES = "lakestream.former-names."
+from airflow_lakestream.rejects.settlement import FORMER_NAMES as FORMER_NAMES
+from airflow_lakestream.rejects.settlement import names_of as names_of
 
 
 class FormatVersionTooOld(LakestreamError, Terminal):
@@ -49,12 +47,6 @@ def groups(table: Table) -> tuple[str, ...]:
     """Return the consumer groups that have a ledger property on the table."""
     prefix = codec.PROPERTY_PREFIX
     return tuple(sorted(key.removeprefix(prefix) for key in table.metadata.properties if key.startswith(prefix)))
-
-
-def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, ...]:
-    """Return the names that a group has had: what it landed before it was renamed has the former ones."""
-    former = properties.get(FORMER_NAMES + consumer_group)
-    return (consumer_group, *(json.loads(former) if former else ()))
 
 
 def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:

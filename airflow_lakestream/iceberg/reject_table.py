@@ -8,14 +8,11 @@ later landing brought anew. See ledger.md, section 7.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,186 +22,59 @@ from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, TopicIdentity, union
-from airflow_lakestream.core.pieces import ranges_from_dict, ranges_to_dict
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied
-from airflow_lakestream.iceberg.hits import COORDINATES, is_hit, live_files, may_hold, read_rows
+from airflow_lakestream.iceberg.hits import is_hit, live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.schema import METADATA_PREFIX, to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.transaction import LandingTransaction
+from airflow_lakestream.rejects import settlement as decided
+from airflow_lakestream.rejects.pending import OWN, pending_of, rows_of
+from airflow_lakestream.rejects.pending import PLACE as PLACE
+from airflow_lakestream.rejects.pending import Pending as Pending
+from airflow_lakestream.rejects.pending import of_topic as of_topic
+from airflow_lakestream.rejects.pending import rejects_of as rejects_of
 
 log = logging.getLogger(__name__)
-
-SUFFIX = "__rejected"
-# With the landing's id and a topic behind it: what is written before the main table has decided.
-PENDING = "lakestream.rejects.pending."
-# A replace that nobody has heard of for so long is dead: no run takes longer.
-DEAD_AFTER_MS = 24 * 3600 * 1000
-
-# Beside what the decoder says of a record.
-_OWN = pa.schema(
-    [
-        ("consumer_group", pa.string()),
-        ("topic_id", pa.string()),
-        ("run_id", pa.string()),
-        ("landing_id", pa.string()),
-        ("rejected_at", pa.timestamp("us", "UTC")),
-    ]
-)
-# What says whose a rejected record is.
-PLACE = (*COORDINATES, "consumer_group", "topic_id", "landing_id")
-
-
-def rejects_of(table: str) -> str:
-    """Return the name of a table's reject table."""
-    return table + SUFFIX
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A landing whose rejected records are written, and of which the main table was still to decide.
-
-    `supersedes` says that other rows of its ranges were there, to be removed once it is landed.
-    """
-
-    landing_id: str
-    consumer_group: str
-    identity: TopicIdentity
-    ranges: RangeSet
-    replaces: bool
-    supersedes: bool
-    at_ms: int
-
-    def encode(self) -> str:
-        """Return the text of the property."""
-        data = {
-            **ranges_to_dict(self.identity, self.ranges),
-            "group": self.consumer_group,
-            "replaces": self.replaces,
-            "supersedes": self.supersedes,
-            "at": self.at_ms,
-        }
-        return json.dumps(data, separators=(",", ":"))
-
-    @property
-    def key(self) -> str:
-        """The name of the property: one for each topic of a landing."""
-        return f"{PENDING}{self.landing_id}/{self.identity.topic}"
-
-    @classmethod
-    def decode(cls, key: str, text: str) -> Pending:
-        """Read a property. Raises UnreadableLedger."""
-        landing_id = key.removeprefix(PENDING).partition("/")[0]
-        try:
-            data = json.loads(text)
-            identity = TopicIdentity(data["topic"], data["id"], data["cluster"])
-            ranges = ranges_from_dict(data)
-            return cls(
-                landing_id, data["group"], identity, ranges, data["replaces"], data["supersedes"], int(data["at"])
-            )
-        except (KeyError, ValueError, TypeError) as e:
-            problem = f"not as this version writes it ({e!r})."
-            raise codec.UnreadableLedger(f"table property {key}", problem) from e
 
 
 def pending_in(table: Table | None) -> list[Pending]:
     """Return the landings that are noted as pending."""
-    properties = {} if table is None else table.metadata.properties
-    return [Pending.decode(key, text) for key, text in properties.items() if key.startswith(PENDING)]
+    return [] if table is None else pending_of(table.metadata.properties)
 
 
-@dataclass
-class Settlement:
-    """What the main table has decided of the pending landings: those that are landed, are dead, and may yet land.
-
-    `landed` is in the order of the main table's history.
-    """
-
-    landed: list[Pending] = field(default_factory=list)
-    dead: list[Pending] = field(default_factory=list)
-    open: list[Pending] = field(default_factory=list)
-    # Of the main table: they say which groups had other names.
-    properties: Mapping[str, str] = field(default_factory=dict)
-    # Landings that were rolled back, and may come again while their snapshots live.
-    rolled_back: Sequence[str] = ()
+class Settlement(decided.Settlement):
+    """What an Iceberg table has decided of the pending landings."""
 
     @classmethod
-    def of(cls, pending: Iterable[Pending], main: Table | None) -> Settlement:
-        """Ask the main table."""
-        if main is None:
-            return cls(open=list(pending))
-        result = cls(properties=main.metadata.properties, rolled_back=ledger_store.rolled_back(main.metadata))
-        sequence = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in main.metadata.snapshots}
-        landed: list[tuple[int, int, Pending]] = []
-        for one in pending:
-            snapshot_id = ledger_store.snapshot_of_landing(main, one.consumer_group, one.landing_id)
-            if snapshot_id is not None:
-                # Those that have expired are older than all that are alive.
-                landed.append((sequence.get(snapshot_id, 0), one.at_ms, one))
-            elif one.landing_id not in result.rolled_back:
-                (result.dead if _can_not_land(one, main) else result.open).append(one)
-        result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
-        return result
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there are rows to remove."""
-        return bool(self.dead) or any(one.supersedes for one in self.landed)
-
-    @property
-    def settled(self) -> list[Pending]:
-        """Those that need no note any more."""
-        return [*self.landed, *self.dead]
-
-    @property
-    def ranges(self) -> RangeSet:
-        """Where rows to remove may be."""
-        return union(one.ranges for one in [*self.dead, *self.landed] if one in self.dead or one.supersedes)
-
-    def stale(self, rows: pa.Table) -> pa.Array:
-        """Tell which rows of a reject table do not count, and never will; open landings are left alone."""
-        ids = rows["landing_id"]
-        stale = pc.is_in(ids, value_set=pa.array([one.landing_id for one in self.dead], pa.string()))
-        for number, one in enumerate(self.landed):
-            if not one.supersedes:
-                continue
-            # Of two landings that have the same offsets the later one counts: the earlier was replaced or rolled back.
-            earlier = pc.and_(self.is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
-            for other in (*self.landed[number:], *self.open):
-                earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
-            stale = pc.or_(stale, earlier)
-        return stale
-
-    def is_of(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
-        """Tell which rows are of a group, whatever it was called, and of one incarnation of a topic."""
-        names = pa.array(ledger_store.names_of(self.properties, consumer_group), pa.string())
-        ours = pc.and_(pc.is_in(rows["consumer_group"], names), pc.equal(rows["topic_id"], identity.topic_id))
-        return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
-
-    def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that may yet land, or come again."""
-        return pc.or_(self.unsettled(rows), self.of_rolled_back(rows))
-
-    def unsettled(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that may yet land."""
-        return pc.is_in(rows["landing_id"], value_set=pa.array([one.landing_id for one in self.open], pa.string()))
-
-    def of_rolled_back(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Tell which rows are of landings that were rolled back."""
-        return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
+    def of(cls, pending: Iterable[Pending], main: Table | None) -> Self:
+        """Ask the main table; None for one that is not there."""
+        return cls.by(pending, None if main is None else _Books(main))
 
 
-def _can_not_land(one: Pending, main: Table) -> bool:
-    if one.replaces:
-        # The guard of a replace asks for its ranges to be landed, so the ledger can't tell.
-        return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
-    entry = ledger_store.read_ledger(main, one.consumer_group).entry(one.identity)
-    return bool(entry.held & one.ranges)
+class _Books:
+    """`rejects.settlement.MainBooks` of an Iceberg table."""
+
+    def __init__(self, main: Table) -> None:
+        self._main = main
+        self._sequence = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in main.metadata.snapshots}
+        self.properties: Mapping[str, str] = main.metadata.properties
+        self.rolled_back: Sequence[str] = ledger_store.rolled_back(main.metadata)
+
+    def place(self, consumer_group: str, landing_id: str) -> int | None:
+        """Return the landing's sequence number, 0 for one that has expired."""
+        snapshot_id = ledger_store.snapshot_of_landing(self._main, consumer_group, landing_id)
+        # Those that have expired are older than all that are alive.
+        return None if snapshot_id is None else self._sequence.get(snapshot_id, 0)
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger."""
+        return ledger_store.read_ledger(self._main, consumer_group)
 
 
 def files_in(table: Table, ranges: RangeSet) -> Iterator[FileScanTask]:
@@ -245,19 +115,13 @@ def counting_rows(
                 yield rows.filter(own)
 
 
-def of_topic(records: pa.Table, topic: str) -> pa.Table:
-    """Return the rejected records of one topic."""
-    same = pc.equal(records["_kafka_topic"], topic)
-    return records if pc.all(same).as_py() else records.filter(same)
-
-
 class RejectTable(IcebergSink):
     """The reject table of one table, as it is written for one consumer group."""
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
         metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
         payload = pa.schema([field for field in records if field.name not in metadata.names])
-        design = TableDesign(metadata=metadata, schema=to_schema(pa.schema([*payload, *_OWN])))
+        design = TableDesign(metadata=metadata, schema=to_schema(pa.schema([*payload, *OWN])))
         super().__init__(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
         self._add: Sequence[Pending] = ()
         self._settlement = Settlement()
@@ -293,7 +157,7 @@ class RejectTable(IcebergSink):
         try:
             for part in records:
                 for one in pending:
-                    self.write(_rows(of_topic(part, one.identity.topic), one, run_id), one.identity)
+                    self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
             if self._table is None and not records:
                 raise AssertionError("without rejected records there is nothing to note before the table is there")
             self._add, self._settlement = pending, settlement
@@ -417,17 +281,3 @@ class _Settling(AppendAttempt):
             out.append(task.file)
             remainders += write_data_files(table.metadata, table.io, rows.filter(pc.invert(stale)), uuid.uuid4().hex)
         return out, remainders
-
-
-def _rows(records: pa.Table, pending: Pending, run_id: str) -> pa.Table:
-    """Return rejected records as rows of the table."""
-    made = {
-        "consumer_group": pending.consumer_group,
-        "topic_id": pending.identity.topic_id,
-        "run_id": run_id,
-        "landing_id": pending.landing_id,
-        "rejected_at": datetime.fromtimestamp(pending.at_ms / 1000, UTC),
-    }
-    for own in _OWN:
-        records = records.append_column(own, pa.repeat(pa.scalar(made[own.name], own.type), len(records)))
-    return records
