@@ -24,6 +24,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_lakestream.operators.audit",
                     "airflow_lakestream.operators.kafka_extract",
                     "airflow_lakestream.operators.kafka_extract_group",
+                    "airflow_lakestream.operators.spark_streaming_submit",
                 ],
             }
         ],
@@ -34,7 +35,18 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_lakestream.hooks.iceberg",
                     "airflow_lakestream.hooks.kafka",
                     "airflow_lakestream.hooks.registry",
+                    "airflow_lakestream.hooks.spark",
                 ],
             }
+        ],
+        "triggers": [
+            {
+                "integration-name": "Lakestream",
+                "python-modules": ["airflow_lakestream.triggers.spark_stream"],
+            }
+        ],
+        "extra-links": [
+            "airflow_lakestream.links.DriverLogLink",
+            "airflow_lakestream.links.SparkUILink",
         ],
     }

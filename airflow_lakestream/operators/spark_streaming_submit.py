@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 from airflow_lakestream.links import DriverLogLink, SparkUILink
 from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments, count_from_zero
-from airflow_lakestream.spark.stopping import OnKill
+from airflow_lakestream.spark.supervisor import OnKill
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context

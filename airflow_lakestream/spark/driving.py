@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from airflow_lakestream.spark.backends import Backend, Handle, Job
 from airflow_lakestream.spark.backends.detached import kill_process
 from airflow_lakestream.spark.progress import Progress, read_progress
-from airflow_lakestream.spark.stopping import OnKill, stop_driver
+from airflow_lakestream.spark.stopping import stop_driver
 from airflow_lakestream.spark.submission import Found, Overtaken, Submissions, Verdict
-from airflow_lakestream.spark.supervisor import Action, Decision, DriverState, History, JobState, Limits
+from airflow_lakestream.spark.supervisor import Action, Decision, DriverState, History, JobState, Limits, OnKill
 from airflow_lakestream.spark.watch import Look, Watch
 
 log = logging.getLogger(__name__)

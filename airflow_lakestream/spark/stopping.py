@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 
 from airflow_lakestream.spark.backends.detached import kill_process
 from airflow_lakestream.spark.lease import read_lease, request_stop
 from airflow_lakestream.spark.lease_record import LeaseState
-
-
-class OnKill(StrEnum):
-    """What becomes of the driver when a person clears or marks the task: its batch ends and then it, or at once."""
-
-    GRACEFUL = "graceful"
-    KILL = "kill"
-    LEAVE = "leave"
+from airflow_lakestream.spark.supervisor import OnKill
 
 
 def stop_driver(

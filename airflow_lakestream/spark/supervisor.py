@@ -45,6 +45,14 @@ class Action(StrEnum):
     GIVE_UP = "give up"
 
 
+class OnKill(StrEnum):
+    """What becomes of the driver when a person clears or marks the task: its batch ends and then it, or at once."""
+
+    GRACEFUL = "graceful"
+    KILL = "kill"
+    LEAVE = "leave"
+
+
 class GaveUp(LakestreamError, Transient):
     """The driver failed more often than `max_restarts` allows, without a healthy period in between."""
 

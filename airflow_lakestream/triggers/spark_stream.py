@@ -12,8 +12,8 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.hooks.iceberg import store_properties
-from airflow_lakestream.spark.stopping import OnKill, stop_driver
-from airflow_lakestream.spark.supervisor import Action, History, Limits
+from airflow_lakestream.spark.stopping import stop_driver
+from airflow_lakestream.spark.supervisor import Action, History, Limits, OnKill
 from airflow_lakestream.spark.watch import Look, Watch
 
 log = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ def test_there_is_one_entry_point() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["operators", "hooks"])
+@pytest.mark.parametrize("kind", ["operators", "hooks", "triggers"])
 def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     listed = {module for entry in get_provider_info().get(kind, ()) for module in entry["python-modules"]}
     package = importlib.import_module(f"airflow_lakestream.{kind}")
@@ -75,7 +75,16 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
     shared = {f"airflow_lakestream.operators.{name}" for name in ("base", "interval", "sql_template")}
+    # The parts of the one that submits to Spark.
+    shared |= {f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "set_up", "told")}
+    shared |= {"airflow_lakestream.hooks.spark_cluster"}
     assert there - shared == listed
+
+
+def test_the_links_that_the_info_lists_are_there() -> None:
+    for path in get_provider_info()["extra-links"]:
+        module, _, name = path.rpartition(".")
+        assert getattr(importlib.import_module(module), name)().name
 
 
 def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
@@ -83,10 +92,11 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
     assert not {"connection-types", "hook-class-names"} & set(found.data)
 
 
-def test_a_dag_file_is_parsed_without_the_heavy_libraries() -> None:
+@pytest.mark.parametrize("module", ["kafka_extract", "spark_streaming_submit"])
+def test_a_dag_file_is_parsed_without_the_heavy_libraries(module: str) -> None:
     code = (
         "import sys, airflow.sdk; before = set(sys.modules); "
-        "import airflow_lakestream.operators.kafka_extract; "
+        f"import airflow_lakestream.operators.{module}; "
         "print(sorted({'pyiceberg', 'pyarrow', 'pandas', 'confluent_kafka', 'pyspark'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
