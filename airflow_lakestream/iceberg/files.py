@@ -88,8 +88,10 @@ class _Plan:
         piece, metadata = self.piece, self.metadata
         output = self.io.new_output(self.path)
         parquet = FileFormatFactory.get(FileFormat.PARQUET)
-        with parquet.create_writer(output, metadata.schema(), metadata.properties) as writer:
-            writer.write(piece.read())
+        rows = piece.read()
+        properties = {**_page_limit(rows), **metadata.properties}
+        with parquet.create_writer(output, metadata.schema(), properties) as writer:
+            writer.write(rows)
         data_file = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=self.path,
@@ -103,6 +105,15 @@ class _Plan:
         )
         data_file.spec_id = metadata.default_spec_id
         return data_file
+
+
+def _page_limit(rows: pa.Table) -> dict[str, str]:
+    """Return the property that bounds the rows of a page, where the default would hold pages of many MiB."""
+    # The size of a page is looked at after each so many rows: of 20,000 values of 1 MiB one page of 20 GiB is made.
+    most = max(1, TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT * rows.num_rows // max(1, rows.nbytes))
+    if most >= TableProperties.PARQUET_PAGE_ROW_LIMIT_DEFAULT:
+        return {}
+    return {TableProperties.PARQUET_PAGE_ROW_LIMIT: str(most)}
 
 
 def _refuse_other_formats(metadata: TableMetadata) -> None:

@@ -29,10 +29,14 @@ from airflow_lakestream.kafka.errors import (
 
 # consume() waits its whole time-out unless so many arrive. Few are also faster: their memory stays in the cache.
 CONSUME = 500
+# Of large records fewer, of about so many bytes: they are held twice until they are in columns.
+CONSUME_BYTES = 4 * 2**20
 POLL = 0.1
 # A chunk is handed on when its values are this large, or this many: large enough for Arrow, small enough for memory.
 CHUNK_BYTES = 8 * 2**20
 CHUNK_RECORDS = 50_000
+# What all partitions together may hold before the fullest is handed on: with many, none would ever be full.
+HELD_BYTES = 4 * CHUNK_BYTES
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
@@ -75,12 +79,12 @@ class KafkaReader:
         """
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
-        polled = 0.0
+        polled, most = 0.0, CONSUME
         try:
             consumer.assign([_assignment(part, plan.known_epochs.get(p)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
                 started = time.monotonic()
-                messages = consumer.consume(CONSUME, POLL)
+                messages = consumer.consume(most, POLL)
                 # Only the time spent waiting for Kafka counts towards a stall, not that of whoever takes the chunks.
                 polled += time.monotonic() - started
                 if errors.fatal is not None:
@@ -89,12 +93,17 @@ class KafkaReader:
                     # It would come again and again, and all that is behind it never.
                     positions = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
                     raise BatchTooLarge(plan.state.identity.topic, positions, self._where, errors.too_large)
+                size = 0
                 for part in self._sort_in(messages, parts):
                     part.heard_at = polled
-                    part.take_messages(self._with_keys, self._with_headers)
+                    size += part.take_messages(self._with_keys, self._with_headers)
                     yield from _advance(consumer, parts, part)
-                if len(messages) < CONSUME:
+                yield from _relieve(parts)
+                if len(messages) < most:
                     yield from self._look_at_quiet(consumer, parts, polled, errors)
+                if messages:
+                    most = max(1, min(CONSUME, CONSUME_BYTES * len(messages) // max(1, size)))
+                del messages
         finally:
             consumer.close()
 
@@ -180,6 +189,13 @@ def _advance(consumer: Consumer, parts: dict[int, _Partition], part: _Partition)
         yield part.chunk(part.next_offset)
 
 
+def _relieve(parts: Mapping[int, _Partition]) -> Iterator[Chunk]:
+    """Hand on what the fullest partitions hold while all together hold too much."""
+    while sum(part.size for part in parts.values()) > HELD_BYTES:
+        fullest = max(parts.values(), key=lambda part: part.size)
+        yield fullest.chunk(fullest.next_offset)
+
+
 def _end_of_run(numbers: Sequence[int], start: int) -> int:
     """Return the first index behind `start` that has another number."""
     number = numbers[start]
@@ -208,7 +224,7 @@ class _Partition:
         self._count = 0
         self._keys: list[pa.Array] = []
         self._headers: list[pa.Array] = []
-        self._size = 0
+        self.size = 0
 
     @property
     def at_end(self) -> bool:
@@ -217,33 +233,35 @@ class _Partition:
 
     @property
     def is_full(self) -> bool:
-        return self._size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
+        return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
 
-    def take_messages(self, with_keys: bool, with_headers: bool) -> None:
-        """Move the delivered messages into columns, leaving out what lies outside the current range."""
+    def take_messages(self, with_keys: bool, with_headers: bool) -> int:
+        """Move the delivered messages into columns, leaving out what is not of the range; return their bytes."""
         messages, self.messages = self.messages, []
         if not messages:
-            return
+            return 0
         if messages[-1].offset() >= self.end or messages[0].offset() < self.next_offset:
             self.seen = max(self.seen, messages[-1].offset())
             messages = [m for m in messages if self.next_offset <= m.offset() < self.end]
             if not messages:
-                return
+                return 0
+        before = self.size
         # At once, while the values are warm: as an Arrow array they cost little to hold, and nothing to hand on.
         values = pa.array(list(map(Message.value, messages)), pa.binary())
         self._values.append(values)
         self._count += len(values)
-        self._size += values.total_values_length
+        self.size += values.total_values_length
         self._offsets.append(_offsets(messages))
         self._timestamps.extend(array("q", [at for _, at in map(Message.timestamp, messages)]))
         if with_keys:
             self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
-            self._size += self._keys[-1].total_values_length
+            self.size += self._keys[-1].total_values_length
         if with_headers:
             self._headers.append(_headers(messages))
-            self._size += self._headers[-1].nbytes
+            self.size += self._headers[-1].nbytes
         self.next_offset = self._offsets[-1][-1] + 1
         self.seen = max(self.seen, self.next_offset)
+        return self.size - before
 
     def chunk(self, until: int) -> Chunk:
         """Return what was taken as a chunk that covers up to `until`, and begin the next one there."""
@@ -257,7 +275,7 @@ class _Partition:
             pa.concat_arrays(self._headers) if self._headers else None,
         )
         covers = OffsetRange(self.topic, self.partition, self.position, until)
-        chunk = Chunk(covers, batch, self._size)
+        chunk = Chunk(covers, batch, self.size)
         self.position = until
         self._clear()
         return chunk
