@@ -8,6 +8,7 @@ none goes unseen; how the places were found does not matter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,22 +32,20 @@ _LONG = 64
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Documents of one layout: which rows they are, and where their scalars begin and end, a line for each."""
+    """Documents of one layout: which rows they are, and where the scalars of each slot begin and end.
+
+    The quotes of a string are no part of it. `is_plain` says that all texts are known to be as they have to be.
+    """
 
     layout: Layout
     rows: Integers
-    bounds: Integers
+    spans: Sequence[tuple[Integers, Integers]]
     text: Texts
     is_plain: bool = False
-    """Whether all texts among the scalars are known to be as they have to be."""
-
-    def span(self, slot: int) -> tuple[Integers, Integers]:
-        """Return where the scalars of one slot begin and end, a string's without its quotes."""
-        return self.bounds[2 * slot], self.bounds[2 * slot + 1]
 
     def texts(self, slot: int, which: Mask | None = None) -> pa.Array:
         """Return the scalars of one slot as they are written, of all documents or some."""
-        starts, stops = self.span(slot)
+        starts, stops = self.spans[slot]
         return self.text.cut(starts, stops) if which is None else self.text.cut(starts[which], stops[which])
 
 
@@ -116,7 +115,9 @@ class Shapes:
             sorted_out.append(shaped)
             left[shaped.rows] = False
             group = group.pick(left[group.rows])
-        self._known = tuple(found)
+        # Common ones first: what they take is not looked at for the others.
+        order = sorted(range(len(found)), key=lambda place: -len(sorted_out[place].rows))
+        self._known = tuple(found[place] for place in order)
         if text.is_plain and _hold_no_quotes(text, sorted_out, left):
             return [replace(shaped, is_plain=True) for shaped in sorted_out]
         return sorted_out
@@ -142,9 +143,9 @@ def _learn(text: Texts, group: _Group) -> Known | None:
     shaped = _Matching(text, sample, unknown).run()
     if len(shaped.rows) * _SAMPLE < len(sample.rows):
         return None
-    sizes = shaped.bounds[1::2] - shaped.bounds[::2]
-    same = [int(line[0]) if (line == line[0]).all() else None for line in sizes]
-    return Known(layout, tuple(same), tuple(sizes.mean(axis=1).tolist()))
+    sizes = [stops - starts for starts, stops in shaped.spans]
+    same = [int(some[0]) if (some == some[0]).all() else None for some in sizes]
+    return Known(layout, tuple(same), tuple(float(some.mean()) for some in sizes))
 
 
 class _Matching:
@@ -155,10 +156,10 @@ class _Matching:
         self._known = known
         self._layout = known.layout
         self._rows, self._front, self._back = group.rows, group.starts, group.stops
-        self._bounds: Integers = np.empty((2 * len(known.layout.slots), len(group.rows)), np.int64)
+        self._spans: list[tuple[Integers, Integers] | None] = [None] * len(known.layout.slots)
 
     def run(self) -> Shaped:
-        """Return the documents that are left, and their scalars."""
+        """Return the documents that are left, with their scalars; there may be none."""
         layout, pivot = self._layout, self._known.pivot
         first, last = layout.literals[0], layout.literals[-1]
         self._keep(self._stands(self._front, first))
@@ -166,14 +167,13 @@ class _Matching:
         fits = self._stands(self._back - len(last), last)
         self._back = self._back - len(last)
         self._keep(fits)
-        self._keep_ordered()
-        for slot in range(pivot):
-            self._forward(slot)
-        for slot in range(len(layout.slots) - 1, pivot, -1):
-            self._backward(slot)
-        self._bounds[2 * pivot], self._bounds[2 * pivot + 1] = self._front, self._back
-        self._check_first(pivot)
-        return Shaped(layout, self._rows, self._bounds, self._text)
+        self._keep(self._front <= self._back)
+        for slot in (*range(pivot), *range(len(layout.slots) - 1, pivot, -1)):
+            if not len(self._rows):
+                break
+            (self._forward if slot < pivot else self._backward)(slot)
+        self._take(pivot, self._front, self._back, None)
+        return Shaped(layout, self._rows, [span for span in self._spans if span is not None], self._text)
 
     def _forward(self, slot: int) -> None:
         """Take the scalar that begins at the front, and the literal behind it."""
@@ -185,11 +185,8 @@ class _Matching:
             rest = np.flatnonzero(~fits)
             stops[rest] = self._end(slot, self._front[rest], self._back[rest])
             fits = self._stands(stops, literal)
-        self._bounds[2 * slot], self._bounds[2 * slot + 1] = self._front, stops
-        self._front = stops + len(literal)
-        self._keep(fits)
-        self._keep_ordered()
-        self._check_first(slot)
+        starts, self._front = self._front, stops + len(literal)
+        self._take(slot, starts, stops, fits)
 
     def _end(self, slot: int, starts: Integers, limit: Integers) -> Integers:
         if self._layout.slots[slot].is_text and self._known.means[slot] > _LONG:
@@ -206,11 +203,8 @@ class _Matching:
             rest = np.flatnonzero(~fits)
             starts[rest] = self._begin(slot, self._back[rest], self._front[rest])
             fits = self._stands(starts - len(literal), literal)
-        self._bounds[2 * slot], self._bounds[2 * slot + 1] = starts, self._back
-        self._back = starts - len(literal)
-        self._keep(fits)
-        self._keep_ordered()
-        self._check_first(slot)
+        stops, self._back = self._back, starts - len(literal)
+        self._take(slot, starts, stops, fits)
 
     def _begin(self, slot: int, stops: Integers, limit: Integers) -> Integers:
         return self._text.behind_last(stops, limit, self._layout.literals[slot][-1])
@@ -225,16 +219,16 @@ class _Matching:
             fits[fits] = True if same is None else same
             return fits
 
-    def _keep_ordered(self) -> None:
-        """Drop documents that have run into another one: what was found there proves nothing."""
+    def _take(self, slot: int, starts: Integers, stops: Integers, fits: Mask | None) -> None:
+        self._spans[slot] = (starts, stops)
+        self._keep(fits)
+        # What has run into another document is dropped: whatever was found there proves nothing.
         self._keep(self._front <= self._back)
-
-    def _check_first(self, slot: int) -> None:
-        """Drop documents in which a text, an object or an array stands where the layout has a number or the like."""
-        if not self._layout.slots[slot].is_text:
-            self._keep(_BEGINS[self._text.bytes[self._bounds[2 * slot]]])
+        if not self._layout.slots[slot].is_text and (span := self._spans[slot]) is not None:
+            # A text, an object or an array where the layout has a number or the like: it is of another layout.
+            self._keep(_BEGINS[self._text.bytes[span[0]]])
 
     def _keep(self, which: Mask | None) -> None:
         if which is not None and not np.logical_and.reduce(which):
             self._rows, self._front, self._back = self._rows[which], self._front[which], self._back[which]
-            self._bounds = self._bounds[:, which]
+            self._spans = [span and (span[0][which], span[1][which]) for span in self._spans]

@@ -257,6 +257,54 @@ def test_rows_of_several_layouts_and_paths_stay_in_order() -> None:
     assert table.column("tags").to_pylist() == [["t"] if i * 7 % 11 % 4 == 2 else None for i in range(30_000)]
 
 
+def test_what_is_cut_off_does_not_go_on_in_the_next_record() -> None:
+    """The bytes behind it are all there, in the next one."""
+    whole, first = b'{"id":1,"name":"abc","other":true}', b'{"id":1,"name":"'
+    for at in range(1, len(whole)):
+        values: list[bytes | None] = [whole, whole[:at], whole[at:], whole, first, whole[len(first) :], whole]
+        taken_of(values)
+        taken_of([whole, *values[1:3] * 40, whole])
+
+
+def test_a_null_is_none_whatever_lies_under_it() -> None:
+    text = b'{"id":1}{"id":2}{"id":3}'
+    array = pa.array([b'{"id":1}', b'{"id":2}', b'{"id":3}'], pa.binary())
+    hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *array.buffers()[1:]])
+    assert hidden.buffers()[2].to_pybytes()[: len(text)] == text
+    decoder = JsonDecoder(SCHEMA)
+    assert decoder._shapes is not None
+    _, rows = decoder._shapes.parse(hidden)
+    assert [int(row) for part in rows for row in part] == [0, 2]
+
+
+LONG = "a" * 70
+
+
+@pytest.mark.parametrize("spoilt", ['"', "\\", "\n", "\x1f", '\\"', '","', "é", "😀"])
+def test_texts_of_any_length_are_looked_through(spoilt: str) -> None:
+    schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("c", pa.string()), ("n", pa.int64())])
+    r, values = random.Random(1), []
+    for i in range(300):
+        a, b, c = (LONG * r.randint(0, 3) + "b" * r.randint(0, 20) for _ in "abc")
+        if i % 100 == 50:
+            at = r.randint(0, len(b))
+            b = b[:at] + spoilt + b[at:]
+        values.append(f'{{"a":"{a}","n":{i},"b":"{b}","c":"{c}"}}'.encode())
+    taken = check_shapes(JsonDecoder(schema), values, expected(schema, values, "ignore"))
+    assert taken == (300 if spoilt in "é😀" else 297)
+
+
+def test_a_decoder_forgets_layouts_that_come_no_more() -> None:
+    decoder = JsonDecoder(SCHEMA)
+    for seed in range(40):
+        r = random.Random(seed)
+        names = [*r.sample(["at", "name", "share", "flag", "small"], 3), "id"]
+        values: list[bytes | None] = [
+            ("{" + ",".join(f'"{name}":{SAMPLES[name](r)}' for name in names) + "}").encode() for _ in range(50)
+        ]
+        check_path(decoder, values, expected(SCHEMA, values, "ignore"))
+
+
 def test_the_first_bad_record_is_named_whatever_path_finds_it() -> None:
     values = clicks(30_000)
     values[20_000], values[17_000], values[25_000] = b"{", b'{"id":true}', b'{"id":1.5}'

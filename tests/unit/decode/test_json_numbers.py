@@ -1,0 +1,75 @@
+"""Numbers read side by side are what Python reads one by one, or are left to others."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_lakestream.decode.json_numbers import doubles, integers
+from airflow_lakestream.decode.spans import Texts
+from tests.unit.decode.test_json_differential import NUMBERS
+
+JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+KINDS = [np.int32, np.int64]
+
+numerals = st.one_of(
+    st.integers(-(10**19), 10**19).map(str),
+    st.integers(-999, 999).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.decimals(-(10**9), 10**9, places=3).map(str),
+    st.sampled_from(NUMBERS),
+    st.text("0123456789.-+eE /:;xnul", max_size=20),
+    st.text(max_size=9),
+)
+
+
+def texts_of(written: list[str]) -> Texts:
+    return Texts(pa.array(["junk", *written, "8.5"]).slice(1, len(written)))
+
+
+@given(st.lists(numerals, min_size=1, max_size=30))
+def test_what_is_taken_is_right(written: list[str]) -> None:
+    texts = texts_of(written)
+    for kind in KINDS:
+        values, good = integers(texts, texts.starts, texts.stops, kind)
+        for text in (text for text, is_good in zip(written, good, strict=True) if is_good):
+            assert JSON_NUMBER.fullmatch(text)
+        taken = [text for text, is_good in zip(written, good, strict=True) if is_good]
+        assert values[good].tolist() == list(map(int, taken))
+    values, good = doubles(texts, texts.starts, texts.stops)
+    taken = [text for text, is_good in zip(written, good, strict=True) if is_good]
+    assert all(map(JSON_NUMBER.fullmatch, taken))
+    # As text, since -0.0 equals 0.0.
+    assert list(map(repr, values[good].tolist())) == [repr(float(text)) for text in taken]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_of_18_digits_are_taken(kind: type[np.signedinteger]) -> None:
+    r, limits = random.Random(2), np.iinfo(kind)
+    numbers = [r.choice([-1, 1]) * r.randrange(10**digits) for digits in range(19) for _ in range(20)]
+    texts = texts_of(list(map(str, numbers)))
+    values, good = integers(texts, texts.starts, texts.stops, kind)
+    assert good.tolist() == [limits.min <= number <= limits.max for number in numbers]
+    assert values[good].tolist() == [number for number in numbers if limits.min <= number <= limits.max]
+
+
+def test_doubles_of_15_digits_are_taken() -> None:
+    r = random.Random(3)
+    written = [f"{r.choice(['', '-'])}{r.randrange(10**whole)}" for whole in range(1, 16) for _ in range(9)]
+    written += [
+        f"{r.choice(['', '-'])}{r.randrange(10**whole)}.{r.randrange(10**part):0{part}}"
+        for whole in range(1, 15)
+        for part in range(1, 16 - whole)
+        for _ in range(9)
+    ]
+    for some in (written, [text for text in written if len(text) <= 8]):
+        texts = texts_of(some)
+        values, good = doubles(texts, texts.starts, texts.stops)
+        assert good.all()
+        assert list(map(repr, values.tolist())) == [repr(float(text)) for text in some]
