@@ -143,7 +143,8 @@ class JsonDecoder:
             try:
                 yield self._nothing_rescued(self._bulk.parse(values[first:last]))
             except NotInBulk:
-                yield from self._pieces(values, first, last, sizes[1:], found)
+                smaller = tuple(size for size in sizes[1:] if size < last - first)
+                yield from self._pieces(values, first, last, smaller, found)
 
     def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _Found) -> Iterator[pa.Table]:
         rows = []
