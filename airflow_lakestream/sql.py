@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -17,7 +18,9 @@ from airflow_lakestream.core.policies import SqlInput, UnknownFields, choose, is
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import names_of
 from airflow_lakestream.iceberg.schema import METADATA_PREFIX, check_made, payload_schema, to_schema
-from airflow_lakestream.transform import SqlTransform
+
+if TYPE_CHECKING:
+    from airflow_lakestream.transform import SqlTransform
 
 # A table property: this group lands through SQL, and from which input. Whoever decodes its records again needs to know.
 PROPERTY_PREFIX = "lakestream.sql."
@@ -119,4 +122,7 @@ def _refuse_decoding(arguments: Mapping[str, object]) -> None:
 # Making one costs a tenth of a second; each topic of a regex, and each copy of a configuration, has the same.
 @lru_cache(maxsize=4)
 def _transform(text: str, columns: pa.Schema | None) -> SqlTransform:
+    # Here, since DuckDB takes a tenth of a second to import, of each task that has no statement, too.
+    from airflow_lakestream.transform import SqlTransform
+
     return SqlTransform(text, input_schema=columns)

@@ -14,6 +14,9 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
+# A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
+EARLY_BYTES = 16 * 2**20
+
 
 class TooManyRejected(LakestreamError, Terminal):
     """More records are bad than the run may reject."""
@@ -54,11 +57,16 @@ class Limits:
 
 
 class Batch:
-    """What has been read since the last commit."""
+    """What has been read since the last commit.
 
-    def __init__(self, plan: Plan, *, first: bool = True) -> None:
+    :param first: nothing of the plan is committed yet.
+    :param early: nothing of the run is; see `is_due`.
+    """
+
+    def __init__(self, plan: Plan, *, first: bool = True, early: bool = False) -> None:
         self.plan = plan
         self._first = first
+        self._early = early
         self._covered: list[OffsetRange] = []
         self.counts: dict[int, Counts] = {}
         self.pieces: list[Piece] = []
@@ -78,9 +86,17 @@ class Batch:
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
 
-    def is_due(self, limits: Limits, more: int = 0) -> bool:
-        """Tell whether it is time to commit; `more` bytes were read, and are still to be handed over."""
-        return self._bytes + more >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+    def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
+        """Tell whether it is time to commit; `more` bytes of `records` were read, and are still to be handed over.
+
+        A run that is to take several commits makes the first one early.
+        """
+        size, read = self._bytes + more, self.records + records
+        if self._early and read and size >= EARLY_BYTES:
+            width = min(self.plan.ranges.width, limits.max_records or self.plan.ranges.width)
+            if size * width > limits.max_batch_bytes * read:
+                return True
+        return size >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
 
     @property
     def total(self) -> Counts:

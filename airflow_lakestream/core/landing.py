@@ -218,7 +218,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
     _tell(job, plan, pieces)
     if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
         return False
-    batch = Batch(plan)
+    batch = Batch(plan, early=not report.snapshot_ids)
     for piece in pieces:
         job.sink.adopt(piece.files)
         batch.take(piece)
@@ -267,7 +267,7 @@ def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
 
     def is_due(counts: Counts, size: int) -> bool:
         _check_rejected(job, report.counts + batch.total + counts)
-        return batch.is_due(job.limits, size)
+        return batch.is_due(job.limits, size, counts.read)
 
     left = _left_beside(job, batch, report)
     with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
