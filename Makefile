@@ -11,11 +11,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 N ?= 1000
 SEED ?= 0
+KILLS ?= 50
 ONLY ?=
 RUNS ?= 3
 BUDGET ?= 25
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz demo bench bench-report constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak demo bench bench-report constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -46,6 +47,11 @@ faults-broker: setup ## The same with topics of a real broker, slower: N=20 (nee
 
 fuzz: setup ## Fuzz the decoders with N payloads of each format, from SEED on; see docs/formats.md
 	$(BIN)/python -m tests.unit.decode.fuzz -n $(N) --seed $(SEED)
+
+soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
+	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest \
+		tests/integration/test_spark_program.py tests/integration/test_spark_same_as_extract.py \
+		-k 'killed_at_random or every_way and json-with-all'
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)

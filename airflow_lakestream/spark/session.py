@@ -70,5 +70,6 @@ def _check_source(spark: SparkSession) -> None:
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_KAFKA_SOURCE)
     except Py4JJavaError:
+        spark.stop()
         remedy = f"Submit with --packages {','.join(kafka_packages(spark.version))}, or with these jars by --jars."
         raise SparkLacks("Spark has no Kafka source.", remedy) from None

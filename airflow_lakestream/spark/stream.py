@@ -54,6 +54,7 @@ class Stream:
         self._ending = threading.Event()
         self._error: Exception | None = None
         self._done = 0
+        self._seen: tuple[tuple[int, int], ...] = ()
 
     def run(self) -> None:
         """Land until the query ends: nothing more is there, enough batches are done, or somebody asked it to.
@@ -172,13 +173,26 @@ class Stream:
                         self._ending.set()
                 if self._ending.is_set() and idle:
                     return
-                if idle and now - told >= _SIGN_OF_LIFE:
+                if now - told >= _SIGN_OF_LIFE:
                     told = now
-                    with self._telling:
-                        self._progress.alive()
+                    self._show_life(idle)
         except StreamingQueryException:
             if self._error is None and not self._ending.is_set():
                 raise
+
+    def _show_life(self, idle: bool) -> None:
+        """Say that the query moves: it waits for records, or has done tasks of its batch since the last look."""
+        steps, known = self._steps(), self._seen
+        self._seen = steps
+        if idle or steps != known:
+            done = sum(count for _, count in steps)
+            with self._telling:
+                self._progress.alive() if idle else self._progress.alive(f"in a batch, {done} tasks of it are done")
+
+    def _steps(self) -> tuple[tuple[int, int], ...]:
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = ((stage, tracker.getStageInfo(stage)) for stage in tracker.getActiveStageIds())
+        return tuple((stage, info.numCompletedTasks) for stage, info in stages if info is not None)
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:

@@ -23,6 +23,7 @@ PURE = (
     "audit",
     "registry",
     "repair",
+    "spark",
     "exceptions",
 )
 

@@ -1,0 +1,120 @@
+"""kafka_to_iceberg as a program in a process of its own: plainly submitted, and killed at random on a flowing topic."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyiceberg.exceptions import NoSuchTableError
+
+from airflow_lakestream.spark.apps import app_path
+from airflow_lakestream.spark.packages import kafka_packages, resolve
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics, poll_until
+from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake_reading import OpenLake
+from tests.support.spark import SETTINGS, SparkRun
+
+pytestmark = pytest.mark.integration
+
+KILLS = int(os.environ.get("LAKESTREAM_KILLS", "3"))
+
+
+def snapshots(lake: Lake) -> int:
+    try:
+        return len(lake.snapshots())
+    except NoSuchTableError:
+        return 0
+
+
+def test_a_driver_that_is_killed_at_random_over_a_flowing_topic_lands_each_record_once(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name, counts, ends = topic(partitions=2), {0: 0, 1: 0}, threading.Event()
+    dice = random.Random(os.environ.get("LAKESTREAM_SEED", "7"))
+
+    def flow() -> None:
+        while not ends.wait(0.1):
+            for partition in counts:
+                produce(name, partition, events(partition, counts[partition], 50))
+                counts[partition] += 50
+
+    flowing = threading.Thread(target=flow)
+    flowing.start()
+    run = SparkRun(lake, name, {"schema": "id bigint, name string, score double"})
+    try:
+        for _ in range(KILLS):
+            driver = run.start(trigger="200 milliseconds", max_offsets_per_trigger=2000)
+            try:
+                before = snapshots(lake)
+                poll_until(lambda: snapshots(lake) > before or driver.poll() is not None, "a landing", 240, every=0.3)  # noqa: B023  # asked in this turn only
+                assert driver.poll() is None, (lake.folder / "driver.log").read_text()[-3000:]
+                # Anywhere in a batch: while it reads, writes, commits, or between the commit and Spark's own log.
+                time.sleep(dice.uniform(0, 2))
+            finally:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
+    finally:
+        ends.set()
+        flowing.join()
+    last = run.start()
+    assert last.wait(300) == 0, (lake.folder / "driver.log").read_text()[-3000:]
+    assert_landed_once(lake, name, counts)
+    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+
+
+def submit(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Submit as a user does, in an interpreter that has no Airflow."""
+    hidden = config.parent / "without"
+    hidden.mkdir(exist_ok=True)
+    (hidden / "airflow.py").write_text("raise ModuleNotFoundError('No module named airflow')")
+    root = str(Path(__file__).parents[2])
+    python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hidden), root])}
+    settings = [part for key, value in SETTINGS.items() for part in ("--conf", f"{key}={value}")]
+    command = [str(Path(sys.executable).with_name("spark-submit")), *settings, *arguments]
+    return subprocess.run(
+        [*command, app_path("kafka_to_iceberg"), "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **python},
+        timeout=400,
+    )
+
+
+def test_plain_spark_submit_through_sasl_ssl_leaves_no_password_anywhere(
+    tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing
+) -> None:
+    lake, name = OpenLake(tmp_path, kafka.secure_client_config()), topic(partitions=2)
+    produce(name, 0, events(0, 0, 30))
+    logs = tmp_path / "events"
+    logs.mkdir()
+    config = SparkRun(lake, name).config().write(tmp_path / "app.json")
+    done = submit(
+        config,
+        *("--jars", ",".join(resolve(kafka_packages()))),
+        *("--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir=file://{logs}"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert lake.offsets() == [(0, n) for n in range(30)]
+    secret = kafka.password
+    assert secret not in done.stdout + done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path != config]
+    assert any(path.is_relative_to(logs) for path in files)
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_without_the_package_the_log_says_which_one(lake: Lake) -> None:
+    config = SparkRun(lake, "t").config().write(lake.folder / "app.json")
+    done = submit(config)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 0, done.stderr[-3000:]
+    assert re.search(rf"ERROR .* Spark has no Kafka source\. .*--packages {kafka_packages()[0]}", done.stderr)
