@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
 
+from airflow_lakestream.cdc.config import MirrorConfig
+from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.core.landing import Job
 from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
 from airflow_lakestream.core.ports import Rejects, Sink
@@ -88,6 +90,9 @@ def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
     if fan_out is not None:
         home: Sink = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
         return RejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+    if isinstance(config, MirrorConfig):
+        mirror = MirrorSink(catalog, config.table, group, config.mirror, allow_group_overlap=overlap)
+        return RejectingSink(mirror, catalog, config.table, group, RECORD_SCHEMA)
     sink = IcebergSink(catalog, config.table, group, config.design, allow_group_overlap=overlap)
     return RejectingSink(sink, catalog, config.table, group, RECORD_SCHEMA)
 

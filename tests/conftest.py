@@ -4,7 +4,15 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.airflow_home", "tests.support.broker", "tests.support.lake", "tests.support.registry", "tests.support.spark", "tests.support.spark_stream"]
+pytest_plugins = [
+    "tests.support.airflow_home",
+    "tests.support.broker",
+    "tests.support.lake",
+    "tests.support.cdc",
+    "tests.support.registry",
+    "tests.support.spark",
+    "tests.support.spark_stream",
+]
 
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
 settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)

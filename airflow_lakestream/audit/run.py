@@ -19,8 +19,9 @@ from airflow_lakestream.audit.result import AuditResult, ByCount
 from airflow_lakestream.audit.rows import RowsFound, check_positions, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import table_files
 from airflow_lakestream.core.names import check_table_name, check_topic
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import fan_out_books, ledger_store
+from airflow_lakestream.iceberg.mirrors import refuse_mirror
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
@@ -61,10 +62,11 @@ class Audit:
     def run(self, catalog: Catalog) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
-        Raises TableMissing, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the errors of
-        the Kafka side.
+        Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
+        errors of the Kafka side.
         """
         table, rejects = load_both(catalog, self.table)
+        refuse_mirror(self.table, table.metadata.properties, "audited by topic, partition and offset")
         if note := fan_out_books.note_on(table.metadata.properties):
             raise fan_out_books.PartOfFanOut(self.table, note)
         check_positions(table)
@@ -118,7 +120,10 @@ class Audit:
 
 
 def load(catalog: Catalog, table: str) -> Table:
-    """Load a table. Raises TableMissing."""
+    """Load a table. Raises TableMissing, and InvalidArgument for the place of a Delta table."""
+    if "/" in table:
+        problem = f"{table!r} is the place of a Delta table; audits and repairs are for Iceberg tables."
+        raise InvalidArgument("table", problem, "What a Delta table holds says `lakestream ledger show`.")
     try:
         return catalog.load_table(table)
     except NoSuchTableError as e:

@@ -35,6 +35,7 @@ from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
 from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused, StaleFiles
+from airflow_lakestream.iceberg.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.orphans import delete_unreferenced
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
@@ -262,7 +263,9 @@ class IcebergSink:
         return change
 
     def _check_part(self, table: Table) -> None:
-        """Refuse a table that has a part in a fan-out of this group. Raises LandedByFanOut."""
+        """Refuse a mirror, and a table that has a part in a fan-out of this group. Raises IsMirror, LandedByFanOut."""
+        if MIRROR not in self._design.notes:
+            refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         if self._group in ledger_store.groups(table) and (note := note_on(table.metadata.properties)):
             raise LandedByFanOut(self._name, self._group, note)
 

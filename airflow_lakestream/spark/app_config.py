@@ -19,11 +19,12 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream import arguments
+from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.core.policies import ModeName, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.spark.apps import KAFKA_TO_ICEBERG, check_app
+from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_ICEBERG, check_app
 
 AVAILABLE_NOW = "available_now"
 # Python's `open` would give a new file to everybody first.
@@ -83,7 +84,7 @@ class AppConfig:
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
-        if self.app == KAFKA_TO_ICEBERG:
+        if self.app in (KAFKA_TO_ICEBERG, CDC_TO_ICEBERG):
             self._check_landing()
 
     def _check_landing(self) -> None:
@@ -104,14 +105,15 @@ class AppConfig:
     @property
     def extract(self) -> ExtractConfig:
         """What to land, as the extract path is told. Raises InvalidArgument."""
-        check_keys("landing", self.landing, [one.name for one in fields(ExtractConfig)])
+        kind = MirrorConfig if self.app == CDC_TO_ICEBERG else ExtractConfig
+        check_keys("landing", self.landing, [one.name for one in fields(kind)])
         for key in ("topic", "table", "consumer_group"):
             if not is_given(self.landing.get(key)):
                 raise InvalidArgument(f"landing.{key}", "is missing.")
         for key, instead in _OTHERWISE.items():
             if is_given(self.landing.get(key)):
                 raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
-        return ExtractConfig(**self.landing)
+        return kind(**self.landing)
 
     @property
     def is_query(self) -> bool:

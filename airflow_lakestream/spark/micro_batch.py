@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog import Catalog, load_catalog
 
 from airflow_lakestream import extract
+from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.core.job import Job, entry_of
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.plan import TopicState, first_hole
@@ -22,6 +23,7 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.fan_out import RunReport, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.cdc_crew import MirrorCrew
 from airflow_lakestream.spark.crew import SparkCrew
 from airflow_lakestream.spark.kafka_options import kafka_options
 
@@ -63,7 +65,8 @@ class MicroBatches:
     @cached_property
     def crew(self) -> SparkCrew:
         """Who reads."""
-        return SparkCrew(self.spark, self.extract, self.options)
+        kind = MirrorCrew if isinstance(self.extract, MirrorConfig) else SparkCrew
+        return kind(self.spark, self.extract, self.options)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
         """Land what is lacking below these offsets; without any, what the mode says. Raises what a landing raises.

@@ -1,0 +1,31 @@
+"""The columns that a mirror has beside the row's own, and those that its change events come with."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+# Where an event stands in its source: the commit that it came after, and its own place there.
+COMMIT, POSITION = "_cdc_commit", "_cdc_position"
+PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
+# In this order they say which of two events of one key is the later one.
+VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
+# Only where deleted rows stay.
+DELETED = "_deleted"
+
+OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY)
+
+# What Debezium writes for a value that PostgreSQL keeps apart (TOAST) and an update did not touch.
+UNAVAILABLE = "__debezium_unavailable_value"
+
+_VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(), OFFSET: pa.int64()}
+
+
+def version_schema() -> pa.Schema:
+    """Return the columns of an event's place."""
+    return pa.schema(list(_VERSION_TYPES.items()))
+
+
+def mirror_schema(*, soft_delete: bool) -> pa.Schema:
+    """Return the columns that a mirror has beside the row's own."""
+    return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()

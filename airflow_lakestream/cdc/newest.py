@@ -1,0 +1,231 @@
+"""What a batch of change events comes to: for each key its last event, with the values that events leave out.
+
+Pure: Arrow in, Arrow out. What the table had before is not known here; what has to be taken from it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, UNAVAILABLE, VERSION
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+Version = tuple[int, ...]
+Key = tuple[Any, ...]
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class KeyMissing(LakestreamError, Terminal):
+    """A change event has no value in a column of the key."""
+
+    def __init__(self, table: str, key: Sequence[str], partition: int, offset: int) -> None:
+        super().__init__(
+            f"{table}: the change event at partition {partition}, offset {offset} has no value in "
+            f"{', '.join(key)}, so it can't be told which row it changes. Is the key right? The database's table needs "
+            "a primary key, or REPLICA IDENTITY FULL."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value is that an event leaves out: in the row of a key, as the table has it.
+
+    With `moved` in the row whose deletion stands at that place in the source: the row's key was changed.
+    """
+
+    key: Key = ()
+    moved: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The last event of each key, in the order of their versions, and the last truncation before all of them.
+
+    `origins` says, by the place of a row and the name of a column, where a value that is lacking is to be had.
+    `befores` says, for a deletion that ends a partition's events, what the row had that the next event may leave out.
+    """
+
+    rows: pa.Table
+    truncated: Version | None = None
+    origins: Mapping[tuple[int, str], Origin] = field(default_factory=dict)
+    befores: Mapping[int, Mapping[str, pa.Scalar | Origin]] = field(default_factory=dict)
+
+
+def newest(events: pa.Table, key: Sequence[str], table: str = "the table") -> Newest:
+    """Reduce events to what they come to. Raises KeyMissing.
+
+    :param events: the row's columns, `OP` and `VERSION`, in any order of rows.
+    """
+    rows = events.take(pc.sort_indices(events, sort_keys=[(name, "ascending") for name in VERSION])).combine_chunks()
+    truncated = None
+    cuts = np.flatnonzero(_is(rows, "t"))
+    if len(cuts):
+        truncated = versions(rows.slice(int(cuts[-1]), 1))[0]
+        rows = rows.slice(int(cuts[-1]) + 1)
+    _check_keys(rows, key, table)
+    last = _last_of_each(rows, key)
+    found, origins = _filled(rows, last, key)
+    befores = {place: _before(rows, int(last[place]), key) for place in _last_deletes(rows, last)}
+    others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
+    return Newest(found.drop_columns(others), truncated, origins, befores)
+
+
+def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
+    """Return the places of deletions that no other event of their partition follows."""
+    ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
+    of_partition = dict(zip(ends[PARTITION].to_pylist(), ends[f"{OFFSET}_max"].to_pylist(), strict=True))
+    found = []
+    for place in np.flatnonzero(_is(rows, "d")[last]).tolist():
+        at = int(last[place])
+        if rows[OFFSET][at].as_py() == of_partition[rows[PARTITION][at].as_py()]:
+            found.append(place)
+    return found
+
+
+def _before(rows: pa.Table, at: int, key: Sequence[str]) -> dict[str, pa.Scalar | Origin]:
+    """Return what the row that an event deletes had before, of all that an event may leave out."""
+    own = tuple(rows[name][at] for name in key)
+    same = np.ones(at, np.bool_)
+    for name, value in zip(key, own, strict=True):
+        same &= pc.equal(rows[name].slice(0, at), value).to_numpy()
+    wanted = [column.name for column in rows.schema if _may_lack(column, key)]
+    found: dict[str, pa.Scalar | Origin] = {}
+    origin = Origin(tuple(value.as_py() for value in own))
+    for number in reversed(np.flatnonzero(same).tolist()):
+        op = rows[OP][number].as_py()
+        if op == "d":
+            break
+        for name in wanted:
+            value = rows[name][number]
+            if name not in found and not _is_left_out(value):
+                found[name] = value
+        if op == "c":
+            origin = Origin(moved=(rows[COMMIT][number].as_py(), rows[POSITION][number].as_py()))
+            break
+    return {name: found.get(name, origin) for name in wanted}
+
+
+def _is_left_out(value: pa.Scalar) -> bool:
+    return value.as_py() in (UNAVAILABLE, UNAVAILABLE.encode())
+
+
+def versions(rows: pa.Table) -> list[Version]:
+    """Return the versions of rows."""
+    return list(zip(*(rows[name].to_pylist() for name in VERSION), strict=True))
+
+
+def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
+    """Return the keys of rows."""
+    return list(zip(*(rows[name].to_pylist() for name in key), strict=True))
+
+
+def is_later(rows: pa.Table, than: pa.Table) -> Mask:
+    """Tell for each row whether its version is above that of the other table's row at the same place."""
+    later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    for name in VERSION:
+        mine, other = (table[name].to_numpy().astype(np.int64) for table in (rows, than))
+        later |= same & (mine > other)
+        same &= mine == other
+    return later
+
+
+def is_before(rows: pa.Table, version: Version) -> Mask:
+    """Tell for each row whether its version is below this one."""
+    before, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    for name, bound in zip(VERSION, version, strict=True):
+        mine = rows[name].to_numpy().astype(np.int64)
+        before |= same & (mine < bound)
+        same &= mine == bound
+    return before
+
+
+def _is(rows: pa.Table, op: str) -> Mask:
+    mask: Mask = pc.fill_null(pc.equal(rows[OP], op), False).to_numpy()
+    return mask
+
+
+def _check_keys(rows: pa.Table, key: Sequence[str], table: str) -> None:
+    for name in key:
+        if rows[name].null_count:
+            at = int(np.flatnonzero(rows[name].is_null().to_numpy())[0])
+            raise KeyMissing(table, key, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
+
+
+def _last_of_each(rows: pa.Table, key: Sequence[str]) -> Numbers:
+    numbered = rows.select(list(key)).append_column("", pa.array(np.arange(len(rows))))
+    last: Numbers = numbered.group_by(list(key)).aggregate([("", "max")])["_max"].to_numpy()
+    return np.sort(last)
+
+
+def _filled(rows: pa.Table, last: Numbers, key: Sequence[str]) -> tuple[pa.Table, dict[tuple[int, str], Origin]]:
+    """Return the last events with what earlier ones of the batch know of the values that they leave out."""
+    lacking = dict(_lacking(rows, key))
+    found = rows.take(pa.array(last))
+    if not any(mask[last].any() for mask in lacking.values()):
+        return found, {}
+    states, origins = _follow(rows, lacking, key), {}
+    of_last = keys_of(found, key)
+    for name, mask in lacking.items():
+        takes = last.copy()
+        for place in np.flatnonzero(mask[last]).tolist():
+            state = states[of_last[place]]
+            known = None if state is None else state[name]
+            if isinstance(known, int):
+                takes[place] = known
+            elif known is not None:
+                origins[place, name] = known
+        found = found.set_column(
+            found.column_names.index(name), rows.schema.field(name), rows[name].take(pa.array(takes))
+        )
+    return found, origins
+
+
+def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
+    """Yield the columns of which some event leaves the value out, and which events do."""
+    for column in rows.schema:
+        if not _may_lack(column, key):
+            continue
+        kind = column.type
+        mask = pc.fill_null(pc.equal(rows[column.name], pa.scalar(UNAVAILABLE).cast(kind)), False).to_numpy()
+        if mask.any():
+            yield column.name, mask
+
+
+def _may_lack(column: pa.Field, key: Sequence[str]) -> bool:
+    """Tell whether PostgreSQL may keep a column's values apart, and Debezium say so."""
+    kind = column.type
+    texts = t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+    return bool(texts and column.name not in key and column.name not in OF_EVENTS)
+
+
+# By column: the place of the event that has the value, or where else it is.
+_State = dict[str, "int | Origin"]
+
+
+def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State | None]:
+    """Follow each row through its events; return where the values of its columns are in the end, None when deleted."""
+    states: dict[Key, _State | None] = {}
+    moved: dict[tuple[int, int], _State] = {}
+    ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
+    for at, own in enumerate(keys_of(rows, key)):
+        before = states.get(own, dict.fromkeys(lacking, Origin(own)))
+        if ops[at] == "d":
+            # A key that is changed: the row is deleted, and at the same place in the source created under the other.
+            # Sent twice, it is deleted already: what it had, is known from the first time.
+            if before is not None or places[at] not in moved:
+                moved[places[at]] = before or dict.fromkeys(lacking, Origin(own))
+            states[own] = None
+            continue
+        if ops[at] == "c" or before is None:
+            before = moved.get(places[at], dict.fromkeys(lacking, Origin(moved=places[at])))
+        states[own] = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
+    return states

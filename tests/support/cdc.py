@@ -1,0 +1,141 @@
+"""A real PostgreSQL with a real Debezium behind it, and a mirror of one of its tables."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.apps import CDC_TO_ICEBERG
+from dev.services.connect import Connect
+from dev.services.kafka import Kafka
+from dev.services.postgres import Postgres
+from dev.stack import Stack
+from tests.support.broker import poll_until
+from tests.support.lake import GROUP, QUICK_RETRIES, Lake
+
+CREATE = """
+create table {table} (
+  id bigint primary key, name text, amount numeric(12, 2), at timestamptz, day date, flag boolean,
+  price double precision, data bytea, big text
+);
+alter table {table} alter column big set storage external;
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres(stack: Stack) -> Postgres:
+    """Give the PostgreSQL of this test session."""
+    return stack.up_postgres()
+
+
+@pytest.fixture(scope="session")
+def connect(stack: Stack, kafka: Kafka) -> Connect:
+    """Give the worker of Kafka Connect of this test session."""
+    return stack.up_connect()
+
+
+@dataclass
+class Captured:
+    """One database table whose changes go to a topic; `sql` is a connection, and `name` the table's."""
+
+    sql: psycopg.Connection[tuple[Any, ...]]
+    connect: Connect
+    kafka: Kafka
+    postgres: Postgres
+    name: str = field(default_factory=lambda: f"orders_{uuid.uuid4().hex[:8]}")
+
+    @property
+    def topic(self) -> str:
+        return f"{self.name}.public.{self.name}"
+
+    def begin(self, **settings: str) -> None:
+        """Send what the table holds, and what becomes of it from now on."""
+        self.connect.capture(self.postgres, self.name, f"public.{self.name}", **settings)
+        slot = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and confirmed_flush_lsn is not null"
+        # What is committed from there on is sent; what was before, is read.
+        poll_until(lambda: self.sql.execute(slot).fetchone() is not None, f"the slot {self.name}", 120)
+
+    def sent(self) -> int:
+        """Return how many records the topic has."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        try:
+            if self.topic not in consumer.list_topics(timeout=15).topics:
+                return 0
+            return int(consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=15)[1])
+        finally:
+            consumer.close()
+
+    def await_all_sent(self) -> None:
+        """Wait until everything that was committed so far is in the topic: until a last change is."""
+        mark = -int(uuid.uuid4().int % 10**15) - 1
+        self.sql.execute(f"insert into {self.name} (id) values (%s)", (mark,))
+        self.sql.execute(f"delete from {self.name} where id = %s", (mark,))
+        poll_until(lambda: self._has(mark), f"the last change of {self.topic}; {self.connect.state(self.name)}", 120)
+
+    def _has(self, mark: int) -> bool:
+        if not (end := self.sent()):
+            return False
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        consumer.assign([TopicPartition(self.topic, 0, max(0, end - 1))])
+        last = consumer.poll(15)
+        consumer.close()
+        # The deletion's tombstone.
+        return last is not None and last.value() is None and str(mark) in (last.key() or b"").decode()
+
+    def rows(self, columns: str) -> dict[int, tuple[Any, ...]]:
+        """Return the table's rows by their id, as text of PostgreSQL's own where types differ in Python."""
+        found = self.sql.execute(f"select {columns} from {self.name}").fetchall()
+        return {row[0]: row for row in found}
+
+
+@pytest.fixture
+def captured(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Captured]:
+    """Give a table with a few columns of each kind."""
+    with postgres.connect() as sql:
+        found = Captured(sql, connect, kafka, postgres)
+        sql.execute(CREATE.format(table=found.name))
+        yield found
+        connect.release(found.name)
+
+
+def mirror_config(lake: Lake, topic: str, folder: Path, **settings: Any) -> AppConfig:
+    """Return the configuration of a mirror; keys of `AppConfig`, or arguments of the landing."""
+    known = AppConfig.__dataclass_fields__
+    landing = {"topic": topic, "table": "lake.orders", "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
+    landing |= {name: value for name, value in settings.items() if name not in known}
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{lake.folder}/catalog.db",
+        "warehouse": f"file://{lake.folder}/warehouse",
+    }
+    return AppConfig(
+        app=CDC_TO_ICEBERG,
+        kafka=lake.kafka,
+        catalog={"name": "iceberg_default", "properties": catalog},
+        landing=landing,
+        checkpoint_location=str(folder / "checkpoint"),
+        **{name: value for name, value in settings.items() if name in known},
+    )
+
+
+def mirrored(lake: Lake, columns: str, table: str = "lake.orders") -> dict[int, tuple[Any, ...]]:
+    """Return the mirror's rows by their id; each id once, or it is an error."""
+    names = [name.strip() for name in columns.split(",")]
+    found = [tuple(row[name] for name in names) for row in lake.table(table).scan().to_arrow().to_pylist()]
+    rows = {row[0]: row for row in found}
+    assert len(rows) == len(found), "a key is there twice"
+    return rows
+
+
+def as_json(rows: dict[int, tuple[Any, ...]]) -> str:
+    """Return rows as text that can be compared by eye."""
+    return json.dumps({str(key): [str(value) for value in row] for key, row in sorted(rows.items())}, indent=1)

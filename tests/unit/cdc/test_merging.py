@@ -1,0 +1,180 @@
+"""What events come to in a mirror, against the slow way: in whatever batches, late, twice, and with values left out."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+
+from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.merge import Merged, Merger, ValueMissing
+from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from tests.support.lake import assert_files_are_whole
+from tests.support.mirroring import IDENTITY, Event, HandMirror, again, come_to
+
+KEYS = range(5)
+FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> HandMirror:
+    return HandMirror(tmp_path)
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, leaves_out: bool) -> list[Event]:
+    """Return the events of a source, in its order: of transactions that are possible there."""
+    rows: dict[int, tuple[str, str]] = {}
+    events: list[Event] = []
+    for commit in range(1, draw(st.integers(1, 14)) + 1):
+        for _ in range(draw(st.integers(1, 3))):
+            at = (commit * 100, len(events) + 1)
+            key, name = draw(st.sampled_from(KEYS)), f"n{len(events)}"
+            kind = draw(st.sampled_from(["write"] * 5 + ["delete", "move", "read"] + ["truncate"] * (commit % 5 == 0)))
+            if kind == "truncate":
+                rows = {}
+                events.append(Event("t", None, None, *at))
+            elif key not in rows:
+                rows[key] = (name, f"big{len(events)}")
+                events.append(Event("c", key, rows[key], *at))
+            elif kind == "delete":
+                del rows[key]
+                events.append(Event("d", key, None, *at))
+            elif kind == "move" and (free := [one for one in KEYS if one not in rows]):
+                rows[free[0]] = (name, rows.pop(key)[1])
+                big = UNAVAILABLE if leaves_out else rows[free[0]][1]
+                # Both at one place of the source.
+                events += [Event("d", key, None, *at), Event("c", free[0], (name, big), *at)]
+            else:
+                big = draw(st.sampled_from([rows[key][1], f"big{len(events)}"]))
+                sent = UNAVAILABLE if leaves_out and big == rows[key][1] else big
+                rows[key] = (name, big)
+                events.append(Event("u", key, (name, sent), *at))
+    return [replace(one, offset=number) for number, one in enumerate(events)]
+
+
+def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
+    ends = sorted(draw(st.sets(st.integers(1, max(1, len(events) - 1)), max_size=4)))
+    return [part for a, b in zip([0, *ends], [*ends, len(events)], strict=True) if (part := events[a:b])]
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans())
+def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(data: st.DataObject, soft_delete: bool) -> None:
+    events = data.draw(histories(leaves_out=False))
+    events = [replace(one, partition=hash((one.key, one.op == "t")) % 2) for one in events]
+    shuffled = data.draw(st.permutations(events))
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete)
+        seen: list[Event] = []
+        for part in cut(data.draw, shuffled):
+            mirror.land(part)
+            seen += part
+            assert mirror.rows() == come_to(seen)
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans())
+def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete: bool) -> None:
+    events = data.draw(histories(leaves_out=True))
+    expected = come_to(events)
+    assert all(big != UNAVAILABLE and big is not None for _, big in expected.values())
+    # A connector that was restarted sends the end of what it had sent once more.
+    repeated = data.draw(st.integers(0, len(events)))
+    delivered = events + again(events[len(events) - repeated :], len(events))
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete)
+        for part in cut(data.draw, delivered):
+            mirror.land(part)
+        assert mirror.rows() == expected
+
+
+def test_a_late_event_brings_no_deleted_row_back_and_a_batch_twice_changes_nothing(mirror: HandMirror) -> None:
+    first = [Event("c", 1, ("a", "A"), 100, 1, offset=0), Event("c", 2, ("b", "B"), 100, 2, offset=1)]
+    mirror.land(first)
+    mirror.land([Event("d", 1, None, 300, 5, offset=3)])
+    mirror.land([Event("u", 1, ("late", "L"), 200, 3, partition=1, offset=0)])
+    assert mirror.rows() == {2: ("b", "B")}
+    # The same events at new offsets, as a connector sends them that was restarted.
+    mirror.land(again(first, 10))
+    assert mirror.rows() == {2: ("b", "B")}
+    with pytest.raises(LedgerConflict):
+        mirror.land(first)
+
+
+def test_only_files_with_a_changed_key_are_written_anew(mirror: HandMirror) -> None:
+    for start in (0, 100, 200):
+        mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
+    before = {task.file.file_path for task in mirror.table().scan().plan_files()}
+    mirror.land([Event("u", 120, ("new", "X"), 500, 1, offset=500), Event("d", 121, None, 500, 2, offset=501)])
+    after = {task.file.file_path for task in mirror.table().scan().plan_files()}
+    assert len(before - after) == 1
+    assert (len(mirror.rows()), mirror.rows()[120]) == (149, ("new", "X"))
+    head = mirror.table().current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    assert head.summary.operation is Operation.OVERWRITE
+    assert head.summary.additional_properties["total-records"] == "149"
+
+
+def test_deleted_rows_stay_where_that_is_asked_for(tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path, soft_delete=True)
+    mirror.land([Event("c", n, (f"n{n}", "X"), 100, n, offset=n) for n in range(3)])
+    mirror.land([Event("d", 1, None, 200, 1, offset=3)])
+    found = {row["id"]: (row["name"], row["_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
+    assert found == {0: ("n0", False), 1: ("n1", True), 2: ("n2", False)}
+    mirror.land([Event("t", None, None, 300, 1, offset=4), Event("c", 1, ("back", "X"), 400, 1, offset=5)])
+    found = {row["id"]: (row["name"], row["_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
+    assert found == {0: ("n0", True), 1: ("back", False), 2: ("n2", True)}
+
+
+def test_a_value_that_nobody_has_is_an_error_and_nothing_lands(mirror: HandMirror) -> None:
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
+    with pytest.raises(ValueMissing, match="partition 0, offset 1 leaves out big"):
+        mirror.land([Event("u", 2, ("b", UNAVAILABLE), 200, 1, offset=1)])
+    assert mirror.rows() == {1: ("a", "A")}
+    assert len(mirror.table().metadata.snapshots) == 1
+
+
+def test_a_writer_that_got_in_first_is_seen_and_the_batch_merged_anew(
+    mirror: HandMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
+    merge, others = Merger.merge, [[Event("u", 1, ("other", "O"), 300, 1, offset=2)]]
+
+    def with_another(self: Merger, table: Table | None) -> Merged:
+        merged = merge(self, table)
+        if others:
+            mirror.land(others.pop())
+        return merged
+
+    monkeypatch.setattr(Merger, "merge", with_another)
+    mirror.land([Event("u", 1, ("older", "A"), 200, 1, offset=1), Event("c", 2, ("b", "B"), 200, 2, offset=3)])
+    assert mirror.rows() == {1: ("other", "O"), 2: ("b", "B")}
+    ledger = read_ledger(mirror.table(), "g").entry(IDENTITY)
+    assert ledger.landed == RangeSet.of(IDENTITY.topic, 0, 0, 4)
+    assert_files_are_whole(mirror.table())
+
+
+def test_another_key_or_a_table_of_records_is_refused(mirror: HandMirror, tmp_path: Path) -> None:
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
+    mirror.design = replace(mirror.design, key=("name",))
+    with pytest.raises(InvalidArgument, match=r"key: lake\.orders is mirrored by id, not by name"):
+        mirror.sink().load("run")
+    mirror.design = replace(mirror.design, key=None, soft_delete=True)
+    with pytest.raises(InvalidArgument, match=r"soft_delete: lake\.orders was made with False"):
+        mirror.sink().load("run")
+    mirror.catalog.create_table("lake.records", pa.schema([("id", pa.int64())]))
+    with pytest.raises(InvalidArgument, match=r"lake\.records is there, and no mirror"):
+        MirrorSink(mirror.catalog, "lake.records", "g", replace(mirror.design)).load("run")
