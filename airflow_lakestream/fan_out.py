@@ -20,7 +20,6 @@ from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
-    TableTemplate,
     check_distinct,
     is_pattern,
     matching,
@@ -44,6 +43,8 @@ class RunReport:
     consumer_group: str
     reports: dict[str, LandingReport] = field(default_factory=dict)
     tables: Counter[str] = field(default_factory=Counter)
+    # Whether records chose their tables.
+    by_record: bool = False
 
     @property
     def counts(self) -> Counts:
@@ -76,7 +77,7 @@ class RunReport:
         if not is_pattern(self.topic):
             (report,) = self.reports.values()
             # The report is of the table that has the ledger.
-            home = {"home_table": report.table} if TableTemplate.parse(self.table).by_record else {}
+            home = {"home_table": report.table} if self.by_record else {}
             return report.to_dict() | given | home
         counts = self.counts
         return {
@@ -112,7 +113,7 @@ def land_run(
     :param prepare: changes the job of each topic before it is landed.
     """
     stop = stop or threading.Event()
-    run = RunReport(config.topic, config.table, config.consumer_group)
+    run = RunReport(config.topic, config.table, config.consumer_group, by_record=bool(config.template.by_record))
     failed: list[LakestreamError] = []
     for topic in topics_of(config, kafka, where):
         left = _left(config, run)

@@ -14,12 +14,25 @@ import typer
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.registry.config import RegistryConfig
 
 # What Airflow says about itself while it is imported is not for those who asked about a table.
 _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
 
-Table = Annotated[str, typer.Option("--table", help="namespace.table")]
+
+def _of_iceberg(table: str) -> str:
+    if "/" in table:
+        raise typer.BadParameter(
+            f"{table} is the place of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
+            "reads both; see docs/delta.md for what to ask Delta itself."
+        )
+    return table
+
+
+Table = Annotated[str, typer.Option("--table", help="namespace.table", callback=_of_iceberg)]
+AnyTable = Annotated[str, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")]
+StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow connection of a Delta table's store")]
 Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
 KafkaConn = Annotated[str, typer.Option("--kafka-conn", help="Airflow connection of type kafka")]
 IcebergConn = Annotated[str, typer.Option("--iceberg-conn", help="Airflow connection of type iceberg")]
@@ -49,6 +62,14 @@ def open_catalog(conn_id: str) -> Catalog:
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
         return IcebergHook(conn_id).open_catalog()
+
+
+def open_storage(conn_id: str | None) -> DeltaStorage:
+    """Open the store of a Delta table. Raises InvalidArgument."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+
+        return DeltaStorageHook(conn_id).open_storage()
 
 
 def open_registry(value: str | None, kafka_conn: str, *formats: str | None) -> RegistryConfig | None:

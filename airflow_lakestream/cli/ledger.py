@@ -6,16 +6,36 @@ import json
 
 import typer
 
-from airflow_lakestream.cli.connections import Group, IcebergConn, Json, Table, aside, open_catalog
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    Group,
+    IcebergConn,
+    Json,
+    StorageConn,
+    Table,
+    aside,
+    open_catalog,
+    open_storage,
+)
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.cli.ledger_text import history_json, history_text, ledger_json, ledger_text
+from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show and change the ledger of a table: which Kafka offsets it holds.", no_args_is_help=True)
 
 
 @app.command()
-def show(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
+def show(
+    table: AnyTable,
+    group: Group,
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
     """Print which offsets the table holds for the group, since when, and what was lost."""
+    if "/" in table:
+        _show_delta(table, group, storage_conn, as_json=as_json)
+        return
     with aside():
         from airflow_lakestream.audit.books import Books
         from airflow_lakestream.audit.run import load
@@ -37,6 +57,18 @@ def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_def
 
         found = list(landings(load(open_catalog(iceberg_conn), table), group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))
+
+
+def _show_delta(table: str, group: str, storage_conn: str | None, *, as_json: bool) -> None:
+    with aside():
+        storage = open_storage(storage_conn)
+        from airflow_lakestream.delta.ledger_store import check_not_taken_away, read_ledger
+
+        if (head := storage.open(table)) is None:
+            raise InvalidArgument("table", f"there is no Delta table at {table}.")
+        check_not_taken_away(head, group, storage.store(table))
+        ledger = read_ledger(head, group)
+    typer.echo(json.dumps(ledger_json(ledger), indent=2) if as_json else ledger_text(ledger))
 
 
 for command in (rebuild, rename, reset, forget):

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from airflow_lakestream.delta.files import Add
 
-# Of Arrow; a reader process among several takes a part of it.
+# Of Arrow; processes that share a run take a part of it each.
 FILE_BYTES = 64 * 2**20
+SHARED_FILE_BYTES = FILE_BYTES // 4
 # One piece is written while the next comes together; a third would only cost memory.
 WRITES_AHEAD = 1
 
@@ -19,10 +20,12 @@ class RowBuffer:
     """Takes rows, gives files.
 
     :param write: writes one table of rows as files.
+    :param shares: other processes write for the same landing, on the same machine.
     """
 
-    def __init__(self, write: Callable[[pa.Table], list[Add]]) -> None:
+    def __init__(self, write: Callable[[pa.Table], list[Add]], *, shares: bool = False) -> None:
         self._write = write
+        self._shares = shares
         self._rows: list[pa.Table] = []
         self._bytes = 0
         self._writes: list[Future[list[Add]]] = []
@@ -33,8 +36,8 @@ class RowBuffer:
         """Take rows; they may be written now, in the background."""
         self._rows.append(rows)
         self._bytes += rows.nbytes
-        if self._bytes >= FILE_BYTES:
-            self._write_out(WRITES_AHEAD)
+        if self._bytes >= (SHARED_FILE_BYTES if self._shares else FILE_BYTES):
+            self._write_out(0 if self._shares else WRITES_AHEAD)
 
     def flush(self) -> list[Add]:
         """Write out what is held, and return all files since the last `forget`."""

@@ -61,7 +61,7 @@ class DeltaSink:
         self._head: Head | None = None
         # Of the table as it is to be with the next commit; None while nobody knows its columns.
         self._fit: Fit | None = None
-        self._buffer = RowBuffer(self._write_files)
+        self._buffer = RowBuffer(self._write_files, shares=isinstance(tables, handover.Outline))
         self._adopted: list[Add] = []
         self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
         self._handed_over = 0
