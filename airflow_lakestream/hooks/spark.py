@@ -98,7 +98,12 @@ class SparkHook(SparkSubmitHook):
         self._application_args = arguments
         file = folder / "spark.properties"
         given = Path(self._given_properties).read_text() if self._given_properties else ""
-        lines = [f"{key}={_escaped(value)}" for key, value in sorted(self._settings.items())]
+        settings = self._settings
+        if self.kind is BackendKind.DETACHED:
+            # What the log page of Spark's UI shows.
+            (folder / "jvm").mkdir(exist_ok=True)
+            settings = {"spark.driver.log.localDir": str(folder / "jvm"), **settings}
+        lines = [f"{key}={_escaped(value)}" for key, value in sorted(settings.items())]
         file.touch(0o600)
         file.write_text("\n".join([given, *lines, ""]))
         self._properties_file = str(file)

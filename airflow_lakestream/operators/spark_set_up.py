@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Seconds between two looks. In the triggerer many streams are looked at: each look takes a millisecond.
+_POLL = 5.0
+_POLL_DEFERRED = 30.0
+
 
 def driving_of(
     operator: SparkStreamingSubmitOperator, owner: str, dag_id: str, wait: Callable[[float], None]
@@ -40,7 +44,7 @@ def driving_of(
         fingerprint=config.fingerprint,
         inputs=config.inputs,
         limits=Limits(**operator.limits()),
-        poll_interval=seconds("poll_interval", operator.poll_interval),
+        poll_interval=_poll_interval(operator, _POLL),
         by=owner,
         properties=store_properties(_store(operator)),
     )
@@ -58,7 +62,7 @@ def trigger_of(
         generation=driving.generation,
         limits=asdict(driving.spec.limits),
         history=history.to_dict(),
-        poll_interval=driving.spec.poll_interval,
+        poll_interval=_poll_interval(operator, _POLL_DEFERRED),
         on_kill_action=operator.on_kill_action,
         seen=told.progress.batches,
         begun=told.begun,
@@ -127,6 +131,11 @@ def _hook(operator: SparkStreamingSubmitOperator, dag_id: str) -> SparkHook:
         else:
             hook.add_jars(resolve(kafka_packages()))
     return hook
+
+
+def _poll_interval(operator: SparkStreamingSubmitOperator, default: float) -> float:
+    given = operator.poll_interval
+    return seconds("poll_interval", given) if is_given(given) else default
 
 
 def _store(operator: SparkStreamingSubmitOperator) -> str | None:

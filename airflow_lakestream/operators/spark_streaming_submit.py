@@ -78,7 +78,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
     :param on_kill_action: what a person's clear or "mark failed" does to the driver: `"graceful"` lets its batch end,
         `"kill"` ends it at once, `"leave"` lets it run (templated)
     :param deferrable: wait in the triggerer, without a worker slot
-    :param poll_interval: seconds between two looks (templated)
+    :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
     :param driver_folder: where drivers that run beside the worker have their logs; default:
         `$AIRFLOW_HOME/lakestream` (templated)
     :param kafka_conn_id: connection of type `kafka`; None for an application that needs none (templated)
@@ -134,7 +134,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
         unknown_timeout: float | str = "5m",
         on_kill_action: str = OnKill.GRACEFUL.value,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float | str = 5,
+        poll_interval: float | str | None = None,
         driver_folder: str | None = None,
         kafka_conn_id: str | None = "kafka_default",
         iceberg_conn_id: str | None = "iceberg_default",

@@ -114,7 +114,8 @@ def test_no_secret_is_where_others_look(
     [folder] = streams.folders()
     assert not (folder / "app.json").exists()
     assert not (folder / "spark.properties").exists()
-    shown = [path.read_text() for path in [*folder.iterdir(), *Path(f"{streams.location}.lakestream").iterdir()]]
+    beside = Path(f"{streams.location}.lakestream")
+    shown = [path.read_text() for path in [*folder.rglob("*"), *beside.iterdir()] if path.is_file()]
     task = run.task("stream")
     shown += [json.dumps(task.rendered), json.dumps(task.xcom), json.dumps(xcom(run, "progress")), str(seen["argv"])]
     shown += [*capfd.readouterr(), caplog.text]
@@ -179,7 +180,12 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
     }.items():
         assert arguments[arguments.index(option) + 1] == value
     assert "--conf" not in arguments
-    assert properties.splitlines() == ["spark.given true", "", "spark.a=\\ b\\\\c"]
+    assert properties.splitlines() == [
+        "spark.given true",
+        "",
+        "spark.a=\\ b\\\\c",
+        f"spark.driver.log.localDir={folder}/jvm",
+    ]
 
 
 @pytest.mark.parametrize(

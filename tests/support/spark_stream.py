@@ -121,7 +121,13 @@ def xcom(run: Run, key: str, task_id: str = "stream") -> Any:
     wanted = select(XComModel).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id, key=key)
     with create_session() as session:
         found = session.scalars(wanted).one_or_none()
-        return None if found is None else json.loads(found.value) if isinstance(found.value, str) else found.value
+    if found is None or not isinstance(found.value, str):
+        return None if found is None else found.value
+    try:
+        return json.loads(found.value)
+    except ValueError:
+        # A text is stored as it is.
+        return found.value
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Clickstream events to the lake by Spark, without an end: a supervised query, a batch each ten seconds.
+
+Unpause it, and the stream runs; mark its task failed, and the stream ends after its current batch. It shares nothing
+with the worker that has submitted it: a retry finds the driver again. A failed run is followed by the next one.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pendulum
+from airflow.sdk import DAG, Param
+
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+
+with DAG(
+    dag_id="clickstream_streaming",
+    schedule="@continuous",
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["lakestream", "spark"],
+    doc_md=__doc__,
+    params={
+        "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),
+        "table": Param(
+            "lake.clickstream_streaming",
+            type="string",
+            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
+            title="Table",
+            description="Iceberg table to land in, as namespace.table; created when missing.",
+        ),
+        "checkpoint": Param(
+            "/tmp/lakestream/clickstream_streaming",  # noqa: S108  # for one machine; a cluster needs a shared place
+            type="string",
+            minLength=1,
+            title="Checkpoint",
+            description="Where the query keeps its place: a path that all workers share, or s3a://...",
+        ),
+        "max_batches": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Batch limit",
+            description="End after so many batches; empty for a stream without an end.",
+        ),
+    },
+) as dag:
+    SparkStreamingSubmitOperator(
+        task_id="stream",
+        app="kafka_to_iceberg",
+        app_config={
+            "topic": "{{ params.topic }}",
+            "table": "{{ params.table }}",
+            "partition_by": ["days(timestamp)"],
+        },
+        trigger="10 seconds",
+        checkpoint_location="{{ params.checkpoint }}",
+        max_batches="{{ params.max_batches }}",
+        deferrable=True,
+        retries=10,
+        retry_delay=timedelta(seconds=30),
+    )
