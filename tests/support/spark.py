@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.pieces import Piece
@@ -22,6 +21,9 @@ from airflow_lakestream.spark.crew import SparkCrew
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A small Spark on this machine only, without a UI, quick to start and to end.
 SETTINGS = {
