@@ -20,6 +20,7 @@ ROW = f"{HIDDEN}row"
 BAD = f"{HIDDEN}bad"
 SUSPECT = f"{HIDDEN}suspect"
 _FILTERED = f"{HIDDEN}where"
+_KEPT = f"{HIDDEN}kept"
 _JSON = f"{HIDDEN}json_"
 
 
@@ -112,18 +113,7 @@ class Rewriter:
         sifter = Sifter(self._expression, self._texts if reads_input else ())
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
-            condition, why = sifter.sifted(node["where_clause"])
-            if why:
-                reasons.append(self._at("WHERE", sifter.first(why)))
-            # A suspect goes on, whatever the NULLs in the place of its failures make of the condition.
-            if reasons:
-                known = sifter.first(reasons)
-                condition = self._expression("_r IS NOT NULL OR _w", _r=known, _w=condition)
-                reasons = [self._expression(_FILTERED)]
-                self._add_columns(node, {_FILTERED: known}, condition)
-                node["where_clause"] = None
-            else:
-                node["where_clause"] = condition
+            reasons = self._sift_condition(node, sifter, values, reasons)
         # What is mentioned several times is made once: here, and not for records that are filtered.
         if values:
             self._add_columns(node, values)
@@ -137,19 +127,45 @@ class Rewriter:
             if why:
                 reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
-        if sifter.casts:
-            self._add_columns(node, sifter.casts)
+        self._add_casts(node, sifter)
         # A column that nobody reads fails for no record, so of several SELECTs it is not known.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
 
-    def _add_columns(self, node: Node, columns: dict[str, Node], condition: Node | None = None) -> None:
+    def _sift_condition(self, node: Node, sifter: Sifter, values: dict[str, Node], reasons: list[Node]) -> list[Node]:
+        """Sift the WHERE of a SELECT, and make those of the values that it mentions; return what else may be said."""
+        mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
+        if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
+            self._add_columns(node, early)
+            sifter.is_made = True
+        condition, why = sifter.sifted(node["where_clause"])
+        self._add_casts(node, sifter)
+        if why:
+            reasons = [*reasons, self._at("WHERE", sifter.first(why))]
+        if not reasons:
+            node["where_clause"] = condition
+            return reasons
+        self._add_columns(node, {_FILTERED: sifter.first(reasons)})
+        # A suspect goes on, whatever the NULLs in the place of its failures make of the condition. DuckDB would put
+        # the condition ahead of all columns in it and make each again at each mention, but for what is volatile.
+        kept = self._expression(
+            "(_r IS NOT NULL OR _w) AND random() >= 0", _r=self._expression(_FILTERED), _w=condition
+        )
+        self._add_columns(node, {_KEPT: kept})
+        node["where_clause"] = self._expression(_KEPT)
+        return [self._expression(_FILTERED)]
+
+    def _add_casts(self, node: Node, sifter: Sifter) -> None:
+        if casts := sifter.take_casts():
+            self._add_columns(node, casts)
+
+    def _add_columns(self, node: Node, columns: dict[str, Node]) -> None:
         """Put a SELECT in between that makes columns, each of one expression, out of reach of `*`."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
         query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
         around = parse(self._database, query)["statements"][0]["node"]["from_table"]
         inner = around["subquery"]["node"]
-        inner["from_table"], inner["where_clause"] = source, condition
+        inner["from_table"] = source
         inner["select_list"] += [{**expression, "alias": column} for column, expression in columns.items()]
         node["from_table"] = around
         self._hide(node, list(columns))
@@ -248,6 +264,10 @@ class Rewriter:
             return parts.get(node["column_names"][0]) if node["class"] == "COLUMN_REF" else None
 
         return _replaced(parsed, put_in)
+
+
+def _is_column(node: Node) -> bool:
+    return bool(node["class"] == "COLUMN_REF")
 
 
 def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:

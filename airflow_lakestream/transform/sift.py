@@ -45,7 +45,8 @@ class Sifter:
         # Whether there are columns with the values of looked up texts.
         self.is_made = False
         # Casts of looked up texts by the names of columns for them: mentioned twice, they are to be made once.
-        self.casts: dict[str, Node] = {}
+        self._casts: dict[str, Node] = {}
+        self._taken = 0
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
         """Return the expression with NULL in the place of failures, and others that say why it would fail, or NULL."""
@@ -62,6 +63,12 @@ class Sifter:
         if reasons and not _needs_all(node):
             self.is_exact = False
         return made, reasons
+
+    def take_casts(self) -> dict[str, Node]:
+        """Return the casts that were found since the last time, by the names of columns for them."""
+        found = dict(list(self._casts.items())[self._taken :])
+        self._taken = len(self._casts)
+        return found
 
     def first(self, reasons: list[Node]) -> Node:
         """Return an expression for the first reason there is."""
@@ -98,11 +105,20 @@ class Sifter:
         kind = node["type_expr"]["type_name"].replace("'", "''")
         text = f"'Could not convert ''' || left(CAST(_c AS VARCHAR), {_MOST}) || ''' to {kind}'"
         if self.is_made and node["child"]["class"] == "FUNCTION" and self._is_text(node["child"]):
-            name = f"{child['column_names'][0]}_{len(self.casts)}"
-            self.casts[name] = {**cast, "alias": name}
+            name = self._named(child["column_names"][0], cast)
             cast = {**self._build(f'"{name}"'), "alias": node["alias"]}
         parts = {"_c": {**child, "alias": ""}, "_t": {**cast, "alias": ""}}
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
+
+    def _named(self, text: str, cast: Node) -> str:
+        """Return the name of the column for a cast, which may be there."""
+        plain = _without_places({**cast, "alias": ""})
+        for name, known in self._casts.items():
+            if _without_places(known) == plain:
+                return name
+        name = f"{text}_{len(self._casts)}"
+        self._casts[name] = {**cast, "alias": ""}
+        return name
 
     def _is_text(self, node: Node) -> bool:
         if node["class"] == "COLUMN_REF":
@@ -157,6 +173,15 @@ def in_order(node: Node | None, build: Build) -> Node | None:
 
 
 _EITHER = "CASE WHEN _a THEN true ELSE _b END"
+
+
+def _without_places(node: Any) -> Any:
+    """Return an expression without the places where its parts stand in the text."""
+    if isinstance(node, list):
+        return [_without_places(child) for child in node]
+    if isinstance(node, dict):
+        return {key: _without_places(child) for key, child in node.items() if key != "query_location"}
+    return node
 
 
 def _needs_all(node: Node) -> bool:
