@@ -16,7 +16,7 @@ ONLY ?=
 RUNS ?= 3
 BUDGET ?= 25
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak demo bench bench-report constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc demo bench bench-report constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest \
 		tests/integration/test_spark_program.py tests/integration/test_spark_same_as_extract.py \
 		-k 'killed_at_random or every_way and json-with-all'
+
+soak-cdc: setup ## A mirror of a real PostgreSQL through N=20000 random transactions, its driver killed KILLS=50 times (needs a JDK 17)
+	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest \
+		tests/integration/test_cdc.py -k random_transactions
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)

@@ -250,6 +250,8 @@ class IcebergSink:
 
     def _check_design(self, table: Table) -> SchemaChange:
         design = self._design
+        if MIRROR not in design.notes:
+            refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
         if design.schema is not None:
             check_compatible(design.schema, change.schema, self._name, design.metadata, design.argument)
@@ -263,9 +265,7 @@ class IcebergSink:
         return change
 
     def _check_part(self, table: Table) -> None:
-        """Refuse a mirror, and a table that has a part in a fan-out of this group. Raises IsMirror, LandedByFanOut."""
-        if MIRROR not in self._design.notes:
-            refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
+        """Refuse a table that has a part in a fan-out of this group. Raises LandedByFanOut."""
         if self._group in ledger_store.groups(table) and (note := note_on(table.metadata.properties)):
             raise LandedByFanOut(self._name, self._group, note)
 
