@@ -20,11 +20,11 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream import arguments
 from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.core.policies import ModeName, is_given, seconds
+from airflow_lakestream.core.policies import ModeName, TableFormat, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_ICEBERG, check_app
+from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, check_app
 
 AVAILABLE_NOW = "available_now"
 # Python's `open` would give a new file to everybody first.
@@ -49,6 +49,7 @@ class AppConfig:
     :param app: which of the bundled apps, such as "kafka_to_iceberg".
     :param kafka: librdkafka settings, as for the extract path; secrets among them.
     :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`.
+    :param storage: for kafka_to_delta, the storage options of delta-rs for the table; secrets among them.
     :param landing: what the app lands, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
     :param checkpoint_location: where the query keeps its checkpoint, a path or URI; needed by a query.
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
@@ -72,10 +73,11 @@ class AppConfig:
     owner: str = ""
     run_id: str = ""
     spark: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_app(self.app)
-        for key in ("kafka", "catalog", "landing", "spark"):
+        for key in ("kafka", "catalog", "landing", "spark", "storage"):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
         check_keys("catalog", self.catalog, _CATALOG_KEYS)
@@ -84,7 +86,7 @@ class AppConfig:
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
-        if self.app in (KAFKA_TO_ICEBERG, CDC_TO_ICEBERG):
+        if self.app in (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG):
             self._check_landing()
 
     def _check_landing(self) -> None:
@@ -106,6 +108,11 @@ class AppConfig:
     def extract(self) -> ExtractConfig:
         """What to land, as the extract path is told. Raises InvalidArgument."""
         kind = MirrorConfig if self.app == CDC_TO_ICEBERG else ExtractConfig
+        is_delta = self.app == KAFKA_TO_DELTA
+        if self.landing.get("table_format", self._table_format) != self._table_format:
+            raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
+        if self.storage and not is_delta:
+            raise InvalidArgument("storage", f"goes with {KAFKA_TO_DELTA}.", "A catalog says where its tables lie.")
         check_keys("landing", self.landing, [one.name for one in fields(kind)])
         for key in ("topic", "table", "consumer_group"):
             if not is_given(self.landing.get(key)):
@@ -113,7 +120,11 @@ class AppConfig:
         for key, instead in _OTHERWISE.items():
             if is_given(self.landing.get(key)):
                 raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
-        return kind(**self.landing)
+        return kind(**{**self.landing, "table_format": self._table_format} if is_delta else self.landing)
+
+    @property
+    def _table_format(self) -> str:
+        return str(TableFormat.DELTA if self.app == KAFKA_TO_DELTA else TableFormat.ICEBERG)
 
     @property
     def is_query(self) -> bool:
@@ -158,9 +169,9 @@ class AppConfig:
         """Return the configuration that a mapping says. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "kafka", "catalog", "landing"):
-            if key not in given:
+            if key not in given and not (key == "catalog" and given.get("app") == KAFKA_TO_DELTA):
                 raise InvalidArgument(key, "is missing in the configuration of the app.")
-        return cls(**given)
+        return cls(**{"catalog": {}, **given})
 
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:

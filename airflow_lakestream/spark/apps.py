@@ -10,6 +10,7 @@ import airflow_lakestream
 from airflow_lakestream.exceptions import InvalidArgument
 
 KAFKA_TO_ICEBERG = "kafka_to_iceberg"
+KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
 _PACKAGE = Path(airflow_lakestream.__file__).parent
 # In a wheel they lie in the package, in a checkout beside it.

@@ -27,7 +27,6 @@ from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.iceberg.files import data_folder
-from airflow_lakestream.iceberg.handover import Outline
 from airflow_lakestream.iceberg.orphans import list_files
 from airflow_lakestream.spark import executors
 from airflow_lakestream.spark.executors import Told, Work
@@ -102,6 +101,9 @@ class SparkCrew:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
+        if self.config.is_delta:
+            job.sink.sweep(folder)
+            return
         if (target := job.sink.outline()) is None:
             return
         try:
@@ -115,7 +117,7 @@ class SparkCrew:
     def _work(self, job: Job, plan: Plan) -> Work:
         identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
         assert isinstance(decoders, RowDecoders), "that is what build_job makes"
-        assert isinstance(target, Outline), "it was asked whether executors can write"
+        assert target is not None, "it was asked whether executors can write"
         # The table that they are told of has the schema that the landing will give it: nothing is left to change.
         one = replace(self.config.of_topic(identity.topic), schema_evolution=SchemaEvolution.NONE)
         return Work(

@@ -23,11 +23,13 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.delta_design import delta_design
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.handover import Outline
-from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.rejects import RejectingSink as IcebergRejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.rejects.sink import RejectingSink
 
 # The one column of what a task returns: `Told` or `Failed`, pickled.
 TOLD = pa.schema([("told", pa.binary())])
@@ -73,7 +75,7 @@ class Work:
     run_id: str
     identity: TopicIdentity
     consumer_group: str
-    target: Outline
+    target: Any
     design: TableDesign
     decoders: RowDecoders
     folder: str
@@ -93,10 +95,7 @@ class Work:
         first = next(batches, None)
         if first is None:
             return told
-        # Spark tasks without a name of ours: a catalog that knows the one table, and no ledger to change.
-        catalog: Any = self.target
-        inner = IcebergSink(catalog, self.target.name, self.consumer_group, self.design, allow_group_overlap=True)
-        sink = RejectingSink(inner, catalog, self.target.name, self.consumer_group, RECORD_SCHEMA)
+        sink = self._sink()
         try:
             table = sink.load(self.run_id)
             sink.write_below(self.folder)
@@ -110,6 +109,20 @@ class Work:
             sink.discard()
             raise
         return told
+
+    def _sink(self) -> RejectingSink:
+        # Spark tasks without a name of ours: a catalog that knows the one table, and no ledger to change.
+        group, catalog = self.consumer_group, self.target
+        if not isinstance(catalog, Outline):
+            from airflow_lakestream.delta import rejects as delta_rejects
+            from airflow_lakestream.delta.sink import DeltaSink
+
+            design = delta_design(self.design)
+            delta = DeltaSink(catalog, catalog.table, group, design, allow_group_overlap=True)
+            return delta_rejects.RejectingSink(delta, catalog, catalog.table, group, RECORD_SCHEMA)
+        known: Any = catalog
+        inner = IcebergSink(known, catalog.name, group, self.design, allow_group_overlap=True)
+        return IcebergRejectingSink(inner, known, catalog.name, group, RECORD_SCHEMA)
 
     def _take(self, records: RawBatch, decoder: Decoder, sink: RejectingSink, told: Told) -> None:
         outcome = decoder.decode(records)

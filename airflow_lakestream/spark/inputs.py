@@ -11,7 +11,7 @@ from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
 # What differs from one submit to the next, and what is looked at below.
-_NOT_OF_IT = ("kafka", "catalog", "owner", "run_id")
+_NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id")
 # What of the connections says where records come from and go to.
 _OF_KAFKA = ("bootstrap.servers",)
 _OF_CATALOG = ("type", "uri", "warehouse")

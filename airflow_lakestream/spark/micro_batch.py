@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import load_catalog
 
 from airflow_lakestream import extract
 from airflow_lakestream.cdc.config import MirrorConfig
@@ -47,8 +47,13 @@ class MicroBatches:
         return self.config.extract
 
     @cached_property
-    def catalog(self) -> Catalog:
-        """The catalog of the tables."""
+    def catalog(self) -> extract.Lake:
+        """Where the tables are: their catalog, for Delta's their store."""
+        if self.extract.is_delta:
+            # Not a dependency of every installation.
+            from airflow_lakestream.delta.storage import DeltaStorage
+
+            return DeltaStorage(self.config.storage)
         return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
 
     @cached_property

@@ -27,6 +27,7 @@ _MODULES = {
     "numpy": "numpy",
     "duckdb": "duckdb",
 }
+_OF_DELTA = {"deltalake": "deltalake", "obstore": "obstore"}
 _OF_PROTOBUF = {"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"}
 
 # The module's version by its name, None where it is missing, by host.
@@ -45,7 +46,8 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
     """Return the modules that executors import for a landing, with what to install for each."""
-    return _MODULES | (_OF_PROTOBUF if config.format == Format.PROTOBUF else {})
+    of_delta = _OF_DELTA if config.is_delta else {}
+    return _MODULES | of_delta | (_OF_PROTOBUF if config.format == Format.PROTOBUF else {})
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
