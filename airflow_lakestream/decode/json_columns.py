@@ -1,4 +1,4 @@
-"""Scalars of JSON documents of one layout, as they are written, to columns of a schema."""
+"""JSON documents of one layout to columns of a schema."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ import pyarrow.types as t
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode import json_numbers
-from airflow_lakestream.decode.json_bulk import NotInBulk, exact_up_to, fit
+from airflow_lakestream.decode.json_bulk import NotInBulk
 from airflow_lakestream.decode.json_layout import Path
+from airflow_lakestream.decode.json_scalars import OddRows, from_literals, from_texts, mask_of, odd_texts, without
 from airflow_lakestream.decode.json_shapes import Shaped, Shapes
 from airflow_lakestream.decode.misfit import Misfit
 from airflow_lakestream.decode.spans import Integers, Mask, Texts
 
-_NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
-_INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
-# What Arrow takes, but for days that no calendar has, and the like.
-_DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
-_QUOTE, _BACKSLASH, _SPACE = b'"\\ '
 _MOST_REPAIRS = 4
 _READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {
     pa.int32(): partial(json_numbers.integers, kind=np.int32),
@@ -36,14 +32,6 @@ _READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.N
 # Documents taken at once: few enough that they and what is made of them stay in the cache, which is worth a third of
 # the time; many enough that the calls from Python, some 50 for each column, take little of it.
 _ROWS = 12_500
-
-
-class OddRows(Exception):
-    """Some rows keep the others from being converted at once."""
-
-    def __init__(self, odd: Mask) -> None:
-        super().__init__()
-        self.odd = odd
 
 
 class ShapeParser:
@@ -117,7 +105,7 @@ class _Columns:
     def _column(self, field: pa.Field, path: Path) -> pa.Array:
         array = self._any(field.type, path)
         if array.null_count and not field.nullable:
-            self._leave_out(_mask(array.is_null()))
+            self._leave_out(mask_of(array.is_null()))
         return array
 
     def _any(self, kind: pa.DataType, path: Path) -> pa.Array:
@@ -132,10 +120,10 @@ class _Columns:
         if self._part.layout.slots[index].is_text:
             if t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind):
                 raise NotInBulk("strings for a column of another type")
-            return self._converted(_from_texts, self._strings(index), kind)
+            return self._converted(from_texts, self._strings(index), kind)
         if kind in _READERS:
             return self._numbers(index, kind)
-        return self._converted(_from_literals, self._part.texts(index), kind)
+        return self._converted(from_literals, self._part.texts(index), kind)
 
     def _strings(self, index: int) -> pa.Array:
         """Return the texts of a slot; null instead of what can't stand between quotes as it is."""
@@ -144,7 +132,7 @@ class _Columns:
         if odd is None:
             return texts
         self._leave_out(odd)
-        return _without(texts, odd)
+        return without(texts, odd)
 
     def _numbers(self, index: int, kind: pa.DataType) -> pa.Array:
         """Return numbers, those of a usual form fast, the others as Arrow reads them."""
@@ -152,8 +140,8 @@ class _Columns:
         if good.all():
             return pa.array(values)
         if good.sum() * 2 < len(good):
-            return self._converted(_from_literals, self._part.texts(index), kind)
-        rest = self._converted(_from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
+            return self._converted(from_literals, self._part.texts(index), kind)
+        rest = self._converted(from_literals, self._part.texts(index, ~good), kind, np.flatnonzero(~good))
         return pc.replace_with_mask(pa.array(values), pa.array(~good), rest)
 
     def _converted(
@@ -168,7 +156,7 @@ class _Columns:
             try:
                 return convert(texts, kind)
             except OddRows as found:
-                texts = _without(texts, found.odd)
+                texts = without(texts, found.odd)
                 self._leave_out(found.odd, rows)
         raise NotInBulk("ever more that is odd")
 
@@ -184,7 +172,7 @@ class _Columns:
         """Make sure that a field for which there is no column needs none."""
         if path not in self._slots or self._part.layout.slots[self._slots[path]].is_text:
             raise NotInBulk("unknown fields")
-        self._leave_out(~_mask(pc.equal(self._part.texts(self._slots[path]), "null")))
+        self._leave_out(~mask_of(pc.equal(self._part.texts(self._slots[path]), "null")))
 
     def _rescued(self) -> pa.Array:
         """Return what has no column as the text of an object, the scalars as they are written; null where all has."""
@@ -206,7 +194,7 @@ class _Columns:
         """Make sure that a scalar for which there is no column is one."""
         index = self._slots[path]
         if not self._part.layout.slots[index].is_text:
-            self._converted(_from_literals, self._part.texts(index), pa.string())
+            self._converted(from_literals, self._part.texts(index), pa.string())
         elif not self._part.is_plain:
             self._strings(index)
 
@@ -239,119 +227,3 @@ class _Objects:
         if not self._pieces:
             return pa.repeat(pa.scalar(self._literal), count)
         return pc.binary_join_element_wise(*self._pieces, pa.scalar(self._literal), "")
-
-
-def odd_texts(texts: pa.Array) -> Mask | None:
-    """Return which texts can't stand between the quotes of a JSON document as they are; None if all can."""
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    text = np.frombuffer(data, np.uint8)[: ends[-1]] if data is not None else np.zeros(0, np.uint8)
-    is_odd = (text == _QUOTE) | (text == _BACKSLASH) | (text < _SPACE)
-    odd = np.zeros(len(texts), np.bool_)
-    odd[np.searchsorted(ends, np.flatnonzero(is_odd), side="right") - 1] = True
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        odd |= [not _is_utf8(value) for value in texts.cast(pa.binary()).to_pylist()]
-    return odd if odd.any() else None
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _without(texts: pa.Array, odd: Mask) -> pa.Array:
-    return pc.if_else(pa.array(odd), pa.scalar(None, texts.type), texts)
-
-
-def _from_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column of what was written as strings."""
-    if t.is_decimal(kind):
-        return _decimals(texts, kind)
-    try:
-        return fit(texts, kind)
-    except pa.ArrowInvalid:
-        if t.is_timestamp(kind):
-            _require(pc.match_substring_regex(texts, _DATE_TIME))
-        raise
-
-
-def _from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column of what is no string: numbers, true, false and null."""
-    missing = pc.equal(texts, "null")
-    if missing.true_count:
-        if missing.true_count == len(texts):
-            return pa.nulls(len(texts), kind)
-        texts = pc.if_else(missing, pa.scalar(None, texts.type), texts)
-    if t.is_boolean(kind):
-        true = pc.equal(texts, "true")
-        _require(pc.or_(true, pc.equal(texts, "false")))
-        return true
-    if t.is_string(kind) or t.is_large_string(kind):
-        _require(pc.or_(pc.is_in(texts, pa.array(["true", "false"])), pc.match_substring_regex(texts, _NUMBER)))
-        return texts.cast(kind)
-    if t.is_signed_integer(kind):
-        return _integers(texts, kind)
-    if t.is_decimal(kind):
-        return _decimals(texts, kind)
-    if t.is_floating(kind):
-        _require_numbers(texts, _NUMBER)
-        numbers = texts.cast(kind)
-        # Larger ones may be integers that are not held exactly.
-        _require(pc.less(pc.abs(numbers), pa.scalar(exact_up_to(kind), kind)))
-        return fit(numbers, kind)
-    raise NotInBulk("numbers for a column of another type")
-
-
-def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    _require_numbers(texts, _INTEGER)
-    try:
-        return texts.cast(kind)
-    except pa.ArrowInvalid:
-        # The digits that surely fit. Those that may not are looked at by others.
-        digits = len(str((1 << (kind.bit_width - 1)) - 1)) - 1
-        _require(pc.match_substring_regex(texts, rf"\A-?[0-9]{{1,{digits}}}\z"))
-        raise
-
-
-def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return decimals with no more digits than the type has; Arrow's cast makes 0 of a one with 300 zeros."""
-    whole = f"|[1-9][0-9]{{0,{kind.precision - kind.scale - 1}}}" if kind.precision > kind.scale else ""
-    fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale > 0 else ""
-    _require(pc.match_substring_regex(texts, rf"\A-?(?:0{whole}){fraction}\z"))
-    return fit(texts.cast(kind), kind)
-
-
-def _require_numbers(texts: pa.Array, grammar: str) -> None:
-    """Raise OddRows unless all are numbers, but for a second point, which no cast takes."""
-    if texts.null_count or not _all_plain(texts):
-        _require(pc.match_substring_regex(texts, grammar))
-
-
-def _all_plain(texts: pa.Array) -> bool:
-    """Whether all are digits, perhaps with points between them, and no needless zero ahead; a regex takes longer."""
-    _, offsets, data = texts.buffers()
-    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    text = np.frombuffer(data, np.uint8)
-    starts, sizes = ends[:-1], np.diff(ends)
-    if sizes.min() < 1 or (text - ord(".") > ord("9") - ord(".")).any() or (text == ord("/")).any():
-        return False
-    first, second = text[starts], text[np.minimum(starts + 1, len(text) - 1)]
-    if (first == ord(".")).any() or (text[ends[1:] - 1] == ord(".")).any():
-        return False
-    return bool(((first != ord("0")) | (sizes == 1) | (second == ord("."))).all())
-
-
-def _require(good: pa.Array) -> None:
-    """Raise OddRows for those that are false; a null is fine."""
-    if good.false_count:
-        raise OddRows(~_mask(good.fill_null(True)))
-
-
-def _mask(array: pa.Array) -> Mask:
-    mask: Mask = np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
-    return mask
