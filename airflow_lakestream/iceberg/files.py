@@ -13,9 +13,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyiceberg.io.pyarrow  # noqa: F401  Registers the Parquet writer.
 from pyiceberg.io import FileIO
-from pyiceberg.io.fileformat import FileFormatFactory
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import TableProperties
 from pyiceberg.table.locations import LocationProvider, load_location_provider
@@ -26,6 +24,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.arrange import Piece, arrange
 from airflow_lakestream.iceberg.conform import conform
+from airflow_lakestream.iceberg.parquet import write_parquet
 
 
 def write_data_files(
@@ -87,11 +86,7 @@ class _Plan:
         """Write the one file and describe it, statistics included."""
         piece, metadata = self.piece, self.metadata
         output = self.io.new_output(self.path)
-        parquet = FileFormatFactory.get(FileFormat.PARQUET)
-        rows = piece.read()
-        properties = {**_page_limit(rows), **metadata.properties}
-        with parquet.create_writer(output, metadata.schema(), properties) as writer:
-            writer.write(rows)
+        statistics = write_parquet(output, metadata.schema(), metadata.properties, piece.read())
         data_file = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=self.path,
@@ -101,19 +96,10 @@ class _Plan:
             sort_order_id=metadata.default_sort_order_id,
             equality_ids=None,
             key_metadata=None,
-            **writer.result().to_serialized_dict(),
+            **statistics.to_serialized_dict(),
         )
         data_file.spec_id = metadata.default_spec_id
         return data_file
-
-
-def _page_limit(rows: pa.Table) -> dict[str, str]:
-    """Return the property that bounds the rows of a page, where the default would hold pages of many MiB."""
-    # The size of a page is looked at after each so many rows: of 20,000 values of 1 MiB one page of 20 GiB is made.
-    most = max(1, TableProperties.PARQUET_PAGE_SIZE_BYTES_DEFAULT * rows.num_rows // max(1, rows.nbytes))
-    if most >= TableProperties.PARQUET_PAGE_ROW_LIMIT_DEFAULT:
-        return {}
-    return {TableProperties.PARQUET_PAGE_ROW_LIMIT: str(most)}
 
 
 def _refuse_other_formats(metadata: TableMetadata) -> None:

@@ -23,7 +23,7 @@ from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
-from pyiceberg.types import StringType
+from pyiceberg.types import LongType, StringType
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.arrow_types import arrow_schema
@@ -446,7 +446,7 @@ def test_a_file_grows_no_larger_than_the_table_wants(create: Callable[..., Table
     assert [n for file in files for n in parquet(file)["n"].to_pylist()] == list(range(999, -1, -1))
 
 
-@pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip"])
+@pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip", "uncompressed"])
 def test_the_tables_codec_is_used(create: Callable[..., Table], codec: str) -> None:
     table = create("n bigint", **{"write.parquet.compression-codec": codec})
 
@@ -454,6 +454,48 @@ def test_the_tables_codec_is_used(create: Callable[..., Table], codec: str) -> N
 
     group = pq.ParquetFile(local(file.file_path)).metadata.row_group(0)
     assert group.column(0).compression.lower() == codec
+
+
+def test_the_tables_limit_of_row_groups_is_kept(create: Callable[..., Table]) -> None:
+    table = create("s string", **{"write.parquet.row-group-limit": "400"})
+    rows = rows_of(table, s=[f"{n:040}" for n in range(1000)])
+
+    (file,) = write_data_files(table.metadata, table.io, rows, "p")
+    (other,) = write_data_files(create("s string").metadata, table.io, rows, "p")
+
+    found, default = (pq.ParquetFile(local(one.file_path)).metadata for one in (file, other))
+    assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == [400, 400, 200]
+    assert default.num_row_groups == 1
+
+
+def test_a_property_that_is_not_kept_is_told(create: Callable[..., Table]) -> None:
+    table = create("n bigint", **{"write.parquet.bloom-filter-enabled.column.n": "true"})
+    with pytest.warns(UserWarning, match=r"without what write\.parquet\.bloom-filter-enabled\.column\.n asks for"):
+        write_data_files(table.metadata, table.io, rows_of(table, n=[1]), "p")
+
+
+def test_all_columns_but_offsets_have_dictionaries(create: Callable[..., Table]) -> None:
+    table = create("tags array<struct<k string, v int>>, props map<string, string>, _kafka_offset bigint")
+    tags, props = [[{"k": "a", "v": 1}]] * 3, [[("p", "q")]] * 3
+    rows = rows_of(table, tags=tags, props=props, _kafka_offset=[7, 8, 9])
+
+    (file,) = write_data_files(table.metadata, table.io, rows, "p")
+
+    group = pq.ParquetFile(local(file.file_path)).metadata.row_group(0)
+    columns = [group.column(n) for n in range(group.num_columns)]
+    assert [c.path_in_schema for c in columns if not c.has_dictionary_page] == ["_kafka_offset"]
+    # What readers skip files by is there all the same.
+    offset = table.schema().find_field("_kafka_offset").field_id
+    assert [from_bytes(LongType(), bounds[offset]) for bounds in (file.lower_bounds, file.upper_bounds)] == [7, 9]
+
+
+def test_large_values_come_back_from_small_pages(create: Callable[..., Table]) -> None:
+    table = create("v binary")
+    values = [bytes([n]) * 2**20 for n in range(24)]
+
+    (file,) = write_data_files(table.metadata, table.io, rows_of(table, v=values), "p")
+
+    assert parquet(file)["v"].to_pylist() == values
 
 
 def test_a_table_of_another_file_format_is_refused(create: Callable[..., Table]) -> None:
