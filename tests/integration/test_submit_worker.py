@@ -44,7 +44,7 @@ def mark(run: Run, state: str) -> None:
         if state == "cleared":
             clear_task_instances(list(session.scalars(wanted)), session)
         else:
-            session.scalars(wanted).one().set_state(state, session)
+            session.scalars(wanted).one().state = state
 
 
 def kill_the_worker(process: TaskProcess) -> None:
@@ -59,6 +59,7 @@ def test_a_worker_that_is_lost_leaves_the_stream_to_the_retry_until_a_person_end
     run, file = streams.write("lost", {"batch": 1.0}, retries=3)
     with running(streams, run, file) as process:
         [driver] = streams.drivers
+        poll_until(lambda: xcom(run, "progress") is not None, "the progress", PATIENCE)
         told = xcom(run, "progress")
         assert (told["lag"], told["processing_rate"], told["rows_out"]) == (7, 20.0, 9 * told["batches"])
         assert xcom(run, "_link_SparkUILink") == UI

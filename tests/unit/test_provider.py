@@ -77,7 +77,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     shared = {f"airflow_lakestream.operators.{name}" for name in ("base", "interval", "sql_template")}
     # The parts of the one that submits to Spark.
     shared |= {f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "set_up", "told")}
-    shared |= {"airflow_lakestream.hooks.spark_cluster"}
+    shared |= {f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "spark_cluster")}
     assert there - shared == listed
 
 
