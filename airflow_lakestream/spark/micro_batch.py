@@ -30,6 +30,8 @@ from airflow_lakestream.spark.kafka_options import kafka_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_lakestream.extract import Lake
+
 WHERE = "the app's kafka settings"
 
 
@@ -47,7 +49,7 @@ class MicroBatches:
         return self.config.extract
 
     @cached_property
-    def catalog(self) -> extract.Lake:
+    def catalog(self) -> Lake:
         """Where the tables are: their catalog, for Delta's their store."""
         if self.extract.is_delta:
             # Not a dependency of every installation.
