@@ -16,6 +16,7 @@ from airflow_lakestream.iceberg.design import TableDesign
 
 # Arguments of a landing that a mirror leaves no choice of.
 _FIXED = {
+    "table_format": "mirrors are Iceberg tables",
     "envelope": "a mirror is made of Debezium's events",
     "tombstones": "a tombstone says nothing that the event before it does not",
     "metadata_columns": "a mirror keeps partition and offset of each row's last event",
@@ -50,7 +51,9 @@ class MirrorConfig(ExtractConfig):
         for one in fields(ExtractConfig):
             default = type(self).__dataclass_fields__[one.name].default
             given = getattr(self, one.name)
-            if one.name in _FIXED and given != default and tuple(given or ()) != self._metadata:
+            # A copy of a configuration is given what the first one has come to.
+            is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
+            if one.name in _FIXED and given != default and not is_ours:
                 raise InvalidArgument(one.name, f"is not for a mirror: {_FIXED[one.name]}.", "Leave it out.")
         if self.mode != ModeName.RESUME:
             raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")

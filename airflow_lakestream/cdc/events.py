@@ -22,7 +22,7 @@ from airflow_lakestream.decode.outcome import Decoded
 
 # What of an event's source says where it stands; PostgreSQL's connector has all of them.
 _SOURCE_TYPE = pa.struct([("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64())])
-_SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"),(?:null|"(?P<lsn>\d+)")\]$'
+_SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"), *(?:null|"(?P<lsn>\d+)")\]$'
 # How far back from a batch's end an event is looked for that has the row as it is now.
 _LOOK_BACK = 1_000
 

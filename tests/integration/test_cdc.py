@@ -116,7 +116,7 @@ def test_random_transactions_while_the_app_is_killed(lake: Lake, captured: Captu
     program = [sys.executable, app_path(CDC_TO_ICEBERG), "--config"]
 
     def start(**settings: object) -> subprocess.Popen[bytes]:
-        config = mirror_config(lake, captured.topic, tmp_path, spark=SETTINGS, max_offsets_per_trigger=40, **settings)
+        config = mirror_config(lake, captured.topic, tmp_path, spark=SETTINGS, **settings)
         file = config.write(tmp_path / "app.json")
         log = (tmp_path / "driver.log").open("ab")
         # A group of its own: a kill reaches the JVM and the Python workers, too.
@@ -126,7 +126,7 @@ def test_random_transactions_while_the_app_is_killed(lake: Lake, captured: Captu
 
     for number in range(kills):
         batches = read_progress(str(tmp_path / "checkpoint")).batches
-        app = start(trigger="200 milliseconds")
+        app = start(trigger="200 milliseconds", max_offsets_per_trigger=40)
         if number == kills // 2:
             captured.sql.execute(f"alter table {captured.name} add column extra text")
         play(captured, random, count // kills, has_extra=number >= kills // 2)

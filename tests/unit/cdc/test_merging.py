@@ -178,3 +178,12 @@ def test_another_key_or_a_table_of_records_is_refused(mirror: HandMirror, tmp_pa
     mirror.catalog.create_table("lake.records", pa.schema([("id", pa.int64())]))
     with pytest.raises(InvalidArgument, match=r"lake\.records is there, and no mirror"):
         MirrorSink(mirror.catalog, "lake.records", "g", replace(mirror.design)).load("run")
+
+
+def test_a_batch_without_any_event_and_one_that_only_truncates(mirror: HandMirror) -> None:
+    mirror.land([Event("t", None, None, 50, 1, offset=0)])
+    mirror.land([Event("c", 1, ("older", "A"), 40, 1, partition=1, offset=0)])
+    assert mirror.rows() == {}
+    mirror.land([Event("c", 2, ("newer", "B"), 60, 1, offset=1)])
+    mirror.land([])
+    assert mirror.rows() == {2: ("newer", "B")}
