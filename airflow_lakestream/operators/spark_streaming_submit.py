@@ -225,6 +225,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
         from airflow_lakestream.spark.supervisor import Action, DriverFailed, GaveUp
 
         history: History | None = None
+        if decision is not None:
+            driving.resume()
         while True:
             if decision is None:
                 driving.begin(history)

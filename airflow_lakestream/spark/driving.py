@@ -85,6 +85,10 @@ class Driving:
         seen = self._watch.seen if self._watch else self._batches_before
         self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
 
+    def resume(self) -> None:
+        """Take up a driver that another process has cared for, to restart it or to give it up."""
+        self._found = self._submissions.current()
+
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
         """Look at the driver, and tell what is seen, until something has to be done; or until it has begun to work."""
         assert self._watch is not None, "begin comes first"

@@ -94,6 +94,16 @@ class Submissions:
         self._check_same(str(record.get("fingerprint")), str(record.get("by")))
         return Found(Verdict.ADOPT, generation, attempt, handle)
 
+    def current(self) -> Found:
+        """Return the driver that was submitted, or took the lease, last; whatever became of it."""
+        lease = self.lease()
+        generation = lease.generation if lease else 0
+        attempt, record = self._newest(generation + 1)
+        if record is not None:
+            return Found(Verdict.ADOPT, generation + 1, attempt, _handle(record))
+        attempt, record = self._newest(generation)
+        return Found(Verdict.ADOPT, generation, attempt, _handle(record), lease)
+
     def claim(self, found: Found, by: str) -> Found:
         """Take the right to launch. Raises Overtaken where another has it by now."""
         claimed = replace(found, attempt=found.attempt + 1)

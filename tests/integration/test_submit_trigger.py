@@ -186,16 +186,16 @@ def test_nothing_blocks_the_triggerers_loop(start: Any) -> None:
 
 
 def test_a_deferred_task_restarts_its_driver_and_reports(streams: Streams) -> None:
-    config = {"batches": 4, "ends": ["fail", "done"]}
-    run = streams.run("deferred", config, deferrable=True)
+    config = {"batches": 4, "ends": ["fail", "stall", "done"]}
+    run = streams.run("deferred", config, deferrable=True, stall_timeout="5s")
     task = run.task("stream")
     assert (task.state, run.errors) == ("success", [])
     assert {name: task.xcom[name] for name in ("batches", "restarts", "rows_out")} == {
-        "batches": 6,
-        "restarts": 1,
-        "rows_out": 54,
+        "batches": 8,
+        "restarts": 2,
+        "rows_out": 72,
     }
-    assert (spark_stand_in.launched(streams.location), spark_stand_in.most_drivers(streams.location)) == (2, 1)
+    assert (spark_stand_in.launched(streams.location), spark_stand_in.most_drivers(streams.location)) == (3, 1)
 
 
 def test_a_deferred_task_gives_up(streams: Streams) -> None:

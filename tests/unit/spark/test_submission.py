@@ -91,6 +91,7 @@ def test_a_driver_that_holds_the_lease_is_adopted_refused_or_waited_for(tmp_path
         Submissions(location, "f", {"topic": "orders"}, 300).find()
     request_stop(location, "a person")
     assert submissions(tmp_path, "another").find().verdict is Verdict.WAIT
+    assert mine.current().handle == handle_of(os.getpid())
     lease.release(Outcome.STOPPED)
     found = submissions(tmp_path, "another").find()
     assert (found.verdict, found.generation) == (Verdict.SUBMIT, 2)
