@@ -29,7 +29,7 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_lakestream.iceberg.arrow_types import arrow_schema
 from airflow_lakestream.iceberg.ddl import parse_schema
 from airflow_lakestream.iceberg.files import data_folder, write_data_files
-from airflow_lakestream.iceberg.handover import decode_files, encode_files, misfit
+from airflow_lakestream.iceberg.handover import decode_files, decode_passed_over, encode_files, misfit
 from airflow_lakestream.iceberg.layout import partition_spec
 from airflow_lakestream.iceberg.orphans import CannotList, delete_unreferenced, list_files, referenced
 
@@ -216,3 +216,12 @@ def test_only_files_in_no_snapshot_are_deleted(tables: Tables) -> None:
     assert set(list_files(table.io, data_folder(table.metadata, "run"))) == kept
     assert referenced(table, [f.file_path for f in [*old, *live, *orphan]]) == kept
     assert fsspec.filesystem("file").exists(others[0].file_path)
+
+
+def test_offsets_of_records_without_a_row_travel_as_ranges(tables: Tables) -> None:
+    table = tables("c bigint")
+    offsets = pa.array([3, 4, 5, 9, 20, 21], pa.int64())
+    told = through_json(encode_files(table.metadata, [], [(("t", 1), offsets), (("t", 2), offsets[:0])]))
+    assert told["passed_over"] == [["t", 1, [3, 6], [9, 10], [20, 22]], ["t", 2]]
+    assert decode_passed_over(told) == [(("t", 1), offsets), (("t", 2), offsets[:0])]
+    assert not decode_passed_over(encode_files(table.metadata, []))
