@@ -154,7 +154,7 @@ def test_json_schema(kind: str, column: str) -> None:
 
 def test_raw_records_are_key_and_value_as_bytes_or_as_text() -> None:
     given: Any = batch([b"a", None, b"\xff"])
-    keyed = type(given)(given.topic, 0, given.offsets, given.timestamps, given.values, [b"k", None, b"l"])
+    keyed = type(given)(given.topic, 0, given.offsets, given.timestamps, given.values, pa.array([b"k", None, b"l"]))
     as_bytes = raw.RawDecoder(raw.arrow_schema()).decode(keyed)
     expected = [{"key": b"k", "value": b"a"}, {"key": None, "value": None}, {"key": b"l", "value": b"\xff"}]
     assert (as_bytes.rows.to_pylist(), list(as_bytes.bad)) == (expected, [])
