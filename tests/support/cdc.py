@@ -63,6 +63,9 @@ class Captured:
         slot = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and confirmed_flush_lsn is not null"
         # What is committed from there on is sent; what was before, is read.
         poll_until(lambda: self.sql.execute(slot).fetchone() is not None, f"the slot {self.name}", 120)
+        # A truncation shows at once, also to a snapshot that was taken before: it has to be read by then.
+        count = self.sql.execute(f"select count(*) from {self.name}").fetchone()
+        poll_until(lambda: self.sent() >= (count or (0,))[0], f"the rows of {self.name} in the topic", 120)
 
     def sent(self) -> int:
         """Return how many records the topic has."""
