@@ -20,7 +20,7 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertCreate,
@@ -113,7 +113,9 @@ class CommitGuard:
         if ledger_store.facts_of(current.metadata).head_id != base_id:
             raise self._not_applied("main moved since the commit was prepared")
         snapshot = _only(AddSnapshotUpdate, updates).snapshot
-        if (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number:
+        if not isinstance(current.metadata, TableMetadataV1) and (
+            (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number
+        ):
             # Back at the base by a rollback. A catalog refuses the number, in words that leave open what became of it.
             raise self._not_applied("main moved since the commit was prepared, and was rolled back")
         requirements += self._schema_requirements(current, updates)
