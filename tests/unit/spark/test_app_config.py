@@ -82,3 +82,13 @@ def test_a_file_that_is_none_is_told_without_what_is_in_it(tmp_path: Path) -> No
         AppConfig.read(path)
     with pytest.raises(InvalidArgument, match="can't be read"):
         AppConfig.read(tmp_path / "missing.json")
+
+
+def test_the_documented_configuration_is_one() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    text = page[page.index("    {\n") : page.index("\n    }\n") + len("\n    }\n")]
+    config = AppConfig.parse(json.loads(text))
+    assert (config.extract.topic, config.seconds_between_batches) == ("clicks", 10)
+    # The last is another app's.
+    for key in set(AppConfig.__dataclass_fields__) - {"storage"}:
+        assert f"| `{key}` |" in page
