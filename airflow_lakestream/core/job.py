@@ -100,6 +100,12 @@ def take(job: Job, batch: Batch, chunk: Chunk, outcome: Outcome | None) -> None:
     batch.add(chunk, Counts() if outcome is None else outcome.counts)
 
 
+def check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
+    """Refuse more bad records than the run may have. Raises TooManyRejected."""
+    if job.limits.max_rejected is not None:
+        job.limits.max_rejected.check(counts, job.table, at_commit=at_commit)
+
+
 def check_still_there(job: Job, identity: TopicIdentity) -> None:
     """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
     found = job.source.identity()

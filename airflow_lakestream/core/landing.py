@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from airflow_lakestream.core.batch import Batch
+from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.job import Job as Job
 from airflow_lakestream.core.job import Stopped as Stopped
-from airflow_lakestream.core.job import check_still_there, entry_of, read_rows, take
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, union
-from airflow_lakestream.core.modes import Look, Resume, reading_plan
+from airflow_lakestream.core.job import check_rejected, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.ledger import Counts, TopicEntry, union
+from airflow_lakestream.core.modes import Look, Resume
 from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
@@ -29,28 +29,14 @@ from airflow_lakestream.core.plan import (
 )
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Decoder, TableState
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.replacing import replace_landed
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.core.side_by_side import is_worth_sharing, read_by_children
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import InvalidArgument
 
 log = logging.getLogger(__name__)
 
-# Every conflict means that another run got on; so many in a row mean that something else is wrong.
-MAX_CONFLICTS = 20
 FOLLOW_INTERVAL = 0.5
-# From the third conflict in a row on, a run waits up to so many seconds for each of them.
-GIVE_WAY = 0.05
-
-
-class Contention(LakestreamError, Transient):
-    """Other runs kept getting in first."""
-
-    def __init__(self, table: str, last: Conflict) -> None:
-        super().__init__(
-            f"{MAX_CONFLICTS} times in a row another writer changed {table} between plan and commit (last: {last}) "
-            "Nothing was doubled or lost. Let fewer runs of the same group go at once: max_active_runs=1."
-        )
 
 
 def land(job: Job) -> LandingReport:
@@ -65,12 +51,12 @@ def land(job: Job) -> LandingReport:
     5. Go to 1; also on a conflict with another run, after discarding what is not committed.
     6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
 
-    A job that replaces first reads again what is landed of the run's own offsets: see `_replace`.
+    A job that replaces first reads again what is landed of the run's own offsets: see `core.replacing`.
 
     Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
     """
     report: LandingReport | None = None
-    replaced = _replace(job) if job.replaces else None
+    replaced = replace_landed(job) if job.replaces else None
     ends: TopicState | None = None
     conflicts = 0
     while True:
@@ -98,78 +84,13 @@ def land(job: Job) -> LandingReport:
             if conflicts == MAX_CONFLICTS:
                 raise Contention(job.table, conflict) from conflict
             log.info("%s Planning anew.", conflict)
-            _give_way(job, conflicts)
+            give_way(job, conflicts)
             continue
         except BaseException:
             job.sink.discard()
             raise
         conflicts = 0
     return _finish(job, report, entry, now, plan)
-
-
-def _replace(job: Job) -> tuple[int, Landing] | None:
-    """Read again what the ledger holds of the run's own offsets, and put it in the place of its rows: one snapshot.
-
-    Returns the snapshot and its landing; None when nothing of it is landed. Always done when asked for: to clear a
-    task and to retry it look the same, and to do it again changes no row.
-    """
-    for number in range(MAX_CONFLICTS):
-        table = job.sink.load(job.run_id)
-        now = job.source.look()
-        entry = entry_of(job, table, now)
-        look = Look(job.table, entry, now, job.source, job.on_data_loss)
-        ranges = entry.landed & job.mode.own(look)
-        if not ranges:
-            return None
-        log.info("Replacing %s offsets: %s", ranges.width, ranges)
-        try:
-            return _replace_by_plan(job, table, reading_plan(look, ranges))
-        except Conflict as conflict:
-            job.sink.discard()
-            last = conflict
-            log.info("%s Planning anew.", conflict)
-            _give_way(job, number)
-        except BaseException:
-            job.sink.discard()
-            raise
-    raise Contention(job.table, last) from last
-
-
-def _give_way(job: Job, conflicts: int) -> None:
-    """Let others get on. Two tries of one run go in step, and the slower one would lose each time."""
-    if conflicts > 2:
-        job.stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it
-
-
-def _replace_by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
-    identity, batch = plan.state.identity, Batch(plan)
-    if job.crew is not None and job.crew.takes(job, plan):
-        for piece in job.crew.read(job, plan, RangeSet(), None):
-            batch.take(piece)
-    else:
-        _read_again(job, table, batch)
-    _check_rejected(job, batch.total, at_commit=True)
-    check_still_there(job, identity)
-    landing = batch.landing(job.run_id)
-    read = landing.topics[identity]
-    if read.landed != plan.ranges:
-        raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
-    change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
-    return job.sink.replace(replace(landing, topics={identity: change}))
-
-
-def _read_again(job: Job, table: TableState, batch: Batch) -> None:
-    with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
-        for _, chunk, outcome in results:
-            take(job, batch, chunk, outcome)
-            if outcome is not None and outcome.rowless is not None:
-                job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
-            _check_rejected(job, batch.total)
-
-
-def _check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
-    if job.limits.max_rejected is not None:
-        job.limits.max_rejected.check(counts, job.table, at_commit=at_commit)
 
 
 def plan_of(
@@ -245,7 +166,7 @@ def _read_here(
     with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
         for decoder, chunk, outcome in results:
             take(job, batch, chunk, outcome)
-            _check_rejected(job, report.counts + batch.total)
+            check_rejected(job, report.counts + batch.total)
             # Without a record and without a schema there is no table to create yet: the commit waits for either.
             if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
@@ -266,7 +187,7 @@ def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
     """Let child processes read what is left of the plan."""
 
     def is_due(counts: Counts, size: int) -> bool:
-        _check_rejected(job, report.counts + batch.total + counts)
+        check_rejected(job, report.counts + batch.total + counts)
         return batch.is_due(job.limits, size, counts.read)
 
     left = _left_beside(job, batch, report)
@@ -294,7 +215,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     identity = batch.plan.state.identity
     check_still_there(job, identity)
     counts = batch.total
-    _check_rejected(job, report.counts + counts, at_commit=True)
+    check_rejected(job, report.counts + counts, at_commit=True)
     landing = batch.landing(job.run_id, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)

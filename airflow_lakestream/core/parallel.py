@@ -14,8 +14,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.batch import Batch, first_records
+from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.job import Job, Stopped, check_still_there, entry_of, read_rows, take
-from airflow_lakestream.core.landing import MAX_CONFLICTS, Contention, land, plan_of
+from airflow_lakestream.core.landing import land, plan_of
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.modes import ByInterval
 from airflow_lakestream.core.pieces import Handed, Piece, Share, at_most_offsets, split

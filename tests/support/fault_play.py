@@ -16,7 +16,7 @@ import pyiceberg.table
 from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
 
-from airflow_lakestream.core import landing
+from airflow_lakestream.core import contention
 from airflow_lakestream.iceberg import sink, transaction
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
@@ -64,7 +64,7 @@ def _quick() -> Iterator[None]:
     try:
         with (
             mock.patch.object(sink, "RETRY_PAUSE", 0.0),
-            mock.patch.object(landing, "GIVE_WAY", 0.0),
+            mock.patch.object(contention, "GIVE_WAY", 0.0),
             mock.patch.object(AvroFileHeader, "get_schema", lambda header: schemas(header.meta["avro.schema"])),
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),
             mock.patch.object(avro, "construct_reader", _remembered(avro.construct_reader)),

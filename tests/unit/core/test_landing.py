@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.batch import Limits
-from airflow_lakestream.core.landing import GIVE_WAY, MAX_CONFLICTS, Contention, Job, Stopped, land
+from airflow_lakestream.core.contention import GIVE_WAY, MAX_CONFLICTS, Contention
+from airflow_lakestream.core.landing import Job, Stopped, land
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import ByInterval, Resume
 from airflow_lakestream.core.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
