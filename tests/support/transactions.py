@@ -31,6 +31,8 @@ class Transaction:
     ) -> None:
         """Write the values in a transaction that stays open; timestamps are now, where none are given."""
         self._where = TopicPartition(topic, partition)
+        # Used before, it knows the topic as it was then, without partitions that were added since.
+        self._producer.list_topics(topic, timeout=30)
         self._producer.begin_transaction()
         for value, at_ms in zip(values, timestamps or itertools.repeat(0), strict=False):
             self._producer.produce(topic, value, partition=partition, timestamp=at_ms)
