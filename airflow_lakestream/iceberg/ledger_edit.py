@@ -129,13 +129,21 @@ def start_anew(catalog: Catalog, name: str, decide: Decide, properties: Properti
 
     Raises what `decide` raises, and EditNotDone.
     """
+    return drive(name, lambda: _attempt(catalog, name, decide, properties))
+
+
+def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
+    """Commit a snapshot without files; return its id. `make` is asked anew after another writer came first.
+
+    Raises what `make` and its guard raise, and EditNotDone.
+    """
     attempt: AppendAttempt | None = None
     last: BaseException | None = None
     for number in range(TRIES):
         if number:
             # Growing: the writer that got in first needs the time.
             time.sleep(RETRY_PAUSE * number)
-        attempt = attempt or _attempt(catalog, name, decide, properties)
+        attempt = attempt or make()
         try:
             snapshot_id = attempt.commit([])
         except (Refused, CommitFailedException, ValidationException) as e:

@@ -56,8 +56,8 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
         keep, _number(metadata, TableProperties.MIN_SNAPSHOTS_TO_KEEP), (main and main.min_snapshots_to_keep) or 0
     )
     age = max(_number(metadata, TableProperties.MAX_SNAPSHOT_AGE_MS), (main and main.max_snapshot_age_ms) or 0)
-    protected = _protected(metadata)
-    candidates = sorted((s for s in metadata.snapshots if s.snapshot_id not in protected), key=_sequence)
+    named = protected(metadata)
+    candidates = sorted((s for s in metadata.snapshots if s.snapshot_id not in named), key=_sequence)
     # With the landing's own snapshot, and main's head until now.
     over = len(candidates) + 2 - keep
     if over <= max(1, keep // 10):
@@ -105,7 +105,7 @@ def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int])
     the latter is a protected one, since the oldest of all others go first.
     """
     kept = {s.snapshot_id: s for s in (*before.snapshots, *after.snapshots) if s.snapshot_id not in gone}
-    wanted = _protected(before) | _protected(after)
+    wanted = protected(before) | protected(after)
     wanted |= {s.snapshot_id for s in kept.values() if s.parent_snapshot_id not in kept}
     wanted |= {s.parent_snapshot_id for s in before.snapshots if s.snapshot_id in gone and s.parent_snapshot_id}
     # `before` tells the true parents of those whose parents this commit took away.
@@ -113,15 +113,15 @@ def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int])
     return [snapshot for snapshot_id, snapshot in kept.items() if snapshot_id in wanted]
 
 
-def _protected(metadata: TableMetadata) -> set[int]:
+def protected(metadata: TableMetadata) -> set[int]:
     """Return the snapshots that branches and tags name, and all that other branches than main have of their own."""
     parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
     on_main = set(_ancestors(parents, metadata.current_snapshot_id))
-    protected = {ref.snapshot_id for ref in metadata.refs.values()}
+    found = {ref.snapshot_id for ref in metadata.refs.values()}
     for name, ref in metadata.refs.items():
         if name != MAIN_BRANCH and ref.snapshot_ref_type == SnapshotRefType.BRANCH:
-            protected |= set(_ancestors(parents, ref.snapshot_id)) - on_main
-    return protected
+            found |= set(_ancestors(parents, ref.snapshot_id)) - on_main
+    return found
 
 
 def _ancestors(parents: Mapping[int, int | None], snapshot_id: int | None) -> Iterator[int]:
