@@ -35,3 +35,15 @@ class DriverLogLink(_PushedLink):
     """The driver's log."""
 
     name = "Driver log"
+
+
+class TopicLink(_PushedLink):
+    """The topic's page, in whatever shows topics: `topic_url` says where."""
+
+    name = "Topic"
+
+
+class TableLink(_PushedLink):
+    """The table's page, in whatever shows tables: `table_url` says where."""
+
+    name = "Table"

@@ -9,7 +9,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowSkipException, Asset, AssetAlias, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -29,6 +29,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
@@ -326,33 +327,11 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
             report.snapshots,
             report.remaining_lag,
         )
-        self._tell_outlets(context, result)
+        tell_outlets(context, self.outlets, result)
         return result
-
-    def _tell_outlets(self, context: Context, result: dict[str, Any]) -> None:
-        # An alias stands for the tables that were really written, which a form or the records may have chosen.
-        written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
-        by_topic = {name: value for name, value in result.items() if name != "topics"}
-        for outlet in self.outlets:
-            if isinstance(outlet, AssetAlias):
-                for table, rows in written.items():
-                    own = by_topic | {"table": table, "rows": rows} if len(written) > 1 else result
-                    context["outlet_events"][outlet].add(table_asset(table), extra=own)
-            elif isinstance(outlet, Asset):
-                context["outlet_events"][outlet].extra = result
 
 
 def _plain_schema(schema: Schema | pa.Schema) -> Schema:
     from airflow_lakestream.iceberg.schema import to_schema
 
     return to_schema(schema)
-
-
-def table_asset(table: str) -> Asset:
-    """Return the asset that stands for a table: `iceberg://namespace/table`, or where a Delta table lies.
-
-    It is named as users write the table.
-    """
-    if "/" in table:
-        return Asset(name=table, uri=table if "://" in table else f"file://{table}")
-    return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")

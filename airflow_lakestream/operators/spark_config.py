@@ -14,10 +14,12 @@ from typing import Any
 
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.apps import KAFKA_TO_DELTA
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
@@ -25,6 +27,15 @@ _CONFIG = "app.json"
 _SECRET_FILES = (_CONFIG, "spark.properties")
 # Of earlier drivers, for their logs.
 _KEPT_FOLDERS = 10
+
+
+@dataclass(frozen=True)
+class ConnectionIds:
+    """Airflow's connections that say where records come from and go to."""
+
+    kafka: str | None
+    iceberg: str | None
+    storage: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,22 +54,16 @@ class DriverConfig:
         return file
 
 
-def bundled(
-    app: str,
-    landing: Mapping[str, Any],
-    query: Mapping[str, Any],
-    kafka_conn_id: str | None,
-    iceberg_conn_id: str | None,
-) -> DriverConfig:
-    """Configure a bundled app. Raises InvalidArgument, which names the key, before anything is submitted.
+def bundled(app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    """Configure a bundled app that lands. Raises InvalidArgument, which names the key, before anything is submitted.
 
     :param landing: the app's own arguments.
-    :param query: of the query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner.
+    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; of an interval or ranges
+        lease_location and run_id.
     """
-    if kafka_conn_id is None or iceberg_conn_id is None:
-        missing = "kafka_conn_id" if kafka_conn_id is None else "iceberg_conn_id"
-        raise InvalidArgument(missing, f"is None, which the app {app!r} can't do without.")
-    kafka = KafkaHook(kafka_conn_id)
+    if connections.kafka is None:
+        raise InvalidArgument("kafka_conn_id", f"is None, which the app {app!r} can't do without.")
+    kafka = KafkaHook(connections.kafka)
     told = dict(landing)
     formats = (told.get("format", "json"), told.get("key_format"))
     if (registry := registry_of(told.get("schema_registry"), kafka, *formats)) is not None:
@@ -66,7 +71,7 @@ def bundled(
     given = {
         "app": app,
         "kafka": kafka.configuration(),
-        "catalog": _catalog(iceberg_conn_id),
+        **_lake(app, connections),
         "landing": told,
         **{key: value for key, value in query.items() if is_given(value)},
     }
@@ -78,20 +83,21 @@ def own(
     application: str,
     app_config: Mapping[str, Any],
     query: Mapping[str, Any],
-    kafka_conn_id: str | None,
-    iceberg_conn_id: str | None,
+    connections: ConnectionIds,
 ) -> DriverConfig:
     """Configure a program of the user's: what it was given, the query's arguments, the connections, and its lease."""
-    kafka = KafkaHook(kafka_conn_id).configuration() if kafka_conn_id else {}
-    catalog = _catalog(iceberg_conn_id) if iceberg_conn_id else {}
+    kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
+    catalog = _catalog(connections.iceberg) if connections.iceberg else {}
+    storage = _storage(connections.storage) if connections.storage else {}
     inputs = {"application": Path(application).name}
     same = {**query, "app_config": dict(app_config), "application": application, "catalog": catalog.get("name")}
-    same |= {"owner": "", "kafka": kafka.get("bootstrap.servers")}
+    same |= {"owner": "", "run_id": "", "kafka": kafka.get("bootstrap.servers")}
     content = {
         **app_config,
         **{key: value for key, value in query.items() if is_given(value)},
         **({"kafka": kafka} if kafka else {}),
         **({"catalog": catalog} if catalog else {}),
+        **({"storage": storage} if storage else {}),
         "inputs": inputs,
         "fingerprint": fingerprint_of(same),
     }
@@ -102,9 +108,9 @@ def own(
     return DriverConfig(content, content["fingerprint"], inputs)
 
 
-def new_folder(root: Path, location: str) -> Path:
-    """Make the folder of one driver, which only its owner can enter; those of long ago are removed."""
-    stream = root / fingerprint_of({"location": location})
+def new_folder(root: Path, stream_id: str) -> Path:
+    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed."""
+    stream = root / fingerprint_of({"location": stream_id})
     earlier = sorted(path for path in stream.glob("*") if path.is_dir())
     for path in earlier:
         forget_secrets(path)
@@ -119,6 +125,20 @@ def forget_secrets(folder: Path) -> None:
     """Remove the files of a driver's folder that may hold secrets; a driver that works has read them."""
     for name in _SECRET_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
+    if app == KAFKA_TO_DELTA:
+        return {"storage": _storage(connections.storage)}
+    if is_given(connections.storage):
+        raise InvalidArgument("storage_conn_id", f"goes with {KAFKA_TO_DELTA!r}: a catalog says where its tables lie.")
+    if connections.iceberg is None:
+        raise InvalidArgument("iceberg_conn_id", f"is None, which the app {app!r} can't do without.")
+    return {"catalog": _catalog(connections.iceberg)}
+
+
+def _storage(conn_id: str | None) -> dict[str, str]:
+    return dict(DeltaStorageHook(conn_id if is_given(conn_id) else None).open_storage().options)
 
 
 def _catalog(conn_id: str) -> dict[str, Any]:

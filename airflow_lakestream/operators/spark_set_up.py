@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.core.policies import is_given, seconds
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.core.policies import ModeName, is_given, seconds
 from airflow_lakestream.hooks.iceberg import store_properties
 from airflow_lakestream.hooks.spark import SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
-from airflow_lakestream.operators.spark_config import DriverConfig, bundled, new_folder, own
+from airflow_lakestream.operators.base import run_key
+from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.spark_arguments import count_from_zero
+from airflow_lakestream.operators.spark_config import ConnectionIds, DriverConfig, bundled, new_folder, own
+from airflow_lakestream.operators.spark_place import Place, folder_of, place_of
 from airflow_lakestream.spark.apps import app_path, package_zip
 from airflow_lakestream.spark.backends import BackendKind, Job
 from airflow_lakestream.spark.beside import is_object_store
@@ -32,25 +35,41 @@ _POLL = 5.0
 _POLL_DEFERRED = 30.0
 
 
-def driving_of(
-    operator: SparkStreamingSubmitOperator, owner: str, dag_id: str, wait: Callable[[float], None]
-) -> Driving:
+def driving_of(operator: SparkStreamingSubmitOperator, context: Any, wait: Callable[[float], None]) -> Driving:
     """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
-    if not is_given(operator.checkpoint_location):
-        raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
-    config = _configured(operator, owner, dag_id)
+    owner, hook = run_key(context), _hook(operator, operator.dag_id)
+    place = place_of(operator, owner, hook.kind)
+    config = _configured(operator, context, place)
+    _add_packages(operator, hook)
     spec = StreamSpec(
-        location=operator.checkpoint_location,
+        location=place.location,
         fingerprint=config.fingerprint,
         inputs=config.inputs,
-        limits=Limits(**operator.limits()),
+        limits=Limits(**limits_of(operator)),
         poll_interval=_poll_interval(operator, _POLL),
         by=owner,
         properties=store_properties(_store(operator)),
     )
     application = operator.application or app_path(str(operator.app))
-    launch = _Launch(operator, config, application, _hook(operator, dag_id))
-    return Driving(spec, backend_of(launch.hook, application), launch.prepare, wait)
+    launch = _Launch(operator, config, application, hook, place.stream)
+    return Driving(spec, backend_of(hook, application), launch.prepare, wait)
+
+
+def limits_of(operator: SparkStreamingSubmitOperator) -> dict[str, Any]:
+    """Return how much is borne, as `Limits` has it. Raises InvalidArgument."""
+
+    def bound(name: str) -> float | None:
+        value = getattr(operator, name)
+        return seconds(name, value) if is_given(value) else None
+
+    required = ("healthy_after", "start_timeout", "unknown_timeout")
+    return {
+        "max_restarts": count_from_zero("max_restarts", operator.max_restarts),
+        "backoff": seconds("restart_backoff", operator.restart_backoff),
+        "stall_timeout": bound("stall_timeout"),
+        "stop_timeout": bound("stop_timeout"),
+        **{name: seconds(name, getattr(operator, name)) for name in required},
+    }
 
 
 def trigger_of(
@@ -91,9 +110,10 @@ class _Launch:
     config: DriverConfig
     application: str
     hook: SparkHook
+    stream: str
 
     def prepare(self) -> Job:
-        folder = new_folder(self.operator.folder(), self.operator.checkpoint_location)
+        folder = new_folder(folder_of(self.operator), self.stream)
         file = self.config.write(folder)
         path = str(file)
         if self.hook.kind is not BackendKind.DETACHED:
@@ -105,32 +125,36 @@ class _Launch:
         return Job(self.hook.command(self.application, folder, ["--config", path]), self.hook.environment(), folder)
 
 
-def _configured(operator: SparkStreamingSubmitOperator, owner: str, dag_id: str) -> DriverConfig:
-    query = {
-        "checkpoint_location": operator.checkpoint_location,
-        "trigger": operator.trigger,
-        "max_batches": operator.max_batches,
-        "max_offsets_per_trigger": operator.max_offsets_per_trigger,
-        "owner": owner,
-    }
-    connections = (operator.kafka_conn_id, operator.iceberg_conn_id)
+def _configured(operator: SparkStreamingSubmitOperator, context: Any, place: Place) -> DriverConfig:
+    run = run_key(context)
+    query = {"trigger": operator.trigger, "owner": run}
+    query |= {name: getattr(operator, name) for name in ("max_batches", "max_offsets_per_trigger")}
+    query |= {"checkpoint_location": place.location} if place.is_query else {"lease_location": place.location}
+    if not place.is_query:
+        query["run_id"] = run
+    ids = ConnectionIds(operator.kafka_conn_id, operator.iceberg_conn_id, operator.storage_conn_id)
     if operator.app is None:
-        return own(str(operator.application), operator.app_config, query, *connections)
-    return bundled(operator.app, {"consumer_group": dag_id, **operator.app_config}, query, *connections)
+        return own(str(operator.application), operator.app_config, query, ids)
+    landing = {"consumer_group": operator.dag_id, **operator.app_config}
+    if landing.get("mode") == ModeName.INTERVAL:
+        landing |= resolve_interval(context, landing)
+    return bundled(operator.app, landing, query, ids)
 
 
 def _hook(operator: SparkStreamingSubmitOperator, dag_id: str) -> SparkHook:
     options = {"name": f"lakestream {dag_id}.{operator.task_id}", **operator.spark_options()}
     if operator.packages is not None:
         options["packages"] = operator.packages
-    hook = SparkHook(operator.spark_conn_id, **options)
+    return SparkHook(operator.spark_conn_id, **options)
+
+
+def _add_packages(operator: SparkStreamingSubmitOperator, hook: SparkHook) -> None:
     if operator.packages is None and operator.app is not None:
         if hook.kind is BackendKind.KUBERNETES:
             # Its driver can't see this machine's files.
             hook.add_packages(kafka_packages())
         else:
             hook.add_jars(resolve(kafka_packages()))
-    return hook
 
 
 def _poll_interval(operator: SparkStreamingSubmitOperator, default: float) -> float:
@@ -139,4 +163,5 @@ def _poll_interval(operator: SparkStreamingSubmitOperator, default: float) -> fl
 
 
 def _store(operator: SparkStreamingSubmitOperator) -> str | None:
-    return operator.iceberg_conn_id if is_object_store(operator.checkpoint_location) else None
+    location = operator.checkpoint_location
+    return operator.iceberg_conn_id if is_given(location) and is_object_store(str(location)) else None

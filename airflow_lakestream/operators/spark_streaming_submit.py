@@ -6,17 +6,17 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
 
 # Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.policies import choose
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.links import DriverLogLink, SparkUILink
-from airflow_lakestream.operators.base import airflow_errors, late_imports, run_key
-from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments, count_from_zero
+from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
 from airflow_lakestream.spark.supervisor import OnKill
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ class SparkStreamingSubmitOperator(SparkArguments):
     """Run a streaming query on Spark, and see to it that there is one driver, that it moves, and that it ends well.
 
     Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
-    The worker's death leaves the driver running, and the retry adopts it: give the task retries. Returns a report:
-    `batches`, `rows_in`, `rows_out`, `rejected`, `restarts`, and of the newest batch `lag`, `snapshot_ids` and rates;
-    the XCom `progress` holds the same while the task runs.
+    The worker's death leaves the driver running, and the retry adopts it: give the task retries. Returns, and puts on
+    the event of each outlet asset, a report of what all tries landed: `batches`, `read`, `rows`, `rejected`, `skipped`,
+    `filtered`, `ranges` as [partition, from, until], the rows by table in `tables`, `restarts`, and of the newest batch
+    `lag`, `snapshot_ids` and rates; the XCom `progress` holds its sums while the task runs.
 
     Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
 
@@ -64,8 +65,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
         (templated)
     :param trigger: `"available_now"`: all that is there, and then the query ends; or the time between two batches,
         such as `"10 seconds"` (templated)
-    :param checkpoint_location: path or URI; the lease and the progress lie in `<checkpoint_location>.lakestream`
-        (templated)
+    :param checkpoint_location: path or URI; the lease and the progress lie in `<checkpoint_location>.lakestream`;
+        without a query (an interval, ranges) a folder for those alone, by default in `driver_folder` (templated)
     :param max_batches: the query ends after so many (templated)
     :param max_offsets_per_trigger: most offsets in one batch (templated)
     :param max_restarts: how often a driver is started again without a healthy period in between (templated)
@@ -77,6 +78,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
     :param unknown_timeout: how long it is borne that nobody can tell whether the driver runs (templated)
     :param on_kill_action: what a person's clear or "mark failed" does to the driver: `"graceful"` lets its batch end,
         `"kill"` ends it at once, `"leave"` lets it run (templated)
+    :param stop_timeout: a driver that was asked to end kills itself when its batch takes longer; None never (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
     :param driver_folder: where drivers that run beside the worker have their logs; default:
@@ -84,6 +86,9 @@ class SparkStreamingSubmitOperator(SparkArguments):
     :param kafka_conn_id: connection of type `kafka`; None for an application that needs none (templated)
     :param iceberg_conn_id: connection of type `iceberg`; None likewise (templated)
     :param spark_conn_id: connection of type `spark`: master, deploy-mode, queue (templated)
+    :param storage_conn_id: for `kafka_to_delta`, as `KafkaExtractOperator` takes it (templated)
+    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param packages: Maven coordinates; default: those that a bundled app needs, fitting the installed Spark, fetched
         once (templated)
     :param kwargs: of `SparkArguments`: conf, jars, driver_memory and so on, as `SparkSubmitOperator` takes them
@@ -104,16 +109,20 @@ class SparkStreamingSubmitOperator(SparkArguments):
         "start_timeout",
         "unknown_timeout",
         "on_kill_action",
+        "stop_timeout",
         "poll_interval",
         "driver_folder",
         "kafka_conn_id",
         "iceberg_conn_id",
         "spark_conn_id",
+        "storage_conn_id",
+        "topic_url",
+        "table_url",
         "packages",
         *SPARK_TEMPLATE_FIELDS,
     )
     template_fields_renderers = {"app_config": "json", "conf": "json"}
-    operator_extra_links = (SparkUILink(), DriverLogLink())
+    operator_extra_links = (SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
     ui_color = "#f7d9c4"
 
     def __init__(
@@ -123,7 +132,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
         application: str | None = None,
         app_config: Mapping[str, Any] | None = None,
         trigger: str = "available_now",
-        checkpoint_location: str,
+        checkpoint_location: str | None = None,
         max_batches: int | str | None = None,
         max_offsets_per_trigger: int | str | None = None,
         max_restarts: int | str = 5,
@@ -133,12 +142,16 @@ class SparkStreamingSubmitOperator(SparkArguments):
         start_timeout: float | str = "5m",
         unknown_timeout: float | str = "5m",
         on_kill_action: str = OnKill.GRACEFUL.value,
+        stop_timeout: float | str | None = "10m",
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poll_interval: float | str | None = None,
         driver_folder: str | None = None,
         kafka_conn_id: str | None = "kafka_default",
         iceberg_conn_id: str | None = "iceberg_default",
         spark_conn_id: str = "spark_default",
+        storage_conn_id: str | None = None,
+        topic_url: str | None = None,
+        table_url: str | None = None,
         packages: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -159,12 +172,16 @@ class SparkStreamingSubmitOperator(SparkArguments):
         self.start_timeout = start_timeout
         self.unknown_timeout = unknown_timeout
         self.on_kill_action = on_kill_action
+        self.stop_timeout = stop_timeout
         self.deferrable = deferrable
         self.poll_interval = poll_interval
         self.driver_folder = driver_folder
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.spark_conn_id = spark_conn_id
+        self.storage_conn_id = storage_conn_id
+        self.topic_url = topic_url
+        self.table_url = table_url
         self.packages = packages
         self._driving: Driving | None = None
         self._is_heeding = False
@@ -174,7 +191,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
         """Adopt or submit, and watch; see the class."""
         with airflow_errors():
             driving, told = self._set_up(context)
-            return self._run(context, driving, told)
+            return self._finished(context, self._run(context, driving, told))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger fired: report, restart, or give up."""
@@ -187,7 +204,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
         )
         with airflow_errors():
             driving, told = self._set_up(context, event["begun"], int(event["restarts"]))
-            return self._run(context, driving, told, decision)
+            return self._finished(context, self._run(context, driving, told, decision))
 
     def on_kill(self) -> None:
         """Heed SIGTERM, which comes for a worker that ends and for a task that was cleared or marked; or a time-out."""
@@ -198,18 +215,20 @@ class SparkStreamingSubmitOperator(SparkArguments):
             log.info("execution_timeout: %s", self._driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action)))
 
     def _set_up(
-        self, context: Context, begun: Mapping[str, int] | None = None, restarts: int = 0
+        self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
     ) -> tuple[Driving, Told]:
         with late_imports():
             from airflow_lakestream.operators.spark_set_up import driving_of
-            from airflow_lakestream.operators.spark_told import Told, sums
+            from airflow_lakestream.operators.spark_told import Told
 
         on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
         log.debug("A person's clear or mark is answered by %s.", on_kill)
-        self._driving = driving_of(self, run_key(context), context["dag"].dag_id, self._wait)
-        before = sums(self._driving.before())
-        told = Told(context["ti"], dict(begun) if begun is not None else before)
+        self._driving = driving_of(self, context, self._wait)
+        before = self._driving.before()
+        what = {"consumer_group": self.dag_id, **self.app_config}
+        told = Told(context["ti"], dict(begun) if begun is not None else before, what)
         told.restarts = restarts
+        told.pages(self.topic_url, self.table_url)
         return self._driving, told
 
     def _run(self, context: Context, driving: Driving, told: Told, decision: Decision | None = None) -> dict[str, Any]:
@@ -235,8 +254,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
             if decision.action is Action.WAIT:
                 self._defer(driving, told, decision.history)
             if decision.action is Action.FINISH:
-                told.finished(driving.progress())
-                return {"checkpoint_location": driving.spec.location, **told.summary()}
+                told.finished(driving.finish())
+                return {"checkpoint_location": driving.spec.location, **told.report()}
             told.failed(decision.reason, driving.log_tail())
             driving.clear_away()
             if decision.action is Action.GIVE_UP:
@@ -246,6 +265,11 @@ class SparkStreamingSubmitOperator(SparkArguments):
             driving.pause(decision.at)
             told.restarted(decision.reason)
             history, decision = decision.history.restarted(time.time()), None
+
+    def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
+        if report["read"]:
+            tell_outlets(context, self.outlets, report)
+        return report
 
     def _defer(self, driving: Driving, told: Told, history: History) -> None:
         from airflow_lakestream.operators.spark_set_up import trigger_of
@@ -272,23 +296,3 @@ class SparkStreamingSubmitOperator(SparkArguments):
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
         what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
         return TaskEnded(f"The task is {state} by now: {what}.")
-
-    def limits(self) -> dict[str, Any]:
-        """Return how much is borne, as `Limits` has it. Raises InvalidArgument."""
-        stall = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else None
-        return {
-            "max_restarts": count_from_zero("max_restarts", self.max_restarts),
-            "backoff": seconds("restart_backoff", self.restart_backoff),
-            "healthy_after": seconds("healthy_after", self.healthy_after),
-            "stall_timeout": stall,
-            "start_timeout": seconds("start_timeout", self.start_timeout),
-            "unknown_timeout": seconds("unknown_timeout", self.unknown_timeout),
-        }
-
-    def folder(self) -> Path:
-        """Return where drivers beside the worker have their folders."""
-        if is_given(self.driver_folder):
-            return Path(str(self.driver_folder))
-        from airflow.configuration import AIRFLOW_HOME
-
-        return Path(AIRFLOW_HOME) / "lakestream"

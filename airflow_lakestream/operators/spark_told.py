@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import Stats
 
-from airflow_lakestream.links import DriverLogLink, SparkUILink
+from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
 from airflow_lakestream.operators.spark_config import forget_secrets
 from airflow_lakestream.spark.backends import Handle
 from airflow_lakestream.spark.progress import Progress
@@ -19,16 +22,24 @@ log = logging.getLogger(__name__)
 
 XCOM_KEY = "progress"
 _METRIC = "lakestream.spark"
+# How often the log says how far a batch is.
+DOING_EVERY_S = 60.0
 
 
 class Told:
-    """Tells each thing once. `begun` is what was there before the task began: sums are told without it."""
+    """Tells each thing once.
 
-    def __init__(self, ti: Any, begun: dict[str, int]) -> None:
+    :param begun: what was there before the run began, as `Progress.sums` gave it: sums are told without it.
+    :param what: of `topic`, `table` and `consumer_group` those that are known, for the report.
+    """
+
+    def __init__(self, ti: Any, begun: dict[str, Any], what: Mapping[str, Any]) -> None:
         self._ti = ti
         self._tags = {"dag_id": ti.dag_id, "task_id": ti.task_id}
         self._started_generation = 0
         self._driver = ""
+        self._what = {name: what[name] for name in ("topic", "table", "consumer_group") if name in what}
+        self._doing, self._doing_told_at = "", time.monotonic()
         self.begun = begun
         self.restarts = 0
         self.progress = Progress()
@@ -47,14 +58,42 @@ class Told:
             log.info("%s", batch)
         if look.batches:
             self._measure(look)
-            self._ti.xcom_push(key=XCOM_KEY, value=self.summary())
+        if self._tells_doing() or look.batches:
+            self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
+
+    def _tells_doing(self) -> bool:
+        """Log how far a batch is, now and then."""
+        doing, now = self.progress.doing, time.monotonic()
+        if doing == self._doing or now - self._doing_told_at < DOING_EVERY_S:
+            return False
+        self._doing, self._doing_told_at = doing, now
+        log.info("%s", doing)
+        return True
+
+    def report(self) -> dict[str, Any]:
+        """Return what the run landed, under the names of `KafkaExtractOperator`'s report, and `summary`."""
+        since = self.progress.since(self.begun)
+        topics: dict[str, list[list[int]]] = {}
+        for topic, *landed in since["landed"]:
+            topics.setdefault(topic, []).append(landed)
+        one = str(self._what.get("topic"))
+        # Of a regex by topic, as the extract operator has it.
+        of_one = {"ranges": topics.get(one, [])} if one in topics or not topics else None
+        return {
+            **self._what,
+            **self.summary(),
+            "read": since["rows_in"],
+            "rows": since["rows_out"],
+            "tables": since["tables"],
+            **(of_one or {"topics": {topic: {"ranges": ranges} for topic, ranges in sorted(topics.items())}}),
+        }
 
     def summary(self) -> dict[str, Any]:
-        """Return the sums since the task began, and the newest batch."""
-        now = sums(self.progress)
+        """Return the sums since the run began, and the newest batch."""
+        since = self.progress.since(self.begun)
         newest = self.progress.newest
         return {
-            **{name: max(0, count - self.begun.get(name, 0)) for name, count in now.items()},
+            **{name: since[name] for name in ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered")},
             "restarts": self.restarts,
             "lag": newest.lag if newest else None,
             "input_rate": newest.input_rate if newest else None,
@@ -63,6 +102,12 @@ class Told:
             "batch_id": newest.batch_id if newest else None,
             "snapshot_ids": list(newest.snapshot_ids) if newest else [],
         }
+
+    def pages(self, topic_url: str | None, table_url: str | None) -> None:
+        """Link to the pages of topic and table, where there are such."""
+        for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
+            if url and (value := self._what.get(name)):
+                self._ti.xcom_push(key=link.xcom_key, value=url.replace(f"{{{name}}}", quote(str(value), safe="")))
 
     def restarted(self, reason: str) -> None:
         """Tell of a restart."""
@@ -108,8 +153,3 @@ class Told:
         Stats.gauge(f"{_METRIC}.processing_rate", newest.processing_rate, tags=self._tags)
         if newest.lag is not None:
             Stats.gauge(f"{_METRIC}.lag", newest.lag, tags=self._tags)
-
-
-def sums(progress: Progress) -> dict[str, int]:
-    """Return what a checkpoint's drivers have done, in numbers."""
-    return {name: getattr(progress, name) for name in ("batches", "rows_in", "rows_out", "rejected")}

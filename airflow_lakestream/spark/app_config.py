@@ -27,6 +27,8 @@ from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, check_app
 
 AVAILABLE_NOW = "available_now"
+# The apps that land records. Others have configurations of their own.
+LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG)
 # Python's `open` would give a new file to everybody first.
 _OWNER_ONLY = 0o600
 _CATALOG_KEYS = ("name", "properties")
@@ -56,6 +58,8 @@ class AppConfig:
     :param max_batches: the query ends after so many batches.
     :param max_offsets_per_trigger: most offsets in one batch.
     :param owner: who submitted, in words, for whoever finds the stream running.
+    :param lease_location: without a query: path or URI beside which lease and progress lie, in
+        `<lease_location>.lakestream`; None: neither is kept.
     :param run_id: of an interval or ranges: the same for each try of one run, so that a retry finds what it landed.
     :param spark: settings of Spark for the app's session.
 
@@ -72,6 +76,7 @@ class AppConfig:
     max_offsets_per_trigger: int | str | None = None
     owner: str = ""
     run_id: str = ""
+    lease_location: str | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,7 +91,7 @@ class AppConfig:
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
-        if self.app in (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG):
+        if self.app in LANDING_APPS:
             self._check_landing()
 
     def _check_landing(self) -> None:
@@ -96,6 +101,8 @@ class AppConfig:
                 raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
             if self.run_id:
                 raise InvalidArgument("run_id", "is not for a query, whose batches have their own.", "Leave it out.")
+            if self.lease_location is not None:
+                raise InvalidArgument("lease_location", "is not for a query: its lease is beside the checkpoint.")
             return
         for key in _OF_QUERIES:
             if is_given(getattr(self, key)):
@@ -176,16 +183,7 @@ class AppConfig:
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:
         """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
-        try:
-            given = json.loads(Path(path).read_text())
-        except OSError as e:
-            raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
-        except ValueError as e:
-            where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
-            raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
-        if not isinstance(given, Mapping):
-            raise InvalidArgument("config", f"{path} holds no JSON object.")
-        return cls.parse(given)
+        return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, secrets among them. Raises InvalidArgument for what has no JSON."""
@@ -195,13 +193,7 @@ class AppConfig:
 
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
-        path = Path(path)
-        new = path.with_name(f".{path.name}.{os.getpid()}.new")
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(self.to_dict(), file, indent=1)
-        return new.replace(path)
+        return write_object(path, self.to_dict())
 
 
 def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -211,6 +203,31 @@ def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -
             near = difflib.get_close_matches(str(key), known, 1, 0.5)
             remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
             raise InvalidArgument(f"{section}.{key}" if section else str(key), "is no setting of the app.", remedy)
+
+
+def read_object(path: str | Path) -> Mapping[str, Any]:
+    """Read a configuration's file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+    try:
+        given = json.loads(Path(path).read_text())
+    except OSError as e:
+        raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
+    except ValueError as e:
+        where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
+        raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
+    if not isinstance(given, Mapping):
+        raise InvalidArgument("config", f"{path} holds no JSON object.")
+    return given
+
+
+def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
+    """Write a configuration's file, which only its owner can read; one that is there is replaced as a whole."""
+    path = Path(path)
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, indent=1)
+    return new.replace(path)
 
 
 def _unit(match: re.Match[str]) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_lakestream.spark.backends import Backend, Handle, Job
 from airflow_lakestream.spark.backends.detached import kill_process
+from airflow_lakestream.spark.beside import Beside
+from airflow_lakestream.spark.lease_record import TTL_SECONDS, fingerprint_of
 from airflow_lakestream.spark.progress import Progress, read_progress
 from airflow_lakestream.spark.stopping import stop_driver
 from airflow_lakestream.spark.submission import Found, Overtaken, Submissions, Verdict
@@ -54,6 +58,8 @@ class Driving:
         self._submissions = Submissions(
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
+        self._beside = Beside(spec.location, spec.properties)
+        self._begun = f"begun-{fingerprint_of({'run': spec.by})}.json"
         self._found: Found | None = None
         self._batches_before: int | None = None
         self._watch: Watch | None = None
@@ -68,11 +74,17 @@ class Driving:
         """How the driver is found, where it was submitted by a task."""
         return self._found.handle if self._found else None
 
-    def before(self) -> Progress:
-        """Return what the checkpoint's earlier drivers did: what comes from now on is told of."""
+    def before(self) -> dict[str, Any]:
+        """Return the sums of the checkpoint's drivers before the first try of this run began."""
         progress = read_progress(self.spec.location, self.spec.properties)
         self._batches_before = progress.batches
-        return progress
+        now = progress.sums()
+        return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
+
+    def finish(self) -> Progress:
+        """Return the last sums; the run is over, and one that is cleared counts anew."""
+        self._beside.remove(self._begun)
+        return read_progress(self.spec.location, self.spec.properties)
 
     def begin(self, history: History | None = None) -> None:
         """Adopt the stream's driver, or submit one. `history`: what is known of it, or of those before it.
@@ -116,14 +128,13 @@ class Driving:
 
     def stop(self, action: OnKill) -> str:
         """Do what `on_kill_action` says; return it in words."""
+        self._beside.remove(self._begun)
         if self._found is None:
             return "there was no driver yet"
         kill = self.clear_away if self._found.handle is not None else None
-        return stop_driver(self.spec.location, action, self.spec.by, kill=kill, properties=self.spec.properties)
-
-    def progress(self) -> Progress:
-        """Return what the checkpoint's drivers have done until now."""
-        return read_progress(self.spec.location, self.spec.properties)
+        spec = self.spec
+        within = spec.limits.stop_timeout
+        return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
 
     def log_tail(self) -> list[str]:
         """Return the last lines of the driver's log, where they can be had."""
@@ -133,7 +144,9 @@ class Driving:
         return self._backend.state(self.handle) if self.handle else JobState.UNKNOWN
 
     def _find_or_submit(self) -> Found:
-        patience = time.monotonic() + self.spec.limits.start_timeout
+        # It kills itself in time; who comes after it waits a little longer for that.
+        within = self.spec.limits.stop_timeout
+        patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
         while True:
             found = self._submissions.find()
             if found.verdict is Verdict.ADOPT:

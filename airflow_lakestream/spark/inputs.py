@@ -5,13 +5,17 @@ Without secrets: a password that has changed makes no other stream, and nothing 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # What differs from one submit to the next, and what is looked at below.
-_NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id")
+_NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
 # What of the connections says where records come from and go to.
 _OF_KAFKA = ("bootstrap.servers",)
 _OF_CATALOG = ("type", "uri", "warehouse")
@@ -40,6 +44,23 @@ def fingerprint(config: AppConfig) -> str:
         *(_without_login(config.catalog_properties.get(key)) for key in _OF_CATALOG),
     ]
     return fingerprint_of(told)
+
+
+def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
+    """Take the lease of a configuration's checkpoint, or of the place that stands for one.
+
+    Raises LeaseHeld, OtherInputs.
+    """
+    context = spark.sparkContext
+    return Lease.take(
+        location,
+        fingerprint(config),
+        config.owner or f"{config.app} of nobody's",
+        inputs=inputs_of(config),
+        application_id=context.applicationId,
+        ui_url=context.uiWebUrl or "",
+        properties=config.catalog_properties,
+    )
 
 
 def _without_login(address: str | None) -> str | None:

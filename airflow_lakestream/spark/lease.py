@@ -19,7 +19,7 @@ from typing import Any
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.spark.beside import Beside
 from airflow_lakestream.spark.lease_record import TTL_SECONDS, LeaseRecord, LeaseState, Outcome
-from airflow_lakestream.spark.process_identity import ProcessIdentity
+from airflow_lakestream.spark.process_identity import ProcessIdentity, end_this_driver
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +61,19 @@ def read_lease(location: str, properties: Mapping[str, str] | None = None) -> Le
     return _newest(Beside(location, properties))[1]
 
 
-def request_stop(location: str, by: str, properties: Mapping[str, str] | None = None) -> bool:
-    """Ask the driver that holds the lease to end after its current batch; False where there is none."""
+def request_stop(
+    location: str, by: str, properties: Mapping[str, str] | None = None, within: float | None = None
+) -> bool:
+    """Ask the driver that holds the lease to end after its current batch; False where there is none.
+
+    :param within: seconds after which the driver kills itself where that batch has not ended; None: it may take long.
+    """
     folder = Beside(location, properties)
     generation, record = _newest(folder)
     if record is None or record.state() is not LeaseState.HELD:
         return False
     # The generation is in it, so that a request left over does not stop a later driver.
-    folder.write(_STOP, {"generation": generation, "by": by, "at": time.time()})
+    folder.write(_STOP, {"generation": generation, "by": by, "at": time.time(), "within": within})
     return True
 
 
@@ -101,6 +106,8 @@ class Lease:
         self._ended = threading.Event()
         self._lost_to = 0
         self._stopped = False
+        # By the monotonic clock: when a stop was seen that has a bound, and how many seconds that is.
+        self._patience: tuple[float, float] | None = None
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -178,7 +185,10 @@ class Lease:
     def stop_requested(self) -> bool:
         """Whether somebody asked this driver to end after its current batch."""
         if not self._stopped:
-            self._stopped = _is_for(self._folder.read(_STOP), self._record)
+            request = self._folder.read(_STOP)
+            self._stopped = _is_for(request, self._record)
+            if self._stopped and request is not None and request.get("within") is not None:
+                self._patience = time.monotonic(), float(request["within"])
         return self._stopped
 
     def release(self, outcome: Outcome, error: str = "", terminal: bool = False) -> None:
@@ -213,10 +223,23 @@ class Lease:
         while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
             try:
                 self.beat()
+                self._end_if_overdue()
             except LeaseLost:
                 return
             except Exception as e:  # noqa: BLE001  # a store that is away for a moment; the next beat tries again
                 log.warning("The lease of %s could not be renewed: %s: %s", self._location, type(e).__name__, e)
+
+    def _end_if_overdue(self) -> None:
+        """Kill this driver where its batch outlasts the patience of who asked it to end: it may hang for good."""
+        if not self.stop_requested() or self._patience is None:
+            return
+        since, within = self._patience
+        if time.monotonic() - since < within:
+            return
+        told = f"killed: its batch did not end within {within:g} s after it was asked to"
+        log.error("The driver of %s is %s. What it had committed is landed.", self._location, told)
+        self.release(Outcome.STOPPED, told)
+        end_this_driver()
 
 
 def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:

@@ -26,6 +26,7 @@ from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.cdc_crew import MirrorCrew
 from airflow_lakestream.spark.crew import SparkCrew
 from airflow_lakestream.spark.kafka_options import kafka_options
+from airflow_lakestream.spark.pulse import Pulse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,11 +38,15 @@ WHERE = "the app's kafka settings"
 
 @dataclass
 class MicroBatches:
-    """Lands what batches cover; `stop` ends a landing between two steps, and leaves nothing."""
+    """Lands what batches cover; `stop` ends a landing between two steps, and leaves nothing.
+
+    `pulse` is told of what the driver reads itself.
+    """
 
     config: AppConfig
     spark: SparkSession
     stop: threading.Event = field(default_factory=threading.Event)
+    pulse: Pulse | None = None
 
     @cached_property
     def extract(self) -> ExtractConfig:
@@ -84,7 +89,8 @@ class MicroBatches:
         jobs: list[Job] = []
 
         def prepare(job: Job) -> Job:
-            jobs.append(replace(job, crew=self.crew, within=within))
+            reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
+            jobs.append(replace(job, crew=self.crew, within=within, reader=reader))
             return jobs[-1]
 
         report = land_run(

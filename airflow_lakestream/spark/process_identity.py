@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class ProcessIdentity:
         if not self.is_local:
             return None
         return self.started != 0 and _started(self.pid) == self.started
+
+
+def end_this_driver() -> NoReturn:
+    """End this process at once, and the JVM of `spark-submit` around it, whatever either of them waits for."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Its own end would wait for the query, which hangs. One that this Python has started ends with it.
+        os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(1)
 
 
 def _machine() -> str:

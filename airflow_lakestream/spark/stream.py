@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.fan_out import RunReport, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.at_once import batch_progress, land_at_once
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
-from airflow_lakestream.spark.inputs import fingerprint, inputs_of
+from airflow_lakestream.spark.inputs import take_lease
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches
-from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
+from airflow_lakestream.spark.progress import ProgressLog
+from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.requirements import check_executors, modules_for
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ log = logging.getLogger(__name__)
 # How often the query is looked at, and how often the folder beside the checkpoint.
 _LOOK = 0.1
 _ASK = 1.0
-_SIGN_OF_LIFE = 5.0
 
 
 class _Ended(Exception):
@@ -47,29 +48,33 @@ class Stream:
         self._spark = spark
         self._lease = lease
         self._location = config.checkpoint_location
-        self._batches = MicroBatches(config, spark)
         self._progress = ProgressLog(self._location, config.catalog_properties)
-        # Reports of the query's own thread and signs of life of the one that watches it.
-        self._telling = threading.Lock()
+        self._query: StreamingQuery | None = None
+        self._pulse = Pulse(spark, self._progress, self._is_idle)
+        self._batches = MicroBatches(config, spark, pulse=self._pulse)
         self._ending = threading.Event()
         self._error: Exception | None = None
         self._done = 0
-        self._seen: tuple[tuple[int, int], ...] = ()
 
     def run(self) -> None:
         """Land until the query ends: nothing more is there, enough batches are done, or somebody asked it to.
 
         Raises what a landing raises, and LeaseLost; nothing uncommitted stays behind.
         """
+        with self._pulse:
+            self._run()
+
+    def _run(self) -> None:
         checkpoint = self._look()
         if checkpoint is not None and checkpoint.committed:
             # What the table lacks of what this query has done already: it was rolled back, or landed without it.
             last = checkpoint.committed[-1]
             ends = checkpoint.ends(last)
+            self._pulse.begin(f"what is lacking below batch {last + 1}")
             report = self._batches.land(f"{checkpoint.query_id}/before/{uuid.uuid4().hex}", ends)
             if not report.changed_nothing:
                 log.info("Landed first what %s lacked below batch %s: %s", report.table, last + 1, report.counts)
-        query = self._start(checkpoint)
+        self._query = query = self._start(checkpoint)
         try:
             self._watch(query)
         finally:
@@ -115,6 +120,7 @@ class Stream:
             raise _Ended
         try:
             self._lease.check()
+            self._pulse.begin(f"batch {batch_id}")
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.catalog_properties)
             assert checkpoint is not None, "Spark has written it before it begins a batch"
@@ -131,68 +137,32 @@ class Stream:
     def _tell(self, batch_id: int, report: RunReport, duration: float) -> None:
         ranges = [r for one in report.reports.values() for r in one.entry.landed]
         counts = report.counts
-        known = self._progress_of(batch_id, report, duration)
-        with self._telling:
-            self._progress.report(known)
+        known = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
+        self._progress.report(known)
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
-
-    def _progress_of(self, batch_id: int, report: RunReport, duration: float) -> BatchProgress:
-        counts = report.counts
-        rate = counts.read / max(duration, 1e-3)
-        pause = self._config.seconds_between_batches
-        return BatchProgress(
-            batch_id=batch_id,
-            rows_in=counts.read,
-            rows_out=counts.written,
-            rejected=counts.rejected,
-            input_rate=rate if pause is None else counts.read / max(duration, pause, 1e-3),
-            processing_rate=rate,
-            duration=duration,
-            ranges=tuple(
-                (r.topic, r.partition, r.from_offset, r.until_offset)
-                for one in report.reports.values()
-                for r in one.entry.landed
-            ),
-            lag=report.remaining_lag,
-            snapshot_ids=tuple(str(id_) for one in report.reports.values() for id_ in one.snapshot_ids),
-        )
 
     def _watch(self, query: StreamingQuery) -> None:
         """Wait for the query's end; end it between two batches when that is asked for. Raises what it failed with."""
         from pyspark.errors import StreamingQueryException
 
-        asked = told = 0.0
+        asked = 0.0
         try:
             while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]  # it takes parts of seconds, too
                 now = time.monotonic()
-                idle = not query.status["isTriggerActive"]
                 if now - asked >= _ASK:
                     asked = now
                     self._lease.check()
                     if self._lease.stop_requested():
                         self._ending.set()
-                if self._ending.is_set() and idle:
+                if self._ending.is_set() and self._is_idle():
                     return
-                if now - told >= _SIGN_OF_LIFE:
-                    told = now
-                    self._show_life(idle)
         except StreamingQueryException:
             if self._error is None and not self._ending.is_set():
                 raise
 
-    def _show_life(self, idle: bool) -> None:
-        """Say that the query moves: it waits for records, or has done tasks of its batch since the last look."""
-        steps, known = self._steps(), self._seen
-        self._seen = steps
-        if idle or steps != known:
-            done = sum(count for _, count in steps)
-            with self._telling:
-                self._progress.alive() if idle else self._progress.alive(f"in a batch, {done} tasks of it are done")
-
-    def _steps(self) -> tuple[tuple[int, int], ...]:
-        tracker = self._spark.sparkContext.statusTracker()
-        stages = ((stage, tracker.getStageInfo(stage)) for stage in tracker.getActiveStageIds())
-        return tuple((stage, info.numCompletedTasks) for stage, info in stages if info is not None)
+    def _is_idle(self) -> bool:
+        """Whether the query waits for records."""
+        return self._query is not None and not self._query.status["isTriggerActive"]
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:
@@ -201,17 +171,7 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
     Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and what `Stream.run` raises.
     """
     assert config.checkpoint_location is not None, "a query has one"
-    context = spark.sparkContext
-    lease = Lease.take(
-        config.checkpoint_location,
-        fingerprint(config),
-        config.owner or f"{config.app} of nobody's",
-        inputs=inputs_of(config),
-        application_id=context.applicationId,
-        ui_url=context.uiWebUrl or "",
-        properties=config.catalog_properties,
-    )
-    with lease:
+    with take_lease(config, spark, config.checkpoint_location) as lease:
         Stream(config, spark, lease).run()
 
 
@@ -222,6 +182,5 @@ def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
     check_executors(spark, modules_for(config.extract))
     if config.is_query:
         stream(config, spark)
-        return
-    report = MicroBatches(config, spark).land(config.run_id or uuid.uuid4().hex)
-    log.info("Landed %s of %s in %s.", report.counts, report.topic, report.table)
+    else:
+        land_at_once(config, spark)

@@ -72,7 +72,10 @@ class DriverFailed(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is borne; times in seconds. `stall_timeout` None watches the driver alone, not its progress."""
+    """How much is borne; times in seconds. `stall_timeout` None watches the driver alone, not its progress.
+
+    `stop_timeout`: how long a batch may take after the driver was asked to end; None: as long as it likes.
+    """
 
     max_restarts: int = 5
     backoff: float = 10.0
@@ -81,11 +84,12 @@ class Limits:
     stall_timeout: float | None = None
     start_timeout: float = 300.0
     unknown_timeout: float = 300.0
+    stop_timeout: float | None = 600.0
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One look at a driver: `moves` is its progress's count, `error` what it said when it failed.
+    """One look at a driver: `moves` is its progress's count, `doing` what it did last, `error` why it failed.
 
     `terminal`: it would fail again until somebody changes something.
     """
@@ -94,6 +98,7 @@ class Sight:
     moves: int = 0
     error: str = ""
     terminal: bool = False
+    doing: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,8 @@ def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
         return f"was not heard of for {limits.unknown_timeout:g} s"
     still_for = now - (history.moved_at or history.submitted_at)
     if sight.driver is DriverState.RUNNING and limits.stall_timeout and still_for >= limits.stall_timeout:
-        return f"made no progress for {still_for:.0f} s"
+        last = f" (last: {sight.doing})" if sight.doing else ""
+        return f"made no progress for {still_for:.0f} s{last}"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_lakestream.spark.lease import read_lease
 from airflow_lakestream.spark.lease_record import LeaseRecord
@@ -73,6 +73,7 @@ class Watch:
             lease = read_lease(self._location, self._properties)
             progress = read_progress(self._location, self._properties)
             sight = sight_of(lease, self._generation, self._job(), progress.moves, now)
+            sight = replace(sight, doing=progress.doing)
         except OSError as e:
             sight = Sight(DriverState.UNKNOWN, self.history.moves, type(e).__name__)
         decision = decide(self.history, self._limits, sight, now)

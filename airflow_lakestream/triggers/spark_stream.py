@@ -45,7 +45,7 @@ class SparkStreamTrigger(BaseTrigger):
         poll_interval: float,
         on_kill_action: str,
         seen: int | None = None,
-        begun: Mapping[str, int] | None = None,
+        begun: Mapping[str, Any] | None = None,
         restarts: int = 0,
         storage_conn_id: str | None = None,
         **later: Any,
@@ -104,14 +104,24 @@ class SparkStreamTrigger(BaseTrigger):
         log.info("The task was cleared or marked: %s", what)
 
     def _watch(self) -> Watch:
-        limits = Limits(**{name: value for name, value in self.limits.items() if name in asdict(Limits())})
         history = History.parse(self.history)
-        properties = store_properties(self.storage_conn_id)
-        return Watch(self.checkpoint_location, self.generation, limits, history, seen=self.seen, properties=properties)
+        return Watch(
+            self.checkpoint_location,
+            self.generation,
+            self._limits(),
+            history,
+            seen=self.seen,
+            properties=store_properties(self.storage_conn_id),
+        )
+
+    def _limits(self) -> Limits:
+        return Limits(**{name: value for name, value in self.limits.items() if name in asdict(Limits())})
 
     def _stop(self) -> str:
         properties = store_properties(self.storage_conn_id)
-        return stop_driver(self.checkpoint_location, OnKill(self.on_kill_action), "a person", properties=properties)
+        within = self._limits().stop_timeout
+        action = OnKill(self.on_kill_action)
+        return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
 
     def _told(self, look: Look) -> dict[str, Any]:
         decision = look.decision

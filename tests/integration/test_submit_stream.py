@@ -15,6 +15,8 @@ from tests.support.spark_stream import Streams, xcom
 
 pytestmark = pytest.mark.airflow
 
+_LANDS = {"app": "kafka_to_iceberg", "application": None}
+_RANGES = {"topic": "t", "table": "a.b", "mode": "ranges", "ranges": [[0, 0, 1]]}
 CANARY = "canary-4711"
 COUNTS = ("batches", "rows_in", "rows_out", "rejected", "restarts", "lag")
 
@@ -30,9 +32,12 @@ def test_a_stream_that_ends_is_reported_and_can_run_again(streams: Streams) -> N
         "restarts": 0,
         "lag": 7,
     }
+    # Under the names of the extract operator's report, too.
+    assert (task.xcom["read"], task.xcom["rows"], task.xcom["tables"]) == (30, 27, {"lake.t": 27})
+    assert task.xcom["topics"] == {"t": {"ranges": [[0, 0, 30]]}}
     # Airflow's own operator would find the finished job, and do nothing.
     again = streams.run("ends", {"batches": 3}).task("stream")
-    assert (again.state, again.xcom["batches"]) == ("success", 3)
+    assert (again.state, again.xcom["batches"], again.xcom["tables"]) == ("success", 3, {"lake.t": 27})
     assert (launched(streams.location), most_drivers(streams.location)) == (2, 1)
 
 
@@ -197,7 +202,10 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
         ({"stall_timeout": "soon"}, "stall_timeout: 'soon' is not a number of seconds"),
         ({"on_kill_action": "perhaps"}, "on_kill_action: 'perhaps' is not one of 'graceful', 'kill', 'leave'"),
         ({"app": "kafka_to_icebrg", "application": None}, "Did you mean 'kafka_to_iceberg'?"),
-        ({"checkpoint_location": "{{ '' }}"}, "checkpoint_location: is missing"),
+        ({"checkpoint_location": "{{ '' }}", **_LANDS}, "checkpoint_location: is missing"),
+        ({"stop_timeout": "soon"}, "stop_timeout: 'soon' is not a number of seconds"),
+        ({**_LANDS, "app_config": _RANGES, "max_batches": 1}, 'max_batches: goes with landing.mode="resume"'),
+        ({**_LANDS, "storage_conn_id": "a"}, "storage_conn_id: goes with 'kafka_to_delta'"),
     ],
 )
 def test_what_can_never_work_is_said_before_anything_is_submitted(

@@ -155,6 +155,24 @@ def test_a_person_ends_the_driver_as_was_promised(start: Any, action: str, outco
     assert driver.outcome is outcome
 
 
+def test_a_batch_that_hangs_after_a_request_to_stop_is_killed_in_time(start: Any) -> None:
+    driver = start(batch=3600, ttl=3)
+    poll_until(lambda: Path(f"{driver.location}.batch").exists(), "the batch to begin", 120)
+    bounded = asdict(LIMITS) | {"stop_timeout": 1}
+    given = trigger(driver, limits=bounded)
+    asyncio.run(given.on_kill())
+    # Not by the one who asked: it may be gone by then.
+    assert driver.process.wait(120) == 1
+    lease = read_lease(str(driver.location))
+    assert lease is not None
+    assert (lease.outcome, lease.error) == (
+        Outcome.STOPPED,
+        "killed: its batch did not end within 1 s after it was asked to",
+    )
+    # Whoever watches it takes it for stopped, and restarts nothing.
+    assert fires(given)["action"] == "finish"
+
+
 BLOCKING = ("open", "os.listdir", "os.scandir", "time.sleep", "socket.connect", "subprocess.Popen")
 _watched: dict[str, Any] = {}
 

@@ -4,6 +4,7 @@
 
 What it does is in the configuration: `batches` (0: until it is stopped), `pause` between two, and `ends`, one word for
 each driver of the checkpoint in turn: "done", "fail", "terminal", "vanish", "stall" (it beats, and does not move).
+`batch` are the seconds that one takes, deaf to a request to stop; `ttl` is the lease's.
 It may wait before all for a file, `waits_for`, or end before it has taken the lease, `dies_first`.
 Each driver writes down how many of the checkpoint's there are while it is there: see `most_drivers`.
 """
@@ -16,10 +17,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.spark.lease import Lease
+from airflow_lakestream.spark.lease_record import TTL_SECONDS
 from airflow_lakestream.spark.process_identity import ProcessIdentity
 from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
 
@@ -34,14 +37,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True)
     config = json.loads(Path(parser.parse_args().config).read_text())
-    location = config["checkpoint_location"]
+    location = _location(config)
     _count(Path(f"{location}.drivers"))
     _write_down(Path(sys.argv[-1]).parent, Path(f"{location}.seen"), config)
     if config.get("dies_first"):
         return 3
     while "waits_for" in config and not Path(config["waits_for"]).exists():
         time.sleep(0.05)
-    lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI)
+    ttl = config.get("ttl", TTL_SECONDS)
+    lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI, ttl=ttl)
     ends = config.get("ends", ["done"])
     how = ends[min(lease.record.generation, len(ends)) - 1]
     with lease:
@@ -49,16 +53,22 @@ def main() -> int:
     return 0
 
 
+def _location(config: dict) -> str:
+    return config.get("checkpoint_location") or config["lease_location"]
+
+
 def _work(config: dict, lease: Lease, how: str) -> None:
-    log = ProgressLog(config["checkpoint_location"])
+    log = ProgressLog(_location(config))
     done = 0
     while not lease.stop_requested():
         time.sleep(config.get("pause", 0.05))
         done += 1
-        Path(f"{config['checkpoint_location']}.batch").write_text("begun")
+        Path(f"{_location(config)}.batch").write_text("begun")
         time.sleep(config.get("batch", 0))
-        log.report(BatchProgress(done, 10, 9, 1, 5.0, 20.0, 0.5, lag=7, snapshot_ids=(str(done),)))
-        Path(f"{config['checkpoint_location']}.batch").write_text("done")
+        ranges = (("t", 0, 10 * done - 10, 10 * done),)
+        told = BatchProgress(done, 10, 9, 1, 5.0, 20.0, 0.5, ranges, lag=7, snapshot_ids=(str(done),))
+        log.report(replace(told, tables={"lake.t": 9}))
+        Path(f"{_location(config)}.batch").write_text("done")
         if done == config.get("batches") or (how != "done" and done == 2):
             break
     if how == "fail":

@@ -43,6 +43,22 @@ def test_sums_go_on_over_drivers_and_beyond_what_is_kept(tmp_path: Path) -> None
     assert [batch.batch_id for batch in read.last] == list(range(50, 100))
 
 
+def test_a_run_has_the_sums_since_it_began_and_what_landed_again(tmp_path: Path) -> None:
+    log = ProgressLog(str(tmp_path / "c"))
+    log.report(replace(BATCH, tables={"lake.a": 98}))
+    begun = json.loads(json.dumps(read_progress(str(tmp_path / "c")).sums()))
+    assert read_progress(str(tmp_path / "c")).since(begun)["landed"] == []
+    # The second lands what follows; the third, after a rollback, what the first had landed.
+    log.report(replace(BATCH, ranges=(("clicks", 0, 55, 60),), skipped=1, tables={"lake.a": 4, "lake.b": 1}))
+    log.report(replace(BATCH, ranges=(("clicks", 1, 0, 50),), tables={"lake.a": 98}))
+    since = read_progress(str(tmp_path / "c")).since(begun)
+    assert (since["batches"], since["rows_in"], since["skipped"]) == (2, 200, 1)
+    assert since["tables"] == {"lake.a": 102, "lake.b": 1}
+    assert since["landed"] == [["clicks", 0, 55, 60], ["clicks", 1, 0, 50]]
+    # All batches together: what is adjacent is one range.
+    assert read_progress(str(tmp_path / "c")).landed == (("clicks", 0, 5, 60), ("clicks", 1, 0, 50))
+
+
 def test_an_idle_query_moves_too(tmp_path: Path) -> None:
     log = ProgressLog(str(tmp_path / "c"))
     log.report(BATCH)

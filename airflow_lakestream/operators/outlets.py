@@ -1,0 +1,32 @@
+"""What the events of a task's outlet assets carry: the report of what it has landed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow.providers.common.compat.sdk import Asset, AssetAlias
+
+
+def tell_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
+    """Put a report, which has the rows by table in `tables`, on the event of each outlet."""
+    # An alias stands for the tables that were really written, which a form or the records may have chosen.
+    written = {table: rows for table, rows in result["tables"].items() if rows or len(result["tables"]) == 1}
+    by_topic = {name: value for name, value in result.items() if name != "topics"}
+    for outlet in outlets:
+        if isinstance(outlet, AssetAlias):
+            for table, rows in written.items():
+                own = by_topic | {"table": table, "rows": rows} if len(written) > 1 else dict(result)
+                context["outlet_events"][outlet].add(table_asset(table), extra=own)
+        elif isinstance(outlet, Asset):
+            context["outlet_events"][outlet].extra = dict(result)
+
+
+def table_asset(table: str) -> Asset:
+    """Return the asset that stands for a table: `iceberg://namespace/table`, or where a Delta table lies.
+
+    It is named as users write the table.
+    """
+    if "/" in table:
+        return Asset(name=table, uri=table if "://" in table else f"file://{table}")
+    return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")

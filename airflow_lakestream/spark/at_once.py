@@ -1,0 +1,103 @@
+"""An app's work without a query and its checkpoint, at once: under a lease, and with progress, where it has a place."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_lakestream.fan_out import RunReport
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.inputs import take_lease
+from airflow_lakestream.spark.lease import Lease
+from airflow_lakestream.spark.micro_batch import MicroBatches
+from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
+from airflow_lakestream.spark.pulse import Pulse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What an app tells while it works; where nobody watches it, both are None, and nothing is told."""
+
+    progress: ProgressLog | None = None
+    pulse: Pulse | None = None
+
+    def report(self, done: BatchProgress) -> None:
+        """Say what was done."""
+        if self.progress is not None:
+            self.progress.report(done)
+
+
+@contextmanager
+def supervised(
+    spark: SparkSession,
+    what: str,
+    take: Callable[[str], Lease],
+    location: str | None,
+    properties: Mapping[str, str] | None = None,
+) -> Iterator[Supervised]:
+    """Hold a lease while an app works, and give signs of life; without a place for it, do neither.
+
+    :param what: it does, in words.
+    :param take: takes the lease beside a location.
+    :param location: path or URI; lease and progress lie in `<location>.lakestream`.
+    :param properties: the catalog's, for a place on its object store.
+
+    Raises what `take` raises.
+    """
+    if location is None:
+        yield Supervised()
+        return
+    with take(location):
+        progress = ProgressLog(location, properties)
+        with Pulse(spark, progress, is_idle=lambda: False) as pulse:
+            pulse.begin(what)
+            yield Supervised(progress, pulse)
+
+
+def land_at_once(config: AppConfig, spark: SparkSession) -> None:
+    """Land an interval or ranges, in one snapshot. Raises what a landing raises, LeaseHeld, OtherInputs."""
+
+    def take(location: str) -> Lease:
+        return take_lease(config, spark, location)
+
+    what = f"landing {config.landing['mode']}"
+    with supervised(spark, what, take, config.lease_location, config.catalog_properties) as told:
+        started = time.monotonic()
+        report = MicroBatches(config, spark, pulse=told.pulse).land(config.run_id or uuid.uuid4().hex)
+        told.report(batch_progress(0, report, time.monotonic() - started))
+    log.info("Landed %s of %s in %s.", report.counts, report.topic, report.table)
+
+
+def batch_progress(batch_id: int, report: RunReport, duration: float, pause: float | None = None) -> BatchProgress:
+    """Return what a driver tells of a landing; `pause` are the seconds from one batch to the next."""
+    counts = report.counts
+    rate = counts.read / max(duration, 1e-3)
+    return BatchProgress(
+        batch_id=batch_id,
+        rows_in=counts.read,
+        rows_out=counts.written,
+        rejected=counts.rejected,
+        skipped=counts.skipped,
+        filtered=counts.filtered,
+        input_rate=rate if pause is None else counts.read / max(duration, pause, 1e-3),
+        processing_rate=rate,
+        duration=duration,
+        ranges=tuple(
+            (r.topic, r.partition, r.from_offset, r.until_offset)
+            for one in report.reports.values()
+            for r in one.entry.landed
+        ),
+        lag=report.remaining_lag,
+        snapshot_ids=tuple(str(id_) for one in report.reports.values() for id_ in one.snapshot_ids),
+        tables=dict(report.tables),
+    )

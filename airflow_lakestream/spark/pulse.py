@@ -1,0 +1,103 @@
+"""Signs of life of a landing on Spark: told as long as it gets on, never because time passes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import Chunk, Reader
+from airflow_lakestream.spark.progress import ProgressLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+
+class Pulse:
+    """Looks every few seconds at what a driver does, and reports it where something was done since the last look.
+
+    What is done: a task of Spark that ended, a stage that began, a chunk that the driver itself has read. A batch
+    without any of these gives no sign of life, so that one that hangs is told from one that is long.
+
+    :param is_idle: whether a query waits for records, which is a sign of life, too.
+    """
+
+    def __init__(
+        self, spark: SparkSession, progress: ProgressLog, is_idle: Callable[[], bool], interval: float = INTERVAL_S
+    ) -> None:
+        self._tracker = spark.sparkContext.statusTracker()
+        self._progress = progress
+        self._is_idle = is_idle
+        self._interval = interval
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lakestream-pulse", daemon=True)
+        self._what = "starting"
+        self._chunks = 0
+        self._seen: tuple[object, ...] = ()
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def begin(self, what: str) -> None:
+        """Say what is done from now on, such as "batch 7"."""
+        self._what = what
+        self._progress.alive(f"{what} has begun")
+
+    def count(self, reader: Reader) -> Reader:
+        """Return a reader that counts what it reads: for what the driver reads itself, without a task of Spark."""
+        return _Counted(reader, self)
+
+    def read_one(self) -> None:
+        """Count a chunk."""
+        self._chunks += 1
+
+    def look(self) -> None:
+        """Look once, and report where something was done."""
+        if self._is_idle():
+            self._progress.alive()
+            return
+        stages = [(s, info) for s in self._tracker.getActiveStageIds() if (info := self._tracker.getStageInfo(s))]
+        seen = (self._chunks, *((stage, info.numCompletedTasks) for stage, info in stages))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        told = [
+            f"{info.numCompletedTasks} of {info.numTasks} tasks of stage {stage} are done" for stage, info in stages
+        ]
+        if self._chunks:
+            told.append(f"the driver has read {self._chunks} chunks")
+        self._progress.alive(f"{self._what}: {', '.join(told) or 'between two stages'}")
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._interval):
+            try:
+                self.look()
+            except Exception as e:  # noqa: BLE001  # a store that is away for a moment; of Spark, the landing says more
+                log.warning("No sign of life could be given: %s: %s", type(e).__name__, e)
+
+
+class _Counted:
+    def __init__(self, reader: Reader, pulse: Pulse) -> None:
+        self._reader = reader
+        self._pulse = pulse
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        with closing(self._reader.read(plan, cancelled)) as chunks:
+            for chunk in chunks:
+                self._pulse.read_one()
+                yield chunk
