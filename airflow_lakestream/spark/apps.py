@@ -12,6 +12,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 KAFKA_TO_ICEBERG = "kafka_to_iceberg"
 KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
+MAINTAIN_ICEBERG = "maintain_iceberg"
 _PACKAGE = Path(airflow_lakestream.__file__).parent
 # In a wheel they lie in the package, in a checkout beside it.
 _PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")

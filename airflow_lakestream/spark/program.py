@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.spark.app_config import AppConfig
@@ -16,17 +16,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Config = TypeVar("Config")
+
 
 def run_program(config_path: str, work: Callable[[AppConfig, SparkSession], None]) -> int:
-    """Run an app, and return its exit code: 0 when it is done, or was stopped on request.
+    """Run an app that lands, and return its exit code: 0 when it is done, or was stopped on request.
 
     :param config_path: of its configuration, see `AppConfig`.
     :param work: what it does.
     """
+    return run_app(config_path, AppConfig.read, open_session, work)
+
+
+def run_app(
+    config_path: str,
+    read: Callable[[str], Config],
+    start: Callable[[Config], SparkSession],
+    work: Callable[[Config, SparkSession], object],
+) -> int:
+    """Run an app with a kind of configuration and of session of its own; return its exit code."""
     _log_to_stderr()
     try:
-        config = AppConfig.read(config_path)
-        spark = open_session(config)
+        config = read(config_path)
+        spark = start(config)
         try:
             work(config, spark)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -27,29 +27,31 @@ class SparkLacks(LakestreamError, Terminal):
 
 
 def open_session(config: AppConfig) -> SparkSession:
-    """Start Spark, or join the one that `spark-submit` has started. Raises SparkLacks without a Kafka source.
+    """Start Spark, or join the one that `spark-submit` has started. Raises SparkLacks without a Kafka source."""
+    settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
+    spark = start_session(config.app, settings, kafka_packages())
+    check_class(spark, _KAFKA_SOURCE, "Spark has no Kafka source.", kafka_packages(spark.version))
+    return spark
 
-    Started here, it gets the jars that fit; under `spark-submit` they are given there: by then it is too late.
+
+def start_session(app: str, given: Mapping[str, str], packages: Sequence[str]) -> SparkSession:
+    """Start Spark, or join the one that `spark-submit` has started.
+
+    Started here, it gets the jars of these packages; under `spark-submit` they are given there: by then it is too late.
     """
     from pyspark.sql import SparkSession
 
-    settings = {
-        # What executors hand over as text, and the driver reads, is in one time zone.
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.redaction.options.regex": REDACTED,
-        **{key: str(value) for key, value in config.spark.items()},
-    }
+    # What executors hand over as text, and the driver reads, is in one time zone.
+    settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
     if "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
-        settings["spark.jars"] = ",".join(resolve(kafka_packages()))
+        settings["spark.jars"] = ",".join(resolve(packages))
     if _master(settings).startswith("local"):
         # On one machine the executors' Python is this one, not whatever is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(f"lakestream {config.app}")
+    builder = SparkSession.builder.appName(f"lakestream {app}")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    _check_source(spark)
-    return spark
+    return builder.getOrCreate()
 
 
 def _master(settings: Mapping[str, str]) -> str:
@@ -62,14 +64,15 @@ def _master(settings: Mapping[str, str]) -> str:
     return SparkConf().get("spark.master") or settings.get("spark.master", "local[*]")
 
 
-def _check_source(spark: SparkSession) -> None:
+def check_class(spark: SparkSession, name: str, what: str, packages: Sequence[str]) -> None:
+    """Stop a session that lacks a class of these packages. Raises SparkLacks."""
     from py4j.protocol import Py4JJavaError
 
     jvm = spark._jvm
     assert jvm is not None, "a session on the driver has one"
     try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_KAFKA_SOURCE)
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
     except Py4JJavaError:
         spark.stop()
-        remedy = f"Submit with --packages {','.join(kafka_packages(spark.version))}, or with these jars by --jars."
-        raise SparkLacks("Spark has no Kafka source.", remedy) from None
+        remedy = f"Submit with --packages {','.join(packages)}, or with these jars by --jars."
+        raise SparkLacks(what, remedy) from None

@@ -17,7 +17,10 @@ from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
+from airflow_lakestream.spark.catalog_options import catalog_packages
 from airflow_lakestream.spark.crew import SparkCrew
+from airflow_lakestream.spark.maintenance import EXTENSIONS
+from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
@@ -42,6 +45,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give the session that all tests share; its executors are its own threads, with Python workers beside them."""
     folder = tmp_path_factory.mktemp("spark")
     settings = SETTINGS | {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    # Kafka for what lands, Iceberg for what maintains tables.
+    packages = (*kafka_packages(), *catalog_packages({"type": "sql", "uri": "sqlite://"}))
+    settings |= {"spark.jars": ",".join(resolve(packages)), "spark.sql.extensions": EXTENSIONS}
     session = open_session(_config(Lake(folder, {"bootstrap.servers": "none"}), "t", {"spark": settings}))
     session.sparkContext.setLogLevel("ERROR")
     yield session

@@ -1,0 +1,171 @@
+"""PyIceberg's properties of a catalog as the settings of Spark's Iceberg catalog, and the jars that it takes.
+
+Whatever has no equal in Spark is refused by its name: a catalog that is another one, or that opens files by other
+credentials, would be found out late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.spark.packages import installed_spark
+
+ICEBERG_VERSION = "1.11.0"
+_SCALA = "2.13"
+# Where a setting of Spark shows its value: also `s3.access-key-id`, `credential` and headers of a REST catalog.
+REDACTED = "(?i)secret|password|token|access[.-]?key|credential|authorization"
+
+# Read by both under these names.
+_SAME = (
+    "credential",
+    "glue.endpoint",
+    "glue.id",
+    "oauth2-server-uri",
+    "prefix",
+    "s3.access-key-id",
+    "s3.endpoint",
+    "s3.secret-access-key",
+    "s3.session-token",
+    "scope",
+    "token",
+    "uri",
+    "warehouse",
+)
+_RENAMED = {"s3.region": "client.region", "glue.region": "client.region", "client.region": "client.region"}
+_HEADER = "header."
+# How PyIceberg itself works: nothing that Spark has to know.
+_OF_PYICEBERG = (
+    "downcast-ns-timestamp-to-us-on-write",
+    "echo",
+    "init_catalog_tables",
+    "pool_pre_ping",
+    "py-io-impl",
+    "s3.connect-timeout",
+    "s3.request-timeout",
+    "type",
+)
+_TYPES = ("rest", "sql", "glue", "hive")
+_JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "org.postgresql:postgresql:42.7.4"}
+
+
+def prefix_of(name: str) -> str:
+    """Return how the settings of Spark's catalog of this name begin. Raises InvalidArgument."""
+    if not re.fullmatch(r"[\w-]+", name):
+        # An SQL catalog keeps the tables of each name apart: Spark's has to have the very same one.
+        raise InvalidArgument("catalog.name", f"{name!r} can't be the name of a catalog in Spark.", "Use no dots.")
+    return f"spark.sql.catalog.{name}"
+
+
+def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's settings for PyIceberg's catalog `name`, secrets among them.
+
+    :param given: Spark's settings of the configuration. A catalog that they describe (spark.sql.catalog.<name>) is
+        taken as it is.
+
+    Raises InvalidArgument for what Spark has no equal of.
+    """
+    prefix = prefix_of(name)
+    if prefix in given:
+        return {key: str(value) for key, value in given.items() if key == prefix or key.startswith(f"{prefix}.")}
+    options = _translated(prefix, properties)
+    kind = kind_of(properties)
+    if kind == "sql":
+        options |= _jdbc(properties)
+    options["type"] = "jdbc" if kind == "sql" else kind
+    if _on_s3(properties):
+        options["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+    # Other writers commit between two calls: what was cached would be of an older head.
+    options["cache-enabled"] = "false"
+    settings = {f"{prefix}.{key}": value for key, value in options.items()}
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **settings}
+
+
+def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = None) -> tuple[str, ...]:
+    """Return the Maven coordinates of Iceberg for the installed Spark or another version, and of the catalog's client.
+
+    Raises InvalidArgument.
+    """
+    minor = ".".join((spark_version or installed_spark()).split(".")[:2])
+    packages = [f"org.apache.iceberg:iceberg-spark-runtime-{minor}_{_SCALA}:{ICEBERG_VERSION}"]
+    kind = kind_of(properties)
+    if kind == "sql":
+        packages.append(_JDBC_PACKAGES[_backend(properties)])
+    if kind == "glue" or _on_s3(properties):
+        packages.append(f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}")
+    return tuple(packages)
+
+
+def kind_of(properties: Mapping[str, Any]) -> str:
+    """Return PyIceberg's type of a catalog. Raises InvalidArgument for one that Spark can't open."""
+    kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
+    if kind not in _TYPES:
+        raise UnknownValue("catalog.type", kind, _TYPES)
+    return kind
+
+
+def _type_of(uri: str) -> str:
+    """Return the type that PyIceberg takes an address for."""
+    scheme = uri.partition(":")[0]
+    if scheme.startswith("thrift"):
+        return "hive"
+    return "sql" if scheme.startswith(("sqlite", "postgresql")) else "rest"
+
+
+def _translated(prefix: str, properties: Mapping[str, Any]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in properties.items():
+        if key in _SAME or key.startswith(_HEADER):
+            options[key] = str(value)
+        elif key in _RENAMED:
+            options[_RENAMED[key]] = str(value)
+        elif key == "s3.force-virtual-addressing":
+            options["s3.path-style-access"] = "false" if str(value).lower() == "true" else "true"
+        elif key not in _OF_PYICEBERG:
+            remedy = f"Describe the catalog whole by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
+            raise InvalidArgument(f"catalog.properties.{key}", "has no equal in Spark's catalog.", remedy)
+    if "s3.endpoint" in options:
+        # As PyIceberg does with an endpoint: servers other than Amazon's have no host for each bucket.
+        options.setdefault("s3.path-style-access", "true")
+    return options
+
+
+def _jdbc(properties: Mapping[str, Any]) -> dict[str, str]:
+    from sqlalchemy.engine import make_url
+
+    backend, url = _backend(properties), make_url(str(properties["uri"]))
+    options = {"jdbc.schema-version": "V1"}
+    if backend == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise InvalidArgument("catalog.uri", "is an SQLite catalog in memory, which Spark can't see.")
+        return {**options, "uri": f"jdbc:sqlite:{url.database}"}
+    if unknown := sorted(set(url.query) - {"sslmode", "sslrootcert"}):
+        raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equal in Spark's catalog.")
+    address = f"jdbc:postgresql://{url.host or 'localhost'}:{url.port or 5432}/{url.database or ''}"
+    query = "&".join(f"{key}={value}" for key, value in url.query.items())
+    options["uri"] = f"{address}?{query}" if query else address
+    # Not in the address: Spark shows it, and masks these.
+    for key, value in (("jdbc.user", url.username), ("jdbc.password", url.password)):
+        if value is not None:
+            options[key] = str(value)
+    return options
+
+
+def _backend(properties: Mapping[str, Any]) -> str:
+    backend = re.split(r"[+:]", str(properties.get("uri", "")))[0]
+    if backend not in _JDBC_PACKAGES:
+        raise InvalidArgument(
+            "catalog.uri", f"a catalog in {backend or 'no database'!r} can't be opened by Spark.", "Use PostgreSQL."
+        )
+    return backend
+
+
+def is_on_s3(location: str) -> bool:
+    """Tell whether a folder lies in S3."""
+    return location.startswith(("s3://", "s3a://", "s3n://"))
+
+
+def _on_s3(properties: Mapping[str, Any]) -> bool:
+    return is_on_s3(str(properties.get("warehouse", ""))) or any(key.startswith("s3.") for key in properties)

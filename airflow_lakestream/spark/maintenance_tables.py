@@ -1,0 +1,112 @@
+"""Which tables are to be maintained: names and patterns, against what is in the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+_WILD = "*?["
+
+
+class NoIcebergTable(InvalidArgument):
+    """A name that is no Iceberg table of the catalog."""
+
+    def __init__(self, name: str, catalog: str) -> None:
+        super().__init__(
+            "maintenance.tables",
+            f"{name} is no Iceberg table of catalog {catalog!r}.",
+            "Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them.",
+        )
+
+
+def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
+    """Return the names of the tables, each once, in the order they were asked for.
+
+    A pattern stands for names with as many parts as it has; it may match none, and passes over what is no Iceberg
+    table. Raises NoIcebergTable for a plain name that is none.
+    """
+    found: dict[str, None] = {}
+    for one in wanted:
+        if not any(letter in one for letter in _WILD):
+            if not _is_table(catalog, one):
+                raise NoIcebergTable(one, catalog.name)
+            found[one] = None
+            continue
+        parts = one.split(".")
+        for name in _names(catalog, parts[:-1]):
+            if fnmatchcase(name.split(".")[-1], parts[-1]) and name not in found and _is_table(catalog, name):
+                found[name] = None
+    return list(found)
+
+
+def inside(catalog: Catalog, table: Table) -> list[str]:
+    """Return the tables that have their files in this table's folder, or share it, as far as the catalog knows them.
+
+    Looked at are the tables of its namespace, and of those below it.
+    """
+    name = ".".join(table.name())
+    folder = _folder(table.location())
+    namespace = name.split(".")[:-1]
+    neighbours = [*_names(catalog, namespace), *_below(catalog, tuple(namespace))]
+    return [
+        other
+        for other in dict.fromkeys(neighbours)
+        if other != name
+        and (at := _location(catalog, other)) is not None
+        and (at.startswith(folder) or folder.startswith(at))
+    ]
+
+
+def _location(catalog: Catalog, name: str) -> str | None:
+    try:
+        return _folder(catalog.load_table(name).location())
+    except NoSuchTableError:
+        return None
+
+
+def _folder(location: str) -> str:
+    return location.rstrip("/") + "/"
+
+
+def _is_table(catalog: Catalog, name: str) -> bool:
+    try:
+        catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        return False
+    return True
+
+
+def _names(catalog: Catalog, namespace: Sequence[str]) -> Iterator[str]:
+    """Yield the tables of the namespaces that match, part by part."""
+    for one in _namespaces(catalog, namespace):
+        yield from sorted(".".join(table) for table in catalog.list_tables(one))
+
+
+def _namespaces(catalog: Catalog, wanted: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if not any(letter in part for part in wanted for letter in _WILD):
+        if catalog.namespace_exists((*above, *wanted)):
+            yield (*above, *wanted)
+        return
+    for one in _children(catalog, above):
+        if fnmatchcase(one[-1], wanted[0]):
+            if len(wanted) == 1:
+                yield one
+            else:
+                yield from _namespaces(catalog, wanted[1:], one)
+
+
+def _below(catalog: Catalog, namespace: tuple[str, ...]) -> Iterator[str]:
+    for one in _children(catalog, namespace):
+        yield from (".".join(table) for table in catalog.list_tables(one))
+        yield from _below(catalog, one)
+
+
+def _children(catalog: Catalog, above: tuple[str, ...]) -> Collection[tuple[str, ...]]:
+    found = catalog.list_namespaces(above)
+    return [one for one in found if len(one) == len(above) + 1 and one[: len(above)] == above]
