@@ -21,7 +21,8 @@ from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, POSITION, UNAVAILABLE, VERSION
 from airflow_lakestream.cdc.memory import ROW, Memory
-from airflow_lakestream.cdc.newest import Mask, Newest, Numbers, Origin, Version, is_before, is_later, keys_of
+from airflow_lakestream.cdc.newest import Mask, Newest, Numbers, Origin, is_before, is_gone, is_later, keys_of
+from airflow_lakestream.cdc.old_rows import OldRows, as_bytes, marked_where, with_deleted, with_values
 from airflow_lakestream.cdc.places import places
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.files import delete_files
@@ -42,7 +43,9 @@ class ValueMissing(LakestreamError, Terminal):
             f"{table}: the change event at partition {partition}, offset {offset} leaves out {column} (Debezium's "
             f"{UNAVAILABLE}), and the table has no row to take it from: events before it were not landed, or the row's "
             "key was changed and its events are in several partitions. Nothing was landed. Let the database send all "
-            "values (ALTER TABLE ... REPLICA IDENTITY FULL), and read the table again with a snapshot of Debezium."
+            "values (ALTER TABLE ... REPLICA IDENTITY FULL), and read the table again with a snapshot of Debezium. If "
+            "the table was truncated while Debezium read its first snapshot, let one batch reach beyond the "
+            "truncation: delete the checkpoint, and run without max_offsets_per_trigger."
         )
 
 
@@ -95,10 +98,10 @@ class Merger:
         late = self._before_truncation(rows)
         matched = np.zeros(len(rows), np.bool_)
         found = self._look(table, late, matched) if table is not None else []
-        is_delete = pc.equal(rows[OP], "d").to_numpy(zero_copy_only=False) if len(rows) else np.zeros(0, np.bool_)
+        is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
         late[new[self.memory.is_dead(rows.take(pa.array(new)))]] = True
-        merged, old = Merged(), _Old()
+        merged, old = Merged(), OldRows()
         needed = self._needed(is_delete, late)
         for one in found:
             merged.out.append(one.task.file)
@@ -132,7 +135,7 @@ class Merger:
         tasks = [task for task in live_files(table) if self._may_hold(table.metadata, task.file)]
 
         def look(task: FileScanTask) -> _Found:
-            return self._look_into(table, task)
+            return self._look_into(table, task, late)
 
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
             found = list(pool.map(look, tasks))
@@ -154,14 +157,15 @@ class Merger:
         inside = pc.and_(pc.greater_equal(keys, pa.scalar(low)), pc.less_equal(keys, pa.scalar(high)))
         return bool(pc.any(inside).as_py())
 
-    def _look_into(self, table: Table, task: FileScanTask) -> _Found:
+    def _look_into(self, table: Table, task: FileScanTask, late: Mask) -> _Found:
         columns = [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])]
         parts = list(read_rows(table.metadata, table.io, task, columns=columns))
         rows = pa.concat_tables(parts) if parts else table.metadata.schema().select(*columns).as_arrow().empty_table()
         at = places(rows, self.batch.rows, self.key)
         out = np.zeros(len(rows), np.bool_)
         hit = np.flatnonzero(at >= 0)
-        out[hit] = is_later(self.batch.rows.take(pa.array(at[hit])), rows.take(pa.array(hit)))
+        # A marked row may be older than a truncation, as such an event is: it stays.
+        out[hit] = is_later(self.batch.rows.take(pa.array(at[hit])), rows.take(pa.array(hit))) & ~late[at[hit]]
         marked = np.zeros(len(rows), np.bool_)
         if self.batch.truncated is not None:
             gone = is_before(rows, self.batch.truncated) & ~out
@@ -181,7 +185,7 @@ class Merger:
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
-    def _rewrite(self, table: Table, found: _Found, needed: set[int], old: _Old) -> list[DataFile]:
+    def _rewrite(self, table: Table, found: _Found, needed: set[int], old: OldRows) -> list[DataFile]:
         """Write the rows of a file that stay; hand over the old rows that are needed."""
         files: list[DataFile] = []
         held: list[pa.Table] = []
@@ -193,7 +197,7 @@ class Merger:
             if take[here].any():
                 old.add(batch.filter(pa.array(take[here])))
             if found.marked[here].any():
-                batch = _marked_where(batch, found.marked[here], self.batch.truncated)
+                batch = marked_where(batch, found.marked[here], self.batch.truncated)
             held.append(batch.filter(pa.array(~found.out[here])))
             if sum(part.nbytes for part in held) >= PART_BYTES:
                 files += self._write(held)
@@ -208,28 +212,32 @@ class Merger:
         self._written += files
         return files
 
-    def _upserts(self, places_: Numbers, old: _Old) -> pa.Table:
-        """Return the rows of events, with the values that they leave out."""
-        rows = self.batch.rows.take(pa.array(places_)).drop_columns([OP])
+    def _upserts(self, places_: Numbers, old: OldRows) -> pa.Table:
+        """Return the rows of events, with the values that they leave out. Raises ValueMissing."""
+        rows = self._complete(places_, old)
+        return rows.append_column(DELETED, pa.repeat(pa.scalar(False), len(rows))) if self.soft_delete else rows
+
+    def _complete(self, places_: Numbers, old: OldRows) -> pa.Table:
+        rows = self.batch.rows.take(pa.array(places_))
+        gone, rows = is_gone(rows), rows.drop_columns([OP])
         number_of = {int(place): number for number, place in enumerate(places_)}
-        by_column: dict[str, dict[int, pa.Scalar]] = {}
+        by_column: dict[str, dict[int, pa.Scalar | None]] = {}
         for (place, column), origin in self.batch.origins.items():
             if place not in number_of:
                 continue
             value = self._value_of_same(place, column, old)
             if value is None:
                 value = self._value(column, origin, old)
-            if value is None:
+            # A deleted row is none that would be wrong without.
+            if value is None and not gone[number_of[place]]:
                 partition, offset = (self.batch.rows[name][place].as_py() for name in VERSION[2:])
                 raise ValueMissing(self.memory.mirror, column, partition, offset)
             by_column.setdefault(column, {})[number_of[place]] = value
         for column, values in by_column.items():
-            rows = _with_values(rows, column, values)
-        if self.soft_delete:
-            rows = rows.append_column(DELETED, pa.repeat(pa.scalar(False), len(rows)))
+            rows = with_values(rows, column, values)
         return rows
 
-    def _value_of_same(self, place: int, column: str, old: _Old) -> pa.Scalar | None:
+    def _value_of_same(self, place: int, column: str, old: OldRows) -> pa.Scalar | None:
         """Return the value of the event's own row, where that is what the same event made of it, sent before."""
         event = self.batch.rows.slice(place, 1)
         row = old.row_of(keys_of(event, self.key)[0], self.key)
@@ -237,7 +245,7 @@ class Merger:
             return None
         return row[column][0]
 
-    def _row_before(self, at: int, old: _Old) -> bytes | None:
+    def _row_before(self, at: int, old: OldRows) -> bytes | None:
         """Return what a deleted row had that the next event may leave out; None where no such event can come."""
         before = self.batch.befores.get(at)
         if not before:
@@ -249,26 +257,32 @@ class Merger:
         known = {name: value for name, value in values.items() if value is not None}
         if not known:
             return None
-        return _as_bytes(pa.table({name: pa.array([value.as_py()], value.type) for name, value in known.items()}))
+        return as_bytes(pa.table({name: pa.array([value.as_py()], value.type) for name, value in known.items()}))
 
-    def _value(self, column: str, origin: Origin, old: _Old) -> pa.Scalar | None:
+    def _value(self, column: str, origin: Origin, old: OldRows) -> pa.Scalar | None:
         row = old.row_of(origin.key, self.key) if origin.moved is None else self.memory.moved(origin.moved)
         return None if row is None or column not in row.column_names else row[column][0]
 
-    def _marked(self, deletes: Numbers, old: _Old) -> list[pa.Table]:
-        """Return the deleted rows as they stay: with the values that they had, where there were any."""
-        known, rows = old.table(), self.batch.rows.take(pa.array(deletes)).drop_columns([OP])
+    def _marked(self, deletes: Numbers, old: OldRows) -> list[pa.Table]:
+        """Return the deleted rows as they stay: with the values that they had last, in the batch or in the table."""
+        known, rows = old.table(), self._complete(deletes, old)
         at = places(rows, known, self.key) if known is not None else np.full(len(rows), -1, np.int64)
-        parts = [rows.filter(pa.array(at < 0))]
-        if known is not None and (at >= 0).any():
-            mine = rows.filter(pa.array(at >= 0))
-            theirs = known.take(pa.array(at[at >= 0]))
+        theirs = np.flatnonzero(at >= 0)
+        if known is not None and len(theirs):
+            contents = self.batch.contents.take(pa.array(deletes[theirs]))
+            own = is_later(rows.take(pa.array(theirs)), contents)
+            theirs = theirs[~own | is_later(known.take(pa.array(at[theirs])), contents)]
+        is_mine = np.ones(len(rows), np.bool_)
+        is_mine[theirs] = False
+        parts = [rows.filter(pa.array(is_mine))]
+        if known is not None and len(theirs):
+            held, mine = known.take(pa.array(at[theirs])), rows.take(pa.array(theirs))
             for name in VERSION:
-                theirs = theirs.set_column(theirs.column_names.index(name), name, mine[name])
-            parts.append(theirs)
-        return [_with_deleted(part) for part in parts if len(part)]
+                held = held.set_column(held.column_names.index(name), name, mine[name])
+            parts.append(held)
+        return [with_deleted(part) for part in parts if len(part)]
 
-    def _entries(self, deletes: Numbers, old: _Old) -> pa.Table:
+    def _entries(self, deletes: Numbers, old: OldRows) -> pa.Table:
         """Return what is to be remembered: a truncation, and rows that were deleted and do not stay."""
         wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
@@ -279,65 +293,3 @@ class Merger:
         values = dict(zip(VERSION, self.batch.truncated, strict=True))
         columns = [pa.array([values.get(one.name)], one.type) for one in rows.schema]
         return pa.concat_tables([rows, pa.Table.from_arrays(columns, schema=rows.schema)])
-
-
-class _Old:
-    """Old rows that are needed."""
-
-    def __init__(self) -> None:
-        self._rows: list[pa.Table] = []
-        self._by_key: dict[tuple[object, ...], int] | None = None
-        self._table: pa.Table | None = None
-
-    def add(self, rows: pa.Table) -> None:
-        """Take some."""
-        self._rows.append(rows)
-
-    def table(self) -> pa.Table | None:
-        """Return all of them; None without any."""
-        if self._table is None and self._rows:
-            self._table = pa.concat_tables(self._rows, promote_options="permissive")
-        return self._table
-
-    def row_of(self, key: tuple[object, ...], names: Sequence[str]) -> pa.Table | None:
-        """Return the row of a key."""
-        rows = self.table()
-        if rows is None:
-            return None
-        if self._by_key is None:
-            self._by_key = {one: number for number, one in enumerate(keys_of(rows, names))}
-        number = self._by_key.get(key)
-        return None if number is None else rows.slice(number, 1)
-
-
-def _with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar]) -> pa.Table:
-    field_, there = rows.schema.field(column), rows[column].combine_chunks()
-    mask = np.zeros(len(rows), np.bool_)
-    mask[list(values)] = True
-    new = pa.array([values[number].as_py() for number in sorted(values)], there.type)
-    filled = pc.replace_with_mask(there, pa.array(mask), new)
-    return rows.set_column(rows.column_names.index(column), field_, filled)
-
-
-def _with_deleted(rows: pa.Table) -> pa.Table:
-    deleted = pa.repeat(pa.scalar(True), len(rows))
-    if DELETED not in rows.column_names:
-        return rows.append_column(DELETED, deleted)
-    return rows.set_column(rows.column_names.index(DELETED), DELETED, deleted)
-
-
-def _marked_where(rows: pa.Table, mask: Mask, version: Version | None) -> pa.Table:
-    assert version is not None, "rows are marked by a truncation"
-    values = {**dict(zip(VERSION, version, strict=True)), DELETED: True}
-    for name, value in values.items():
-        kind = rows.schema.field(name).type
-        column = pc.if_else(pa.array(mask), pa.scalar(value, kind), rows[name])
-        rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
-    return rows
-
-
-def _as_bytes(row: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as writer:
-        writer.write_table(row)
-    return bytes(sink.getvalue())

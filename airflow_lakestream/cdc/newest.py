@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as t
 
-from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, UNAVAILABLE, VERSION
+from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, VERSION
+from airflow_lakestream.cdc.unavailable import left_out, may_be_left_out
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 Version = tuple[int, ...]
@@ -50,33 +50,61 @@ class Origin:
 class Newest:
     """The last event of each key, in the order of their versions, and the last truncation before all of them.
 
+    A row that is to be marked as deleted has the values of the event before its deletion, where the batch has one;
+    `contents` says where the event stands whose values each row has. Its operation is `t` when a truncation took it.
     `origins` says, by the place of a row and the name of a column, where a value that is lacking is to be had.
     `befores` says, for a deletion that ends a partition's events, what the row had that the next event may leave out.
     """
 
     rows: pa.Table
+    contents: pa.Table
     truncated: Version | None = None
     origins: Mapping[tuple[int, str], Origin] = field(default_factory=dict)
     befores: Mapping[int, Mapping[str, pa.Scalar | Origin]] = field(default_factory=dict)
 
 
-def newest(events: pa.Table, key: Sequence[str], table: str = "the table") -> Newest:
+def newest(events: pa.Table, key: Sequence[str], table: str = "the table", *, soft_delete: bool = False) -> Newest:
     """Reduce events to what they come to. Raises KeyMissing.
 
     :param events: the row's columns, `OP` and `VERSION`, in any order of rows.
+    :param soft_delete: whether deleted rows stay.
     """
     rows = events.take(pc.sort_indices(events, sort_keys=[(name, "ascending") for name in VERSION])).combine_chunks()
     truncated = None
-    cuts = np.flatnonzero(_is(rows, "t"))
-    if len(cuts):
-        truncated = versions(rows.slice(int(cuts[-1]), 1))[0]
-        rows = rows.slice(int(cuts[-1]) + 1)
+    cuts = np.flatnonzero(_is(rows, "t")).tolist()
+    if cuts:
+        truncated = versions(rows.slice(cuts[-1], 1))[0]
+        rows = _with_truncated(rows, cuts, key) if soft_delete else rows.slice(cuts[-1] + 1)
     _check_keys(rows, key, table)
-    last = _last_of_each(rows, key)
-    found, origins = _filled(rows, last, key)
+    last, contents = _last_of_each(rows, key)
+    if not soft_delete:
+        contents = last
+    found, origins = _filled(rows, last, contents, key)
     befores = {place: _before(rows, int(last[place]), key) for place in _last_deletes(rows, last)}
     others = [name for name in OF_EVENTS if name in found.column_names and name != OP]
-    return Newest(found.drop_columns(others), truncated, origins, befores)
+    at = rows.select(VERSION).take(pa.array(contents))
+    return Newest(found.drop_columns(others), at, truncated, origins, befores)
+
+
+def is_gone(rows: pa.Table) -> Mask:
+    """Tell which events take a row away."""
+    mask: Mask = _is(rows, "d") | _is(rows, "t")
+    return mask
+
+
+def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> pa.Table:
+    """Return the events with a deletion of each row that they made for each truncation, in its place."""
+    parts, start = [], 0
+    for cut in cuts:
+        part = rows.slice(start, cut - start)
+        gone = part.take(pa.array(_last_of_each(part, key)[0]))
+        gone = gone.filter(pa.array(~is_gone(gone)))
+        for name in (OP, *VERSION):
+            same = pa.repeat(rows[name][cut], len(gone))
+            gone = gone.set_column(gone.column_names.index(name), rows.schema.field(name), same)
+        parts += [part, gone]
+        start = cut + 1
+    return pa.concat_tables([*parts, rows.slice(start)]).combine_chunks()
 
 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
@@ -100,22 +128,18 @@ def _before(rows: pa.Table, at: int, key: Sequence[str]) -> dict[str, pa.Scalar 
     wanted = [column.name for column in rows.schema if _may_lack(column, key)]
     found: dict[str, pa.Scalar | Origin] = {}
     origin = Origin(tuple(value.as_py() for value in own))
-    for number in reversed(np.flatnonzero(same).tolist()):
-        op = rows[OP][number].as_py()
-        if op == "d":
+    earlier = rows.take(pa.array(np.flatnonzero(same)[::-1]))
+    lacking = {name: left_out(earlier[name]) for name in wanted}
+    for number, op in enumerate(earlier[OP].to_pylist()):
+        if op in ("d", "t"):
             break
         for name in wanted:
-            value = rows[name][number]
-            if name not in found and not _is_left_out(value):
-                found[name] = value
+            if name not in found and not lacking[name][number]:
+                found[name] = earlier[name][number]
         if op == "c":
-            origin = Origin(moved=(rows[COMMIT][number].as_py(), rows[POSITION][number].as_py()))
+            origin = Origin(moved=(earlier[COMMIT][number].as_py(), earlier[POSITION][number].as_py()))
             break
     return {name: found.get(name, origin) for name in wanted}
-
-
-def _is_left_out(value: pa.Scalar) -> bool:
-    return value.as_py() in (UNAVAILABLE, UNAVAILABLE.encode())
 
 
 def versions(rows: pa.Table) -> list[Version]:
@@ -160,28 +184,39 @@ def _check_keys(rows: pa.Table, key: Sequence[str], table: str) -> None:
             raise KeyMissing(table, key, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
 
 
-def _last_of_each(rows: pa.Table, key: Sequence[str]) -> Numbers:
-    numbered = rows.select(list(key)).append_column("", pa.array(np.arange(len(rows))))
-    last: Numbers = numbered.group_by(list(key)).aggregate([("", "max")])["_max"].to_numpy()
-    return np.sort(last)
+def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
+    """Return for each key its last event, and the last one that has its row; the same where none has."""
+    numbers = np.arange(len(rows))
+    own = pa.array(numbers, mask=is_gone(rows))
+    numbered = rows.select(list(key)).append_column("", pa.array(numbers)).append_column("own", own)
+    found = numbered.group_by(list(key)).aggregate([("", "max"), ("own", "max")])
+    last: Numbers = found["_max"].to_numpy()
+    with_row: Numbers = pc.coalesce(found["own_max"], found["_max"]).to_numpy()
+    order = np.argsort(last)
+    return last[order], with_row[order]
 
 
-def _filled(rows: pa.Table, last: Numbers, key: Sequence[str]) -> tuple[pa.Table, dict[tuple[int, str], Origin]]:
-    """Return the last events with what earlier ones of the batch know of the values that they leave out."""
+def _filled(
+    rows: pa.Table, last: Numbers, contents: Numbers, key: Sequence[str]
+) -> tuple[pa.Table, dict[tuple[int, str], Origin]]:
+    """Return the last events with the values of `contents`, and with what earlier ones know of those left out."""
     lacking = dict(_lacking(rows, key))
-    found = rows.take(pa.array(last))
-    if not any(mask[last].any() for mask in lacking.values()):
+    found = rows.take(pa.array(contents))
+    if (contents != last).any():
+        for name in (OP, *VERSION):
+            column = rows[name].take(pa.array(last))
+            found = found.set_column(found.column_names.index(name), rows.schema.field(name), column)
+    if not any(mask[contents].any() for mask in lacking.values()):
         return found, {}
     states, origins = _follow(rows, lacking, key), {}
     of_last = keys_of(found, key)
     for name, mask in lacking.items():
-        takes = last.copy()
-        for place in np.flatnonzero(mask[last]).tolist():
-            state = states[of_last[place]]
-            known = None if state is None else state[name]
+        takes = contents.copy()
+        for place in np.flatnonzero(mask[contents]).tolist():
+            known = states[of_last[place]][name]
             if isinstance(known, int):
                 takes[place] = known
-            elif known is not None:
+            else:
                 origins[place, name] = known
         found = found.set_column(
             found.column_names.index(name), rows.schema.field(name), rows[name].take(pa.array(takes))
@@ -194,38 +229,44 @@ def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
     for column in rows.schema:
         if not _may_lack(column, key):
             continue
-        kind = column.type
-        mask = pc.fill_null(pc.equal(rows[column.name], pa.scalar(UNAVAILABLE).cast(kind)), False).to_numpy()
+        mask = left_out(rows[column.name])
         if mask.any():
             yield column.name, mask
 
 
 def _may_lack(column: pa.Field, key: Sequence[str]) -> bool:
     """Tell whether PostgreSQL may keep a column's values apart, and Debezium say so."""
-    kind = column.type
-    texts = t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
-    return bool(texts and column.name not in key and column.name not in OF_EVENTS)
+    beside = column.name in key or column.name in OF_EVENTS
+    return not beside and may_be_left_out(column.type)
 
 
 # By column: the place of the event that has the value, or where else it is.
 _State = dict[str, "int | Origin"]
 
 
-def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State | None]:
-    """Follow each row through its events; return where the values of its columns are in the end, None when deleted."""
-    states: dict[Key, _State | None] = {}
+def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State]:
+    """Follow each row through its events; return where the values of its columns are in the end, or were until then."""
+    states: dict[Key, _State] = {}
+    dead: set[Key] = set()
+    created: dict[Key, tuple[int, int]] = {}
     moved: dict[tuple[int, int], _State] = {}
     ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
     for at, own in enumerate(keys_of(rows, key)):
-        before = states.get(own, dict.fromkeys(lacking, Origin(own)))
-        if ops[at] == "d":
+        before = states.setdefault(own, dict.fromkeys(lacking, Origin(own)))
+        if ops[at] in ("d", "t"):
             # A key that is changed: the row is deleted, and at the same place in the source created under the other.
             # Sent twice, it is deleted already: what it had, is known from the first time.
-            if before is not None or places[at] not in moved:
-                moved[places[at]] = before or dict.fromkeys(lacking, Origin(own))
-            states[own] = None
+            if own not in dead or places[at] not in moved:
+                moved[places[at]] = before if own not in dead else dict.fromkeys(lacking, Origin(own))
+            dead.add(own)
             continue
-        if ops[at] == "c" or before is None:
+        # Sent twice, it is created already, from the row that its deletion has taken along.
+        if ops[at] == "c" and (own in dead or created.get(own) != places[at]):
+            created[own] = places[at]
             before = moved.get(places[at], dict.fromkeys(lacking, Origin(moved=places[at])))
+        elif own in dead:
+            # The deletion was sent twice: what created the row anew is in the table.
+            before = dict.fromkeys(lacking, Origin(own))
+        dead.discard(own)
         states[own] = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
     return states

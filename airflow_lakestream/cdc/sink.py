@@ -107,7 +107,7 @@ class MirrorSink(IcebergSink):
             raise AssertionError(f"{self._name}: a mirror is founded by its first events")
         key = self._mirror.key
         assert key is not None, "a mirror that is there, or staged, has one"
-        self._merging = newest(events, key, self._name)
+        self._merging = newest(events, key, self._name, soft_delete=self._mirror.soft_delete)
         if self._table is None:
             self._found()
         else:

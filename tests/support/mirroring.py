@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +47,62 @@ class Event:
 
 
 SOURCE = pa.struct([("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64())])
-COLUMNS = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("name", pa.string()),
-        ("big", pa.string()),
-        ("_op", pa.string()),
-        ("_source", SOURCE),
-        ("_kafka_partition", pa.int32()),
-        ("_kafka_offset", pa.int64()),
-    ]
-)
 
 
-def rows_of(events: Iterable[Event]) -> pa.Table:
+@dataclass(frozen=True)
+class Kind:
+    """A type of the column `big`, and how its values are made of text, as Debezium makes them, and read back."""
+
+    type: pa.DataType
+    encode: Callable[[str], Any]
+    decode: Callable[[Any], str]
+
+
+_DAY_ZERO = date(1970, 1, 1)
+# Of each type that Debezium has a way for to say that a value is left out. Arrays of numbers have the text's bytes.
+KINDS = {
+    "text": Kind(pa.string(), str, str),
+    "bytes": Kind(pa.binary(), str.encode, bytes.decode),
+    "bytes as text": Kind(
+        pa.string(), lambda text: b64encode(text.encode()).decode(), lambda text: b64decode(text).decode()
+    ),
+    "bytes as digits": Kind(pa.string(), lambda text: text.encode().hex(), lambda text: bytes.fromhex(text).decode()),
+    "hstore": Kind(pa.string(), lambda text: f'{{"{text}":"{text}"}}', lambda text: next(iter(json.loads(text)))),
+    "map": Kind(pa.map_(pa.string(), pa.string()), lambda text: [(text, text)], lambda pairs: pairs[0][0]),
+    "texts": Kind(pa.list_(pa.string()), lambda text: [text], lambda texts: texts[0]),
+    "of bytes": Kind(pa.list_(pa.binary()), lambda text: [text.encode()], lambda found: found[0].decode()),
+    "uuids": Kind(
+        pa.list_(pa.string()),
+        lambda text: ["b68a35a7-17ad-35b3-af2a-ae46edb4545a" if text == UNAVAILABLE else text],
+        lambda texts: texts[0],
+    ),
+    "int32": Kind(pa.list_(pa.int32()), lambda text: list(text.encode()), lambda found: bytes(found).decode()),
+    "int64": Kind(pa.list_(pa.int64()), lambda text: list(text.encode()), lambda found: bytes(found).decode()),
+    "dates": Kind(
+        pa.list_(pa.date32()),
+        lambda text: [_DAY_ZERO + timedelta(days=one) for one in text.encode()],
+        lambda days: bytes((one - _DAY_ZERO).days for one in days).decode(),
+    ),
+}
+
+
+def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
     """Return events as the decoder gives them."""
+    columns = {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "big": kind.type,
+        "_op": pa.string(),
+        "_source": SOURCE,
+        "_kafka_partition": pa.int32(),
+        "_kafka_offset": pa.int64(),
+    }
     return pa.Table.from_pylist(
         [
             {
                 "id": one.key,
                 "name": one.values[0] if one.values else None,
-                "big": one.values[1] if one.values else None,
+                "big": kind.encode(one.values[1]) if one.values else None,
                 "_op": one.op,
                 "_source": {"sequence": f'["{one.commit}","{one.position}"]', "lsn": one.position, "ts_ms": 1},
                 "_kafka_partition": one.partition,
@@ -72,32 +110,48 @@ def rows_of(events: Iterable[Event]) -> pa.Table:
             }
             for one in events
         ],
-        COLUMNS,
+        pa.schema(list(columns.items())),
     )
 
 
 def come_to(events: Iterable[Event]) -> dict[int, Values]:
     """Return the rows that events come to, one after the other in the order of the source."""
+    return _come_to(events)[0]
+
+
+def deleted_by(events: Iterable[Event]) -> dict[int, Values]:
+    """Return the rows that were deleted, and are not there again, with the values that they had last."""
+    return _come_to(events)[1]
+
+
+def _come_to(events: Iterable[Event]) -> tuple[dict[int, Values], dict[int, Values]]:
     rows: dict[int, Values] = {}
+    gone: dict[int, Values] = {}
     moved: dict[tuple[int, int], Values] = {}
     for one in sorted(set(events), key=lambda one: one.version):
         if one.op == "t":
+            gone |= rows
             rows = {}
         elif one.op == "d":
-            moved[one.commit, one.position] = rows.pop(one.key, (None, None))
+            assert one.key is not None
+            last = rows.pop(one.key, None) or gone.get(one.key, (None, None))
+            moved[one.commit, one.position] = gone[one.key] = last
         else:
+            assert one.key is not None
             before = rows.get(one.key) or moved.get((one.commit, one.position), (None, None))
             name, big = one.values or (None, None)
             rows[one.key] = (name, before[1] if big == UNAVAILABLE else big)
-    return rows
+            gone.pop(one.key, None)
+    return rows, gone
 
 
 class HandMirror:
     """One mirror, landed into by hand."""
 
-    def __init__(self, folder: Path, *, soft_delete: bool = False, **properties: str) -> None:
+    def __init__(self, folder: Path, *, soft_delete: bool = False, kind: str = "text", **properties: str) -> None:
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
+        self.kind = KINDS[kind]
         self.design = MirrorDesign(table, key=("id",), soft_delete=soft_delete)
 
     def sink(self) -> MirrorSink:
@@ -108,7 +162,7 @@ class HandMirror:
         """Land events in one commit."""
         sink = sink or self.sink()
         sink.load("run")
-        sink.write(rows_of(events), IDENTITY)
+        sink.write(rows_of(events, self.kind), IDENTITY)
         return sink.commit(landing_of(events))
 
     def table(self) -> Table:
@@ -117,8 +171,16 @@ class HandMirror:
 
     def rows(self) -> dict[int, Values]:
         """Return the rows that are not deleted; each key once, or it is an error."""
-        found = [row for row in self.table().scan().to_arrow().to_pylist() if not row.get(DELETED)]
-        rows = {row["id"]: (row["name"], row["big"]) for row in found}
+        return self._rows(deleted=False)
+
+    def deleted(self) -> dict[int, Values]:
+        """Return the rows that stay, marked."""
+        return self._rows(deleted=True)
+
+    def _rows(self, *, deleted: bool) -> dict[int, Values]:
+        found = [row for row in self.table().scan().to_arrow().to_pylist() if row.get(DELETED, False) == deleted]
+        bigs = [None if row["big"] is None else self.kind.decode(row["big"]) for row in found]
+        rows = {row["id"]: (row["name"], big) for row, big in zip(found, bigs, strict=True)}
         assert len(rows) == len(found), "a key is there twice"
         return rows
 

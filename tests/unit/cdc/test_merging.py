@@ -21,7 +21,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from tests.support.lake import assert_files_are_whole
-from tests.support.mirroring import IDENTITY, Event, HandMirror, again, come_to
+from tests.support.mirroring import IDENTITY, KINDS, Event, HandMirror, again, come_to, deleted_by
 
 KEYS = range(5)
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
@@ -85,8 +85,8 @@ def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(data: st.DataOb
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans())
-def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete: bool) -> None:
+@given(st.data(), st.booleans(), st.sampled_from(sorted(KINDS)))
+def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete: bool, kind: str) -> None:
     events = data.draw(histories(leaves_out=True))
     expected = come_to(events)
     assert all(big != UNAVAILABLE and big is not None for _, big in expected.values())
@@ -94,10 +94,12 @@ def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete:
     repeated = data.draw(st.integers(0, len(events)))
     delivered = events + again(events[len(events) - repeated :], len(events))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = HandMirror(Path(folder), soft_delete=soft_delete)
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete, kind=kind)
         for part in cut(data.draw, delivered):
             mirror.land(part)
         assert mirror.rows() == expected
+        if soft_delete:
+            assert mirror.deleted() == deleted_by(events)
 
 
 def test_a_late_event_brings_no_deleted_row_back_and_a_batch_twice_changes_nothing(mirror: HandMirror) -> None:
@@ -139,12 +141,70 @@ def test_deleted_rows_stay_where_that_is_asked_for(tmp_path: Path) -> None:
     assert found == {0: ("n0", True), 1: ("back", False), 2: ("n2", True)}
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_value_of_any_type_that_is_left_out_is_that_of_the_table(kind: str, tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path, kind=kind)
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0), Event("c", 2, ("b", "B"), 100, 2, offset=1)])
+    mirror.land([Event("u", 1, ("new", UNAVAILABLE), 200, 1, offset=2), Event("d", 2, None, 300, 1, offset=3)])
+    # The second one got another key, and the batch ended in between.
+    mirror.land([Event("c", 3, ("b", UNAVAILABLE), 300, 1, offset=4)])
+    assert mirror.rows() == {1: ("new", "A"), 3: ("b", "B")}
+
+
+def test_rows_written_and_deleted_in_one_batch_stay_with_their_last_values(tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path, soft_delete=True)
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0), Event("c", 2, ("b", "B"), 100, 2, offset=1)])
+    of_one = [
+        Event("u", 1, ("changed", UNAVAILABLE), 200, 1, offset=2),
+        Event("c", 3, ("c", "C"), 200, 2, offset=3),
+        Event("d", 1, None, 300, 1, offset=4),
+        Event("d", 3, None, 300, 2, offset=5),
+        # Nobody has its value, and nobody needs it.
+        Event("u", 4, ("read before", UNAVAILABLE), 300, 3, offset=6),
+        Event("u", 2, ("changed", "B2"), 300, 4, offset=7),
+        Event("t", None, None, 400, 1, offset=8),
+        Event("c", 5, ("new", "N"), 500, 1, offset=9),
+    ]
+    mirror.land(of_one)
+    gone = {1: ("changed", "A"), 2: ("changed", "B2"), 3: ("c", "C"), 4: ("read before", None)}
+    assert (mirror.rows(), mirror.deleted()) == ({5: ("new", "N")}, gone)
+    mirror.land(again(of_one, 10))
+    assert (mirror.rows(), mirror.deleted()) == ({5: ("new", "N")}, gone)
+
+
 def test_a_value_that_nobody_has_is_an_error_and_nothing_lands(mirror: HandMirror) -> None:
     mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
     with pytest.raises(ValueMissing, match="partition 0, offset 1 leaves out big"):
         mirror.land([Event("u", 2, ("b", UNAVAILABLE), 200, 1, offset=1)])
     assert mirror.rows() == {1: ("a", "A")}
     assert len(mirror.table().metadata.snapshots) == 1
+
+
+def test_a_deletion_sent_twice_takes_nothing_from_the_row_that_came_since(mirror: HandMirror) -> None:
+    deletion = Event("d", 1, None, 200, 1, offset=1)
+    mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0), deletion, Event("c", 1, ("b", "B"), 300, 1, offset=2)])
+    mirror.land([Event("u", 1, ("new", UNAVAILABLE), 400, 1, offset=3), *again([deletion], 4)])
+    assert mirror.rows() == {1: ("new", "B")}
+
+
+def test_a_key_that_changed_is_sent_twice_with_a_batch_that_ends_in_between(mirror: HandMirror) -> None:
+    change = [Event("d", 3, None, 200, 1, offset=1), Event("c", 1, ("a", UNAVAILABLE), 200, 1, offset=2)]
+    mirror.land([Event("c", 3, ("a", "A"), 100, 1, offset=0), change[0]])
+    mirror.land([change[1], *again(change, 3)])
+    assert mirror.rows() == {1: ("a", "A")}
+
+
+def test_a_truncation_behind_a_value_that_nobody_has_needs_a_batch_that_reaches_beyond_it(mirror: HandMirror) -> None:
+    # The table was truncated while Debezium's snapshot was read: what was there before, nobody has read.
+    events = [
+        Event("u", 1, ("b", UNAVAILABLE), 200, 1, offset=0),
+        Event("t", None, None, 300, 1, offset=1),
+        Event("c", 2, ("c", "C"), 400, 1, offset=2),
+    ]
+    with pytest.raises(ValueMissing, match="let one batch reach beyond the truncation: delete the checkpoint"):
+        mirror.land(events[:1])
+    mirror.land(events)
+    assert mirror.rows() == {2: ("c", "C")}
 
 
 def test_a_writer_that_got_in_first_is_seen_and_the_batch_merged_anew(
