@@ -19,7 +19,13 @@ log = logging.getLogger(__name__)
 # Snapshots are told by id alone. Without this, Iceberg also removes all that are older than five days.
 _NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
 # What Iceberg says when another writer was first: its own retries are over, or the files are not there any more.
-_LOST = ("CommitFailedException", "ValidationException", "database is locked", "SQLITE_BUSY")
+_LOST = (
+    "Cannot commit rewrite",
+    "rewrite commits failed",
+    "CommitFailedException",
+    "database is locked",
+    "SQLITE_BUSY",
+)
 
 
 class CompactionLost(LakestreamError, Transient):

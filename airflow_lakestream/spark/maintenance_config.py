@@ -52,7 +52,7 @@ class Compaction:
 
     def __post_init__(self) -> None:
         if self.strategy not in list(Strategy):
-            raise UnknownValue("maintenance.compact.strategy", self.strategy, Strategy)
+            raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, Strategy))
         if self.sort_order and self.strategy != Strategy.SORT:
             raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
         if not isinstance(self.options, Mapping):

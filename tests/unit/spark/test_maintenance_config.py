@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.spark.maintenance_config import Maintenance, MaintenanceConfig, duration
+
+WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
+GIVEN: dict[str, Any] = {
+    "app": "maintain_iceberg",
+    "catalog": {"name": "lake", "properties": {"type": "sql", "uri": "postgresql://me:hidden@db/catalog"}},
+    "maintenance": WORK,
+}
+
+
+def test_what_is_written_is_read_and_only_its_owner_can(tmp_path: Path) -> None:
+    config = MaintenanceConfig.parse(GIVEN | {"spark": {"spark.a": "1"}})
+    path = config.write(tmp_path / "app.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert MaintenanceConfig.read(path) == config
+
+
+def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
+    work = Maintenance.parse(WORK)
+    assert (work.tables, work.expire, work.remove_orphans, work.rewrite_manifests) == (
+        ("lake.clicks",),
+        None,
+        None,
+        False,
+    )
+    assert work.compact is not None
+    assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == ("binpack", False, 3)
+    all_of_it = Maintenance.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
+    assert all_of_it.expire is not None
+    assert all_of_it.remove_orphans is not None
+    assert (all_of_it.expire.rule.older_than, all_of_it.expire.rule.retain_last) == (5 * 86_400, 1)
+    assert all_of_it.remove_orphans.age == 3 * 86_400
+    assert all_of_it.rewrite_manifests
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3d", 259_200), ("1.5d", 129_600), ("36h", 129_600), (60, 60)])
+def test_lengths_of_time(text: object, seconds: float) -> None:
+    assert duration("x", text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"maintenace": {}}, "Did you mean 'maintenance'?"),
+        ({"app": "kafka_to_iceberg"}, "has another program"),
+        ({"catalog": {"nam": "x"}}, "catalog.nam: is no setting of the app. Did you mean 'name'?"),
+        (
+            {"maintenance": WORK | {"compct": True}},
+            "maintenance.compct: is no setting of the app. Did you mean 'compact'?",
+        ),
+        ({"maintenance": WORK | {"compact": {"stategy": "sort"}}}, "Did you mean 'strategy'?"),
+        ({"maintenance": WORK | {"compact": {"strategy": "zorder"}}}, "is not one of 'binpack', 'sort'"),
+        ({"maintenance": WORK | {"compact": {"sort_order": "a"}}}, 'sort_order: goes with strategy "sort"'),
+        ({"maintenance": {"compact": True}}, "maintenance.tables: is missing"),
+        ({"maintenance": {"tables": ["lake.clicks"]}}, "maintenance: says nothing to do"),
+        ({"maintenance": WORK | {"tables": ["s3://lake/clicks"]}}, "Delta tables are not for this app"),
+        ({"maintenance": WORK | {"tables": "clicks"}}, "is no name of a table"),
+        ({"maintenance": WORK | {"expire": {"older_than": "long"}}}, "maintenance.expire.older_than: 'long'"),
+        ({"maintenance": WORK | {"expire": {"retain_last": 0}}}, "maintenance.expire.retain_last"),
+        ({"maintenance": WORK | {"remove_orphans": {"older_than": "1d"}}}, "1d is not beyond longest_run, 1d"),
+        ({"maintenance": WORK | {"remove_orphans": {"longest_run": "4d"}}}, "3d is not beyond longest_run, 4d"),
+        (
+            {"maintenance": WORK | {"remove_orphans": {"older_than": "2h", "longest_run": "1h"}}},
+            "less than a day, which Iceberg refuses",
+        ),
+        ({"maintenance": WORK | {"rewrite_manifests": "maybe"}}, "maintenance.rewrite_manifests: 'maybe'"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_its_name(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        MaintenanceConfig.parse(GIVEN | change)
+    assert words in str(caught.value)
+    assert "hidden" not in str(caught.value)
