@@ -110,6 +110,13 @@ def captured(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Cap
         connect.release(found.name)
 
 
+def change(op: str, row: dict[str, Any], place: int) -> bytes:
+    """Return a change event as Debezium writes it, in JSON without schemas; of a deletion `row` is the key."""
+    before, after = (row, None) if op == "d" else (None, row)
+    source = {"sequence": f'["{place}","{place}"]', "lsn": place, "ts_ms": 1}
+    return json.dumps({"before": before, "after": after, "source": source, "op": op}, separators=(",", ":")).encode()
+
+
 def mirror_config(lake: Lake, topic: str, folder: Path, **settings: Any) -> AppConfig:
     """Return the configuration of a mirror; keys of `AppConfig`, or arguments of the landing."""
     known = AppConfig.__dataclass_fields__
