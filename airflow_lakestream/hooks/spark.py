@@ -103,6 +103,9 @@ class SparkHook(SparkSubmitHook):
             # What the log page of Spark's UI shows.
             (folder / "jvm").mkdir(exist_ok=True)
             settings = {"spark.driver.log.localDir": str(folder / "jvm"), **settings}
+            if "spark.pyspark.python" in settings:
+                # The executors' Python, which need not be on this machine; Spark would take it for the driver, too.
+                settings = {"spark.pyspark.driver.python": sys.executable, **settings}
         lines = [f"{key}={_escaped(value)}" for key, value in sorted(settings.items())]
         file.touch(0o600)
         file.write_text("\n".join([given, *lines, ""]))

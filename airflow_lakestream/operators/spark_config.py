@@ -18,8 +18,8 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
-from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.apps import KAFKA_TO_DELTA
+from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
+from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, check_app
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
@@ -61,6 +61,10 @@ def bundled(app: str, landing: Mapping[str, Any], query: Mapping[str, Any], conn
     :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; of an interval or ranges
         lease_location and run_id.
     """
+    check_app(app)
+    if app not in LANDING_APPS:
+        remedy = "Submit it by SparkSubmitOperator, as dags/lake_maintenance.py does."
+        raise InvalidArgument("app", f"{app!r} lands nothing, and is not supervised here.", remedy)
     if connections.kafka is None:
         raise InvalidArgument("kafka_conn_id", f"is None, which the app {app!r} can't do without.")
     kafka = KafkaHook(connections.kafka)

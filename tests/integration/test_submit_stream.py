@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,16 @@ def test_an_error_that_would_come_again_is_neither_restarted_nor_retried(streams
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"),
-    [({"waits_for": "/nowhere"}, "did not begin to work within 10 s"), ({"dies_first": True}, "ended before it took")],
+    ("config", "start_timeout", "reason"),
+    [
+        ({"waits_for": "/nowhere"}, "2s", "did not begin to work within 2 s"),
+        ({"dies_first": True}, "5m", "ended before it took"),
+    ],
 )
-def test_a_driver_that_never_begins_to_work_is_a_failure(streams: Streams, config: dict[str, Any], reason: str) -> None:
-    run = streams.run("never_begins", config, max_restarts=0, start_timeout="10s")
+def test_a_driver_that_never_begins_to_work_is_a_failure(
+    streams: Streams, config: dict[str, Any], start_timeout: str, reason: str
+) -> None:
+    run = streams.run("never_begins", config, max_restarts=0, start_timeout=start_timeout)
     assert run.task("stream").state == "failed"
     assert reason in str(run.errors[0])
     assert (launched(streams.location), streams.drivers) == (1, [])
@@ -131,7 +137,7 @@ def test_no_secret_is_where_others_look(
 def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
     (streams.folder / "given.properties").write_text("spark.given true\n")
     given = {
-        "conf": {"spark.a": " b\\c"},
+        "conf": {"spark.a": " b\\c", "spark.pyspark.python": "/of/the/executors"},
         "jars": "/a.jar,/b.jar",
         "py_files": "/c.py",
         "files": "/d",
@@ -190,6 +196,8 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
         "",
         "spark.a=\\ b\\\\c",
         f"spark.driver.log.localDir={folder}/jvm",
+        f"spark.pyspark.driver.python={sys.executable}",
+        "spark.pyspark.python=/of/the/executors",
     ]
 
 
@@ -202,6 +210,7 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
         ({"stall_timeout": "soon"}, "stall_timeout: 'soon' is not a number of seconds"),
         ({"on_kill_action": "perhaps"}, "on_kill_action: 'perhaps' is not one of 'graceful', 'kill', 'leave'"),
         ({"app": "kafka_to_icebrg", "application": None}, "Did you mean 'kafka_to_iceberg'?"),
+        ({"app": "maintain_iceberg", "application": None}, "app: 'maintain_iceberg' lands nothing"),
         ({"checkpoint_location": "{{ '' }}", **_LANDS}, "checkpoint_location: is missing"),
         ({"stop_timeout": "soon"}, "stop_timeout: 'soon' is not a number of seconds"),
         ({**_LANDS, "app_config": _RANGES, "max_batches": 1}, 'max_batches: goes with landing.mode="resume"'),

@@ -90,6 +90,7 @@ def _write_down(folder: Path, seen: Path, config: dict) -> None:
             path.relative_to(folder).as_posix(): oct(path.stat().st_mode & 0o777) for path in folder.glob("**/*")
         },
         "properties": properties.read_text() if properties.exists() else "",
+        "config": {key: value for key, value in config.items() if key not in ("kafka", "catalog")},
         "password": config.get("kafka", {}).get("sasl.password"),
     }
     told["modes"]["."] = oct(folder.stat().st_mode & 0o777)
@@ -97,7 +98,7 @@ def _write_down(folder: Path, seen: Path, config: dict) -> None:
 
 
 def _count(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / str(os.getpid())).write_text(json.dumps(vars(ProcessIdentity.of(os.getpid()))))
     (folder / f"{os.getpid()}.count").write_text(str(len(drivers(folder.with_suffix("")))))
 

@@ -58,9 +58,9 @@ class Streams:
         file = self.airflow.write(dag_id, self._text(dag_id, app_config, arguments))
         return self.airflow.start(self.airflow.dag(file)), file
 
-    def run(self, dag_id: str, app_config: dict[str, Any] | None = None, **arguments: Any) -> Run:
-        """Run such a DAG in this process, all tries of its task included."""
-        file = self.airflow.write(dag_id, self._text(dag_id, app_config, arguments))
+    def run(self, dag_id: str, app_config: dict[str, Any] | None = None, *, more: str = "", **arguments: Any) -> Run:
+        """Run such a DAG in this process, all tries of its task included; `more` is code at the end of its file."""
+        file = self.airflow.write(dag_id, self._text(dag_id, app_config, arguments) + more)
         return self.airflow.run(self.airflow.dag(file))
 
     def _text(self, dag_id: str, app_config: dict[str, Any] | None, arguments: dict[str, Any]) -> str:
@@ -141,6 +141,7 @@ def streams(airflow: AirflowHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     given = Streams(airflow, tmp_path)
     yield given
-    for path in Path(f"{given.location}.drivers").glob("[0-9]*"):
+    runs = (tmp_path / "drivers" / "runs").glob("*.drivers/[0-9]*")
+    for path in (*Path(f"{given.location}.drivers").glob("[0-9]*"), *runs):
         if not path.suffix:
             kill_process(spark_stand_in.ProcessIdentity.parse(json.loads(path.read_text())))
