@@ -28,7 +28,7 @@ def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
 def _plain(keys: pa.Table) -> pa.Table:
     """Return keys of types that Arrow can join by."""
     columns = [
-        column.cast(column.type.storage_type) if isinstance(column.type, pa.ExtensionType) else column
+        column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
         for column in keys.columns
     ]
     return pa.table(dict(zip(keys.column_names, columns, strict=True)))

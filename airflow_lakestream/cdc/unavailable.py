@@ -46,7 +46,7 @@ def left_out(column: pa.Array | pa.ChunkedArray) -> Mask:
     """Tell which values of a column are left out."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     kind = whole.type
-    if isinstance(kind, pa.ExtensionType):
+    if isinstance(kind, pa.BaseExtensionType):
         return left_out(whole.storage)
     if t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
         return _left_out_of_many(whole)
@@ -92,7 +92,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _is_uuid(kind: pa.DataType) -> bool:
-    storage = kind.storage_type if isinstance(kind, pa.ExtensionType) else kind
+    storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return bool(t.is_fixed_size_binary(storage) and storage.byte_width == len(_UUID.bytes))
 
 

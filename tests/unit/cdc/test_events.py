@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pytest
 
 from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.cdc.events import EventPayload, event_columns, placed
+from airflow_lakestream.cdc.places import places
+from airflow_lakestream.cdc.unavailable import left_out, may_be_left_out
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import InvalidArgument
@@ -87,3 +90,16 @@ def test_keys_of_records_are_read_only_where_nobody_names_the_key() -> None:
     assert (named.metadata_columns, named.mirror.key) == (("partition", "offset"), ("id",))
     unnamed = MirrorConfig(topic="t", table="lake.t", consumer_group="g")
     assert (unnamed.metadata_columns, unnamed.mirror.key) == (("partition", "offset", "key"), None)
+
+
+def test_an_array_of_uuids_is_left_out_as_a_column_of_their_own_type_has_it() -> None:
+    texts = ["b68a35a7-17ad-35b3-af2a-ae46edb4545a", "b68a35a7-17ad-35b3-af2a-ae46edb4545b"]
+    kind = pa.list_(pa.uuid())
+    column = pa.array([[uuid.UUID(text).bytes] for text in texts], pa.list_(pa.binary(16))).cast(kind)
+    assert may_be_left_out(kind)
+    assert left_out(column).tolist() == [True, False]
+
+
+def test_keys_of_uuids_are_found() -> None:
+    keys = pa.table({"id": pa.array([b"a" * 16, b"b" * 16], pa.binary(16)).cast(pa.uuid())})
+    assert places(keys, keys.slice(1), ["id"]).tolist() == [-1, 0]
