@@ -13,7 +13,7 @@ from airflow_lakestream.spark.packages import PackagesUnavailable, installed_spa
 
 
 def test_each_app_is_a_program_that_tells_how_it_is_called_without_airflow() -> None:
-    assert "kafka_to_iceberg" in apps()
+    assert apps() == sorted(path.stem for path in (Path(__file__).parents[3] / "spark_apps").glob("*.py"))
     code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     for name in apps():
         done = subprocess.run(
@@ -38,7 +38,9 @@ def test_the_zip_has_what_executors_import_and_nothing_of_airflows(tmp_path: Pat
     assert not [name for name in names if "/operators/" in name or "/hooks/" in name]
     code = (
         "import sys; sys.modules['airflow'] = sys.modules['confluent_kafka'] = sys.modules['pyspark'] = None\n"
-        "import airflow_lakestream.spark.executors as e; print(e.__file__)"
+        "import airflow_lakestream.spark.executors as e; print(e.__file__)\n"
+        # A driver beside such executors has the package from there, too.
+        "from airflow_lakestream.spark.apps import check_app; check_app('kafka_to_iceberg')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
