@@ -11,6 +11,9 @@ from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
+# The second is for one machine; a cluster needs a shared place.
+CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
+
 with DAG(
     dag_id="clickstream_spark_micro_batch",
     schedule=CronDataIntervalTimetable("*/10 * * * *", timezone="UTC"),
@@ -29,11 +32,11 @@ with DAG(
             description="Iceberg table to land in, as namespace.table; created when missing.",
         ),
         "checkpoint": Param(
-            "/tmp/lakestream/clickstream_spark_micro_batch",  # noqa: S108  # for one machine; a cluster needs a shared place
-            type="string",
-            minLength=1,
+            None,
+            type=["null", "string"],
             title="Checkpoint",
-            description="Where the query keeps its place: a path that all workers share, or s3a://...",
+            description="Where the query keeps its place: a path that all workers share, or s3a://...; empty: a folder "
+            "of the Airflow variable lakestream_checkpoints.",
         ),
         "max_offsets_per_trigger": Param(
             None,
@@ -53,7 +56,7 @@ with DAG(
             "partition_by": ["days(timestamp)"],
         },
         trigger="available_now",
-        checkpoint_location="{{ params.checkpoint }}",
+        checkpoint_location=CHECKPOINT,
         max_offsets_per_trigger="{{ params.max_offsets_per_trigger }}",
         retries=2,
     )

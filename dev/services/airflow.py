@@ -130,6 +130,7 @@ def _connections(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str,
     return {
         "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": {**kafka_config}}),
         "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
     }
 
 
@@ -159,6 +160,9 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
         # The parts of Airflow talk to each other over the loopback: never by a proxy.
         "NO_PROXY": f"{LOOPBACK},localhost",
         "no_proxy": f"{LOOPBACK},localhost",
+        # Where the DAGs on Spark keep their checkpoints, and Spark's own servers, which would take all addresses.
+        "AIRFLOW_VAR_LAKESTREAM_CHECKPOINTS": str(folder.parent / "checkpoints"),
+        "SPARK_LOCAL_IP": LOOPBACK,
         "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
     }
     # Without bytecode each of the five processes compiles all of Airflow again: twice the time to come up.
