@@ -257,8 +257,9 @@ class _Partition:
             self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
             self.size += self._keys[-1].total_values_length
         if with_headers:
-            self._headers.append(_headers(messages))
-            self.size += self._headers[-1].nbytes
+            headers = _headers(messages)
+            self._headers.append(headers)
+            self.size += headers.nbytes if headers.null_count < len(headers) else 0
         self.next_offset = self._offsets[-1][-1] + 1
         self.seen = max(self.seen, self.next_offset)
         return self.size - before
