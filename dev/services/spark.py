@@ -74,6 +74,8 @@ def _start(
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_PUBLIC_DNS": LOOPBACK,
         "SPARK_HOME": str(home),
+        # Spark's shell scripts set it; without it the worker can't tell an executor's class path.
+        "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
         "JAVA_HOME": str(jdk.home),
         "SPARK_LOCAL_DIRS": str(folder.path / "tmp"),
     }
