@@ -257,7 +257,7 @@ class Merger:
         known = {name: value for name, value in values.items() if value is not None}
         if not known:
             return None
-        return as_bytes(pa.table({name: pa.array([value.as_py()], value.type) for name, value in known.items()}))
+        return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
 
     def _value(self, column: str, origin: Origin, old: OldRows) -> pa.Scalar | None:
         row = old.row_of(origin.key, self.key) if origin.moved is None else self.memory.moved(origin.moved)

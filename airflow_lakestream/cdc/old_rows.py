@@ -44,11 +44,12 @@ class OldRows:
 def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]) -> pa.Table:
     """Return rows with values at some places of a column; None is NULL."""
     field_, there = rows.schema.field(column), rows[column].combine_chunks()
-    new = pa.array([None if value is None else value.as_py() for value in values.values()], there.type)
+    # Not by way of Python's objects, of which Arrow makes no arrays of UUIDs.
+    new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
     takes = np.arange(len(rows))
     takes[list(values)] = len(rows) + np.arange(len(values))
     # Of arrays, too, which Arrow does not replace by a mask.
-    filled = pa.concat_arrays([there, new]).take(pa.array(takes))
+    filled = pa.concat_arrays([there, *new]).take(pa.array(takes))
     return rows.set_column(rows.column_names.index(column), field_, filled)
 
 

@@ -59,6 +59,8 @@ class Kind:
 
 
 _DAY_ZERO = date(1970, 1, 1)
+# As Java makes it of the text.
+_UUID = uuid.UUID("b68a35a7-17ad-35b3-af2a-ae46edb4545a").bytes
 # Of each type that Debezium has a way for to say that a value is left out. Arrays of numbers have the text's bytes.
 KINDS = {
     "text": Kind(pa.string(), str, str),
@@ -75,6 +77,11 @@ KINDS = {
         pa.list_(pa.string()),
         lambda text: ["b68a35a7-17ad-35b3-af2a-ae46edb4545a" if text == UNAVAILABLE else text],
         lambda texts: texts[0],
+    ),
+    "uuids of their own type": Kind(
+        pa.list_(pa.uuid()),
+        lambda text: [_UUID if text == UNAVAILABLE else text.encode().ljust(16)],
+        lambda found: found[0].bytes.decode().strip(),
     ),
     "int32": Kind(pa.list_(pa.int32()), lambda text: list(text.encode()), lambda found: bytes(found).decode()),
     "int64": Kind(pa.list_(pa.int64()), lambda text: list(text.encode()), lambda found: bytes(found).decode()),
@@ -97,7 +104,9 @@ def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
         "_kafka_partition": pa.int32(),
         "_kafka_offset": pa.int64(),
     }
-    return pa.Table.from_pylist(
+    # Arrow makes no arrays of UUIDs of Python's.
+    plain = pa.list_(pa.binary(16)) if kind.type == pa.list_(pa.uuid()) else kind.type
+    rows = pa.Table.from_pylist(
         [
             {
                 "id": one.key,
@@ -110,8 +119,9 @@ def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
             }
             for one in events
         ],
-        pa.schema(list(columns.items())),
+        pa.schema(list((columns | {"big": plain}).items())),
     )
+    return rows.cast(pa.schema(list(columns.items())))
 
 
 def come_to(events: Iterable[Event]) -> dict[int, Values]:
