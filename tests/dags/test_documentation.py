@@ -11,8 +11,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
+from airflow_lakestream.spark.app_config import AppConfig
 from dev.services.registry import Registry
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import Topics
@@ -27,6 +31,7 @@ RECORDS = {
     "orders": b'{"id": %d, "created_at": "2026-11-20T05:05:00Z"}',
     "invoices": b'{"id": %d, "total": "12.50", "lines": [{"sku": "a", "count": 1, "gift": true}]}',
     "clicks": b'{"user": {"id": %d}, "page": "/", "timestamp": "2026-11-20T05:05:00Z", "country": "DE"}',
+    "visits": b'{"id": %d, "name": "a", "day": "2026-11-20"}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }
 
@@ -50,11 +55,12 @@ IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.tex
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan")
 IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in IS_DAG]
+IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
 
 
 def test_no_snippet_is_left_out() -> None:
-    assert {s.language for s in SNIPPETS} <= {"python", "bash"}
+    assert {s.language for s in SNIPPETS} <= {"python", "bash", "json"}
     assert len(IS_DAG) >= 2
     assert len(IS_PYTHON) >= 1
     assert len(IS_BASH) >= 4
@@ -75,8 +81,12 @@ def test_a_documented_dag_lands_its_topic(
     produce,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    dag = airflow.dag(airflow.write(f"documented_{abs(hash(snippet.text))}", snippet.text))
+    # The page's bucket is nobody's: a folder stands in its place.
+    text = snippet.text.replace("s3://bucket", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_STORE", json.dumps({"conn_type": "generic"}))
+    dag = airflow.dag(airflow.write(f"documented_{abs(hash(snippet.text))}", text))
     task = next(dag.task_dict[task_id] for task_id in FIRST_TASKS if task_id in dag.task_dict)
     name = task.topic
     named(topic, name)
@@ -92,8 +102,20 @@ def test_a_documented_dag_lands_its_topic(
     assert (run.state, run.errors) == ("success", [])
     # A template is not a table: the last task's report names those that were written.
     tables = [task.table] if "{" not in task.table else run.task(task.task_id).xcom["tables"]
-    rows = [connections.catalog.load_table(table).scan().to_arrow() for table in tables]
+    rows = [rows_of(connections, table) for table in tables]
     assert sorted(n for part in rows for n in part["id"].to_pylist()) == list(range(20))
+
+
+def rows_of(connections: Connections, table: str) -> pa.Table:
+    if table.startswith("/"):
+        return pq.read_table(DeltaTable(table).file_uris(), columns=["id"])
+    return connections.catalog.load_table(table).scan().to_arrow()
+
+
+@pytest.mark.parametrize("snippet", IS_JSON, ids=str)
+def test_a_documented_configuration_is_one(snippet: Snippet) -> None:
+    given = json.loads(snippet.text)
+    assert AppConfig.parse(given).app == given["app"]
 
 
 @pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)

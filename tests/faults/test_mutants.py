@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.table import CommitTableResponse
 
+from airflow_lakestream import coordinates
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.modes import ByInterval, Look
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import guard, hits, ledger_store, reject_table, rejects, sink, takeout
+from airflow_lakestream.iceberg import guard, ledger_store, reject_table, rejects, sink, takeout
+from airflow_lakestream.rejects import settlement
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
 
@@ -31,7 +33,11 @@ def blind_retry(patch: Patch) -> None:
 
 def topic_missing_from_the_predicate(patch: Patch) -> None:
     """Replace tells rows by partition and offset alone."""
-    patch.setattr(hits, "_is_of", lambda rows, key: pc.fill_null(pc.equal(rows[hits.PARTITION], key[1]), False))
+
+    def is_of(rows: Any, key: Any) -> Any:
+        return pc.fill_null(pc.equal(rows["_kafka_partition"], key[1]), False)
+
+    patch.setattr(coordinates, "is_of", is_of)
     patch.setattr(takeout, "may_hold", lambda *_: True)
 
 
@@ -108,7 +114,7 @@ def rejects_of_dead_landings_count(patch: Patch) -> None:
 
 def rejects_of_open_landings_are_removed(patch: Patch) -> None:
     """A landing whose outcome nobody knows yet is taken for dead."""
-    patch.setattr(reject_table, "_can_not_land", lambda *_: True)
+    patch.setattr(settlement, "_can_not_land", lambda *_: True)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

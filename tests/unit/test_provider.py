@@ -74,9 +74,12 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
-    shared = {f"airflow_lakestream.operators.{name}" for name in ("base", "interval", "sql_template")}
+    own = ("base", "interval", "outlets", "sql_template")
+    shared = {f"airflow_lakestream.operators.{name}" for name in own}
     # The parts of the one that submits to Spark.
-    shared |= {f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "set_up", "told")}
+    shared |= {
+        f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "place", "set_up", "told")
+    }
     shared |= {f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "spark_cluster")}
     assert there - shared == listed
 
