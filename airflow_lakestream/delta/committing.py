@@ -75,6 +75,7 @@ class Committer:
         unknown: BaseException | None = None
         for number in range(COMMIT_TRIES):
             if number:
+                # Growing: the writer that got in first, or the store, needs the time.
                 time.sleep(RETRY_PAUSE * number)
             try:
                 version = self._try()

@@ -59,7 +59,7 @@ def test_ranges_are_replaced_with_all_that_became_of_their_records(
     SparkRun(lake, name).run(spark, sql=sql, **ranges)
     rows = lake.rows(name).to_pylist()
     again = {(row["_kafka_partition"], row["_kafka_offset"]) for row in rows if row["name"] == "again"}
-    assert again == {(p, n) for p, start, end in ranges["ranges"] for n in range(start, end, 2)}  # type: ignore[attr-defined]
+    assert again == {(p, n) for p, start, end in ranges["ranges"] for n in range(start, end, 2)}  # type: ignore[attr-defined]  # a report is a plain mapping
     assert len(rows) == 400 - 35
     assert lake.landed(name) == {0: [(0, 200)], 1: [(0, 200)]}
     # Replaced by the whole again, the table is what it was.

@@ -20,7 +20,7 @@ def test_tasks_that_end_are_signs_of_life_and_a_batch_that_hangs_gives_none(spar
 
     def wait_for_gate(number: int) -> None:
         while not (gates / f"{number}").exists():
-            time.sleep(0.02)
+            time.sleep(0.02)  # between two looks at the gate
 
     def work() -> None:
         spark.sparkContext.parallelize(range(TASKS), TASKS).foreach(wait_for_gate)

@@ -191,11 +191,11 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
     client = types.SimpleNamespace(get_kube_client=lambda: cluster, ApiException=ApiException)
     package = types.ModuleType("airflow.providers.cncf.kubernetes")
-    package.kube_client = client  # type: ignore[attr-defined]
+    package.kube_client = client  # type: ignore[attr-defined]  # a module that is made here
     monkeypatch.setitem(sys.modules, "airflow.providers.cncf", types.ModuleType("airflow.providers.cncf"))
     monkeypatch.setitem(sys.modules, "airflow.providers.cncf.kubernetes", package)
     api = types.ModuleType("kubernetes")
-    api.client = types.SimpleNamespace(V1DeleteOptions=lambda: None)  # type: ignore[attr-defined]
+    api.client = types.SimpleNamespace(V1DeleteOptions=lambda: None)  # type: ignore[attr-defined]  # made here, too
     monkeypatch.setitem(sys.modules, "kubernetes", api)
     monkeypatch.setattr(spark_submit, "kube_client", client, raising=False)
     extra = {"deploy-mode": "cluster", "namespace": "lake"}

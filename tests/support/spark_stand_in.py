@@ -43,7 +43,7 @@ def main() -> int:
     if config.get("dies_first"):
         return 3
     while "waits_for" in config and not Path(config["waits_for"]).exists():
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks for the file
     ttl = config.get("ttl", TTL_SECONDS)
     lease = Lease.take(location, config["fingerprint"], config["owner"], inputs=config["inputs"], ui_url=UI, ttl=ttl)
     ends = config.get("ends", ["done"])
@@ -61,10 +61,10 @@ def _work(config: dict, lease: Lease, how: str) -> None:
     log = ProgressLog(_location(config))
     done = 0
     while not lease.stop_requested():
-        time.sleep(config.get("pause", 0.05))
+        time.sleep(config.get("pause", 0.05))  # as a trigger waits for the next batch
         done += 1
         Path(f"{_location(config)}.batch").write_text("begun")
-        time.sleep(config.get("batch", 0))
+        time.sleep(config.get("batch", 0))  # as long as the test wants a batch to take
         ranges = (("t", 0, 10 * done - 10, 10 * done),)
         told = BatchProgress(done, 10, 9, 1, 5.0, 20.0, 0.5, ranges, lag=7, snapshot_ids=(str(done),))
         log.report(replace(told, tables={"lake.t": 9}))
@@ -78,7 +78,7 @@ def _work(config: dict, lease: Lease, how: str) -> None:
     if how == "vanish":
         os.kill(os.getpid(), signal.SIGKILL)
     while how == "stall" and not lease.stop_requested():
-        time.sleep(0.05)
+        time.sleep(0.05)  # hanging is what it is asked to do
 
 
 def _write_down(folder: Path, seen: Path, config: dict) -> None:

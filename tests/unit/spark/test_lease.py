@@ -43,7 +43,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def take(location: str, **options: object) -> Lease:
-    return Lease.take(location, "f", "a test", **{"inputs": INPUTS, **options})  # type: ignore[arg-type]
+    return Lease.take(location, "f", "a test", **{"inputs": INPUTS, **options})  # type: ignore[arg-type]  # options of several types
 
 
 def test_a_lease_tells_who_holds_it(location: str) -> None:
