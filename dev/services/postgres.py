@@ -11,6 +11,7 @@ import platform
 import pwd
 import secrets
 import shutil
+import stat
 import subprocess
 import tarfile
 import zipfile
@@ -135,7 +136,13 @@ def _as_nobody(folder: ServiceFolder, own: list[Path]) -> list[str]:
     nobody = pwd.getpwnam("nobody")
     for path in own:
         os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    return [setpriv, f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups", "--"]
+    account = [f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+    reachable = all(above.stat().st_mode & stat.S_IXOTH for above in (folder.path, *folder.path.parents))
+    # Below a folder that is root's alone, as a checkout may be, `nobody` needs this one right of root's to get there;
+    # without the first of these, access(2) would not regard it.
+    rights = ["--securebits=+no_setuid_fixup", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    rights = [] if reachable else rights
+    return [setpriv, *account, *rights, "--"]
 
 
 def _run(folder: ServiceFolder, command: list[str]) -> None:
