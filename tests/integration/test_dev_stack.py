@@ -257,6 +257,8 @@ def addresses_of(stack: Stack) -> set[str]:
 
 
 def test_changes_in_postgres_come_out_of_debezium(name):
+    # As below a checkout that is its owner's alone: PostgreSQL is not run by root.
+    Stack(name).folder.mkdir(mode=0o700, parents=True)
     assert "connect: up at http://127.0.0.1:" in dev("up", "postgres", "connect", "--stack", name).stdout
     stack = Stack(name)
     postgres, connect = stack.up_postgres(), stack.up_connect()
