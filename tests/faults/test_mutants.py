@@ -16,7 +16,7 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.modes import ByInterval, Look
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import guard, ledger_store, reject_table, rejects, sink, takeout
+from airflow_lakestream.iceberg import guard, hits, ledger_store, reject_table, rejects, sink, takeout
 from airflow_lakestream.rejects import settlement
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
@@ -37,7 +37,8 @@ def topic_missing_from_the_predicate(patch: Patch) -> None:
     def is_of(rows: Any, key: Any) -> Any:
         return pc.fill_null(pc.equal(rows["_kafka_partition"], key[1]), False)
 
-    patch.setattr(coordinates, "is_of", is_of)
+    for module in (coordinates, hits):
+        patch.setattr(module, "is_of", is_of)
     patch.setattr(takeout, "may_hold", lambda *_: True)
 
 
