@@ -13,6 +13,9 @@ from airflow.sdk import DAG, Param
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
+# The second is for one machine; a cluster needs a shared place.
+CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
+
 with DAG(
     dag_id="orders_cdc",
     schedule="@continuous",
@@ -33,11 +36,11 @@ with DAG(
             description="Iceberg table to mirror into, as namespace.table; created when missing.",
         ),
         "checkpoint": Param(
-            "/tmp/lakestream/orders_cdc",  # noqa: S108  # for one machine; a cluster needs a shared place
-            type="string",
-            minLength=1,
+            None,
+            type=["null", "string"],
             title="Checkpoint",
-            description="Where the query keeps its place: a path that all workers share, or s3a://...",
+            description="Where the query keeps its place: a path that all workers share, or s3a://...; empty: a folder "
+            "of the Airflow variable lakestream_checkpoints.",
         ),
         "max_batches": Param(
             None,
@@ -53,7 +56,7 @@ with DAG(
         app="cdc_to_iceberg",
         app_config={"topic": "{{ params.topic }}", "table": "{{ params.table }}", "key": ["id"]},
         trigger="1 minute",
-        checkpoint_location="{{ params.checkpoint }}",
+        checkpoint_location=CHECKPOINT,
         max_batches="{{ params.max_batches }}",
         deferrable=True,
         retries=10,

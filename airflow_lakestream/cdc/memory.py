@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_sc
 from airflow_lakestream.cdc.newest import Mask, Version, is_later, versions
 from airflow_lakestream.cdc.places import places
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
-from airflow_lakestream.iceberg.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.files import write_data_files
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ class Memory:
                     update.delete_data_file(file)
                 for file in files:
                     update.append_data_file(file)
-        except Exception as e:  # noqa: BLE001  # the entries are there as they were: nothing is lost but some speed
-            log.warning("%s could not be compacted: %r", self.name, e)
-            delete_files(table.io, [file.file_path for file in files])
+        except Exception as e:  # noqa: BLE001  # the entries are there, in old files or new: the batch goes on
+            # The commit may have been applied: the new files stay, for the removal of orphans if nothing has them.
+            log.warning("%s: nobody said that it was compacted: %r", self.name, e)
 
     def _load(self) -> Table | None:
         try:

@@ -79,6 +79,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             if column.type != field.type:
                 try:
                     column = column.cast(field.type)
+                # Cast safely: what does not fit is refused by the column's name, never rounded or made NULL.
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
                     raise InvalidArgument("rows", f"column {field.name!r}: {e}") from e
         if not field.nullable and column.null_count:

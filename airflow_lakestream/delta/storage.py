@@ -77,5 +77,5 @@ class DeltaStorage:
         options = {key.lower(): value for key, value in self.options.items()}
         client = {name: options.pop(key) for key in list(options) if (name := key.removeprefix("aws_")) in _CLIENT}
         if "allow_http" in client:
-            client["allow_http"] = str(client["allow_http"]).lower() == "true"  # type: ignore[assignment]  # as it wants
+            client["allow_http"] = str(client["allow_http"]).lower() == "true"  # type: ignore[assignment]  # obstore takes a bool
         return from_url(where, config=cast(Any, options), client_options=cast(Any, client))

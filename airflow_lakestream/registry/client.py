@@ -172,12 +172,12 @@ class RegistryClient:
 
     def _get_once(self, path: str) -> Any:
         # Any scheme would do for urllib; `RegistryConfig` takes http and https only.
-        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310  # see above
+        request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310  # http(s) only
         if authorization := self._authorization():
             # Not sent on to where a redirect may lead.
             request.add_unredirected_header("Authorization", authorization)
         try:
-            answering = urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context)  # noqa: S310  # see above
+            answering = urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context)  # noqa: S310  # http(s) only
             with answering as answer:
                 body = answer.read(_MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
