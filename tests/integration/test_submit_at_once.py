@@ -16,7 +16,7 @@ pytestmark = pytest.mark.airflow
 
 _OUTLETS = """
 from airflow.sdk import Asset, AssetAlias
-dag.get_task("stream").outlets.extend([Asset("lake_t", uri="iceberg://lake/t"), AssetAlias("written")])
+dag.get_task("stream").outlets.extend([Asset("iceberg://lake/t"), AssetAlias("written")])
 """
 PAGES = {"topic_url": "http://ui/topics/{topic}", "table_url": "http://ui/tables?name={table}"}
 WHAT = {"topic": "t", "table": "lake.t"}
