@@ -28,6 +28,14 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "sensors": [
+            {
+                "integration-name": "Lakestream",
+                "python-modules": [
+                    "airflow_lakestream.sensors.checkpoint_lag",
+                ],
+            }
+        ],
         "hooks": [
             {
                 "integration-name": "Lakestream",
@@ -42,7 +50,10 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "Lakestream",
-                "python-modules": ["airflow_lakestream.triggers.spark_stream"],
+                "python-modules": [
+                    "airflow_lakestream.triggers.look",
+                    "airflow_lakestream.triggers.spark_stream",
+                ],
             }
         ],
         "extra-links": [

@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.support.lake",
     "tests.support.cdc",
     "tests.support.registry",
+    "tests.support.sensing",
     "tests.support.spark",
     "tests.support.spark_stream",
 ]

@@ -24,6 +24,7 @@ PURE = (
     "registry",
     "repair",
     "spark",
+    "watching",
     "exceptions",
 )
 

@@ -66,7 +66,7 @@ def test_there_is_one_entry_point() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["operators", "hooks", "triggers"])
+@pytest.mark.parametrize("kind", ["operators", "sensors", "hooks", "triggers"])
 def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     listed = {module for entry in get_provider_info().get(kind, ()) for module in entry["python-modules"]}
     package = importlib.import_module(f"airflow_lakestream.{kind}")
@@ -80,7 +80,10 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     shared |= {
         f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "place", "set_up", "told")
     }
-    shared |= {f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "spark_cluster")}
+    shared |= {
+        f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "places", "spark_cluster", "store")
+    }
+    shared |= {"airflow_lakestream.sensors.base", "airflow_lakestream.triggers.shared_looks"}
     assert there - shared == listed
 
 
@@ -95,11 +98,13 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
     assert not {"connection-types", "hook-class-names"} & set(found.data)
 
 
-@pytest.mark.parametrize("module", ["kafka_extract", "spark_streaming_submit"])
+@pytest.mark.parametrize(
+    "module", ["operators.kafka_extract", "operators.spark_streaming_submit", "sensors.checkpoint_lag"]
+)
 def test_a_dag_file_is_parsed_without_the_heavy_libraries(module: str) -> None:
     code = (
         "import sys, airflow.sdk; before = set(sys.modules); "
-        f"import airflow_lakestream.operators.{module}; "
+        f"import airflow_lakestream.{module}; "
         "print(sorted({'pyiceberg', 'pyarrow', 'pandas', 'confluent_kafka', 'pyspark'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,36 @@
+"""Airflow's connections, as what looks at streams wants to have them opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+
+class AirflowPlaces:
+    """`watching.places.Places` by Airflow's connections."""
+
+    def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
+        """Return (librdkafka's configuration, what to call the connection in errors). Raises InvalidArgument."""
+        hook = KafkaHook(conn_id)
+        return hook.configuration(), hook.where
+
+    def catalog(self, conn_id: str) -> Catalog:
+        """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
+        return IcebergHook(conn_id).open_catalog()
+
+    def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
+        """Return what opens the object store of a connection's catalog; None without a connection."""
+        return IcebergHook(conn_id).properties() if conn_id else None
+
+    def delta(self, conn_id: str | None) -> DeltaStorage:
+        """Open the store of Delta tables. Raises InvalidArgument."""
+        return DeltaStorageHook(conn_id).open_storage()

@@ -1,0 +1,224 @@
+"""A cluster looked at again and again by one admin client: ends, committed offsets, retention, unread records."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+)
+
+from airflow_lakestream.core.plan import TopicState
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
+from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable, ReadFailed
+from airflow_lakestream.kafka.source import REQUEST_TIMEOUT, KafkaSource, StartAt
+
+# In logs of brokers; nothing is ever committed for it.
+_GROUP = "lakestream-watch"
+# One record of each partition is wanted, not all that a fetch could bring.
+_ONE_RECORD = {"queued.min.messages": 1, "max.partition.fetch.bytes": 16 * 2**10, "fetch.wait.max.ms": 20}
+_KNOWN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first record at or above an offset: its own offset, its timestamp in milliseconds since the epoch, its bytes.
+
+    The bytes are those of key and value, as they are without compression.
+    """
+
+    offset: int
+    timestamp_ms: int
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What Kafka keeps of a topic; None is without a limit, and in both where it only compacts.
+
+    `size` is in bytes for each partition; Kafka removes whole segments, of `segment_size` bytes.
+    """
+
+    milliseconds: int | None
+    size: int | None
+    segment_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the coordinator says of a consumer group: offsets by topic and partition, and how many members it has."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+    members: int
+
+
+class KafkaWatch:
+    """One connection, looked through by many sensors at once.
+
+    :param connection: librdkafka configuration.
+    :param where: what to call the connection in errors.
+
+    All calls block, and raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured.
+    """
+
+    def __init__(self, connection: Mapping[str, Any], where: str) -> None:
+        self._connection = dict(connection)
+        self._where = where
+        self._errors = ClientErrors()
+        # A stopped consumer stands at the same offset for days: its first unread record is read once.
+        self._firsts: OrderedDict[tuple[str, int, int], First] = OrderedDict()
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return open_client(AdminClient, admin_config(self._connection, self._errors), self._where)
+
+    def topic(self, topic: str) -> TopicState:
+        """Return a topic's identity and watermarks. Raises TopicMissing too."""
+        return self._of(topic).look()
+
+    def group(self, group: str) -> GroupState:
+        """Return what a consumer group has committed; nothing for a group that is not there."""
+        return self._of("").group_state(group)
+
+    def retention(self, topic: str) -> Retention:
+        """Return what Kafka keeps of a topic."""
+        return self._of(topic).retention()
+
+    def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
+        """Return, by partition, the first offset with a timestamp at or after a time; its end where there is none."""
+        return self._of(state.identity.topic).offsets_at(state, at_ms)
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        """Return, by partition, where a time stands; see `core.ports.Source`."""
+        return self._of(state.identity.topic).boundaries(state, at_ms)
+
+    def firsts(self, state: TopicState, positions: Mapping[int, int]) -> dict[int, First | None]:
+        """Return, by partition, the first readable record from a position on; None where there is none up to the end.
+
+        Markers of transactions and aborted records are no records. A partition whose position has just left the log is
+        left out.
+        """
+        topic_id = state.identity.topic_id or state.identity.topic
+        found: dict[int, First | None] = {}
+        for p, offset in positions.items():
+            if (known := self._firsts.get((topic_id, p, offset))) is not None:
+                found[p] = known
+        unknown = {p: offset for p, offset in positions.items() if p not in found}
+        if unknown:
+            found |= (read := self._read_firsts(state.identity.topic, unknown))
+            self._firsts.update({(topic_id, p, unknown[p]): first for p, first in read.items() if first is not None})
+            while len(self._firsts) > _KNOWN:
+                self._firsts.popitem(last=False)
+        return found
+
+    def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, First | None]:
+        errors = ClientErrors()
+        config = {**consumer_config(self._connection, _GROUP, errors), **_ONE_RECORD}
+        consumer = open_client(Consumer, config, self._where)
+        doing = f"reading the first unread records of {topic}"
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        found: dict[int, First | None] = {}
+        left = set(positions)
+        try:
+            consumer.assign([TopicPartition(topic, p, offset) for p, offset in positions.items()])
+            while left:
+                message = consumer.poll(0.2)
+                if errors.fatal is not None:
+                    raise KafkaRefused(self._where, doing, errors.fatal.str())
+                if message is not None and message.partition() in left:
+                    left.discard(p := int(message.partition() or 0))
+                    found |= _first(message, p, self._where, doing)
+                elif time.monotonic() > deadline:
+                    raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, errors.last)
+        finally:
+            consumer.close()
+        return found
+
+    def _of(self, topic: str) -> _Requests:
+        return _Requests(self._connection, topic, self._where, self._client, self._errors)
+
+
+def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First | None]:
+    error = message.error()
+    if error is None:
+        size = len(message.key() or b"") + len(message.value() or b"")
+        return {p: First(int(message.offset() or 0), int(message.timestamp()[1]), size)}
+    if error.code() == KafkaError._PARTITION_EOF:
+        return {p: None}
+    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        return {}
+    if error.code() in AUTHORIZATION:
+        raise KafkaRefused(where, doing, error.str())
+    raise ReadFailed(str(message.topic()), p, int(message.offset() or 0), error.str())
+
+
+class _Requests(KafkaSource):
+    """The requests about one topic, through a client that others use as well."""
+
+    def __init__(
+        self, connection: Mapping[str, Any], topic: str, where: str, client: AdminClient, errors: ClientErrors
+    ) -> None:
+        super().__init__(connection, topic, _GROUP, StartAt(), where)
+        self._admin = client
+        self._errors = errors
+
+    def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
+        found = self._list_offsets(state.marks, lambda: OffsetSpec.for_timestamp(at_ms))
+        # "No such record" is -1, and means the end: never the earliest.
+        return {p: found[p].offset if found[p].offset >= 0 else marks.end for p, marks in state.marks.items()}
+
+    def group_state(self, group: str) -> GroupState:
+        request = ConsumerGroupTopicPartitions(group)
+
+        def offsets() -> Future[Any]:
+            asked = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = asked[group]
+            return future
+
+        def described() -> Future[Any]:
+            future: Future[Any] = self._client().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)[
+                group
+            ]
+            return future
+
+        doing = f"reading the committed offsets of group {group!r}"
+        committed = _by_topic(self._ask(doing, offsets).topic_partitions)
+        return GroupState(committed, len(self._ask(f"describing group {group!r}", described).members))
+
+    def retention(self) -> Retention:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
+
+        def ask() -> Future[Any]:
+            asked = self._client().describe_configs([resource], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = asked[resource]
+            return future
+
+        answer = self._ask(f"reading the settings of topic {self._topic!r}", ask)
+        values = {name: entry.value for name, entry in answer.items()}
+        if "delete" not in str(values.get("cleanup.policy", "delete")):
+            return Retention(None, None)
+        segment = _limit(values.get("segment.bytes")) or 0
+        return Retention(_limit(values.get("retention.ms")), _limit(values.get("retention.bytes")), segment)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for tp in partitions:
+        if tp.offset >= 0:
+            found.setdefault(tp.topic, {})[tp.partition] = tp.offset
+    return found
+
+
+def _limit(value: str | None) -> int | None:
+    number = int(value) if value else -1
+    return number if number >= 0 else None

@@ -1,0 +1,1 @@
+"""Sensors: they wait, or check, without landing anything."""

@@ -1,0 +1,197 @@
+"""What all sensors share: how a look becomes Airflow's success, wait, failure or skip, in each way of waiting."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.common.compat.sdk import (
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    BaseSensorOperator,
+    PokeReturnValue,
+    conf,
+)
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
+from airflow.triggers.base import StartTriggerArgs
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.watching.verdict import Verdict
+
+log = logging.getLogger(__name__)
+
+_TRIGGER = "airflow_lakestream.triggers.look.LookTrigger"
+# As in triggers.look, which a DAG file does not import.
+_GRACE = timedelta(seconds=60)
+
+
+class CheckFailed(LakestreamError, Transient):
+    """What the sensor looked at is not as it should be, or could not be looked at; a retry looks again."""
+
+
+class LookSensor(BaseSensorOperator):
+    """Looks at a stream until it is as it should be.
+
+    A subclass names its check and that check's arguments, which are its templated fields, and calls `ready` at the end
+    of its constructor. Everything that Airflow knows of sensors goes for it in each way of waiting: `timeout`,
+    `soft_fail`, `never_fail`, `silent_fail`; with `deferrable`, `mode` does not matter.
+
+    :param missing: what to do while a connection does not work, or a table, topic, checkpoint or group is not there:
+        `"fail"`, or `"wait"` for it until the time-out (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    :param start_from_trigger: begin in the triggerer, too, without a worker slot before the end. Airflow 3.3 and newer;
+        on older ones the task begins in a worker, and so do tasks that are mapped
+    """
+
+    check_name: ClassVar[str]
+    template_fields: Sequence[str] = ("missing",)
+    ui_color = "#dfe8f7"
+
+    def __init__(
+        self,
+        *,
+        missing: str = "fail",
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        start_from_trigger: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.missing = missing
+        self.deferrable = deferrable or start_from_trigger
+        self.start_from_trigger = start_from_trigger
+        self._began: float | None = None
+        self._last: Verdict | None = None
+        if self.deferrable and (self.exponential_backoff or self.max_wait):
+            raise InvalidArgument(
+                "exponential_backoff", "does not go with deferrable.", "Give poll_interval alone: a look costs little."
+            )
+
+    def ready(self) -> None:
+        """Have the task begin in the triggerer where that was asked for; the fields are set by now."""
+        if not self.start_from_trigger:
+            return
+        if not AIRFLOW_V_3_3_PLUS:
+            self.start_from_trigger = False
+            warnings.warn(
+                f"{self.task_id}: start_from_trigger needs Airflow 3.3 or newer; the task defers from a worker.",
+                stacklevel=3,
+            )
+            return
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=_TRIGGER,
+            trigger_kwargs=self._trigger_kwargs(None),
+            next_method="execute_complete",
+            timeout=timedelta(seconds=self.timeout) + _GRACE,
+        )
+
+    def execute(self, context: Context) -> Any:
+        """Wait; see the class."""
+        if self.deferrable:
+            return self._defer_unless_done(context)
+        try:
+            return super().execute(context)
+        except AirflowSensorTimeout as e:
+            # Airflow's own text says how long, and not why.
+            self._keep(context, self._last)
+            raise AirflowSensorTimeout(f"{e} {self._last.text if self._last else ''}") from None
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once."""
+        verdict = self._last = self._look(context, self._waited(context))
+        if verdict.outcome == "failed":
+            raise self._failure(context, verdict)
+        if verdict.outcome == "waiting":
+            log.info("Waiting. %s", verdict.text)
+        return PokeReturnValue(verdict.outcome == "done", _value(verdict))
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Go on where the trigger fired."""
+        from airflow_lakestream.watching.verdict import Outcome, Verdict
+
+        verdict = Verdict.parse(event)
+        if verdict.outcome is Outcome.DONE:
+            return self._done(verdict)
+        if verdict.outcome is Outcome.TIMED_OUT:
+            self._keep(context, verdict)
+            text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
+            if self.soft_fail:
+                raise AirflowSkipException(text)
+            raise AirflowSensorTimeout(text)
+        raise self._failure(context, verdict)
+
+    def _defer_unless_done(self, context: Context) -> Any:
+        from airflow_lakestream.triggers.look import LookTrigger
+        from airflow_lakestream.watching.verdict import Outcome
+
+        began = time.time()
+        verdict = self._look(context, 0.0)
+        if verdict.outcome is Outcome.DONE:
+            return self._done(verdict)
+        if verdict.outcome is Outcome.FAILED:
+            raise self._failure(context, verdict)
+        log.info("Waiting in the triggerer. %s", verdict.text)
+        trigger = LookTrigger(**self._trigger_kwargs(began))
+        timeout = timedelta(seconds=self.timeout) + _GRACE
+        return self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+
+    def _look(self, context: Context, waited: float) -> Verdict:
+        with late_imports():
+            from airflow_lakestream.hooks.places import AirflowPlaces
+            from airflow_lakestream.watching.asking import guarded, look_now
+            from airflow_lakestream.watching.checks import make_check
+
+        with airflow_errors():
+            check = make_check(self.check_name, self._arguments())
+        return look_now(guarded(check, AirflowPlaces(), waited, forgiving=self.silent_fail))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.template_fields}
+
+    def _trigger_kwargs(self, began: float | None) -> dict[str, Any]:
+        return {
+            "check": self.check_name,
+            "poll_interval": self.poke_interval,
+            "timeout": self.timeout,
+            "began": began,
+            "forgiving": self.silent_fail,
+            **self._arguments(),
+        }
+
+    def _waited(self, context: Context) -> float:
+        if self.reschedule:
+            first = context["ti"].get_first_reschedule_date(context)
+            return time.time() - first.timestamp() if first is not None else 0.0
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        return now - self._began
+
+    def _done(self, verdict: Verdict) -> Any:
+        log.info("Done. %s", verdict.text)
+        return _value(verdict)
+
+    def _failure(self, context: Context, verdict: Verdict) -> Exception:
+        """Return what to raise: Airflow skips, fails without retries, or tries again."""
+        self._keep(context, verdict)
+        if self.soft_fail or self.never_fail:
+            return AirflowSkipException(verdict.text)
+        return AirflowFailException(verdict.text) if verdict.terminal else CheckFailed(verdict.text)
+
+    def _keep(self, context: Context, verdict: Verdict | None) -> None:
+        """Keep the figures of a look that was not what it should be: a task that fails returns no value."""
+        if verdict is not None and verdict.value is not None:
+            context["ti"].xcom_push(key="return_value", value=_value(verdict))
+
+
+def _value(verdict: Verdict) -> dict[str, Any] | None:
+    return None if verdict.value is None else dict(verdict.value)

@@ -1,0 +1,98 @@
+"""CheckpointLagSensor: waits until a consumer has caught up with its topics, or checks that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.sensors.base import LookSensor
+
+
+class CheckpointLagSensor(LookSensor):
+    """Wait until a consumer is near the end of its topics: a Spark query, a table's ledger, or a consumer group.
+
+    Without a limit it has to have read everything. With several, each has to hold. The end of a topic is that of what
+    is committed; markers of transactions and aborted records at the end are no lag. Returns `lag` (records unread, or
+    holes between them), `partitions` (the same by topic and partition), `worst`, `seconds` (age of the oldest unread
+    record), `batch_age`, `lost` (records that Kafka removed unread); a sensor that fails leaves the same as XCom.
+
+    .. seealso:: docs/sensors.md
+
+    :param checkpoint_location: of a Spark query, as Spark takes it (templated)
+    :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
+    :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
+    :param group_id: a consumer group, by its committed offsets (templated)
+    :param topic: one topic or a list; default: all that the consumer has read of (templated)
+    :param max_lag_records: so many unread records are near enough (templated)
+    :param max_lag_seconds: the oldest unread record may be so old, such as `"5m"` (templated)
+    :param max_batch_age: while something is unread, the newest batch or landing may be so old (templated)
+    :param per_partition: `max_lag_records` is for each partition; False: for their sum (templated)
+    :param fail_when_behind: look once, and fail where that is too far (templated)
+    :param table_format: `"iceberg"` or `"delta"` (templated)
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: of a Delta table's store; of a checkpoint's, an Iceberg connection whose catalog lies on the
+        same one (templated)
+    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    """
+
+    check_name = "checkpoint_lag"
+    template_fields: Sequence[str] = (
+        "checkpoint_location",
+        "table",
+        "consumer_group",
+        "group_id",
+        "topic",
+        "max_lag_records",
+        "max_lag_seconds",
+        "max_batch_age",
+        "per_partition",
+        "fail_when_behind",
+        "table_format",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+        "storage_conn_id",
+        "missing",
+    )
+
+    def __init__(
+        self,
+        *,
+        checkpoint_location: str | None = None,
+        table: str | None = None,
+        consumer_group: str = "{{ dag.dag_id }}",
+        group_id: str | None = None,
+        topic: str | Sequence[str] | None = None,
+        max_lag_records: int | str | None = None,
+        max_lag_seconds: float | str | None = None,
+        max_batch_age: float | str | None = None,
+        per_partition: bool | str = True,
+        fail_when_behind: bool | str = False,
+        table_format: str = "iceberg",
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not any(is_given(one) for one in (checkpoint_location, table, group_id)):
+            raise InvalidArgument(
+                "checkpoint_location", "one of checkpoint_location, table and group_id has to be given."
+            )
+        self.checkpoint_location = checkpoint_location
+        self.table = table
+        self.consumer_group = consumer_group
+        self.group_id = group_id
+        self.topic = topic
+        self.max_lag_records = max_lag_records
+        self.max_lag_seconds = max_lag_seconds
+        self.max_batch_age = max_batch_age
+        self.per_partition = per_partition
+        self.fail_when_behind = fail_when_behind
+        self.table_format = table_format
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.storage_conn_id = storage_conn_id
+        self.ready()

@@ -1,0 +1,118 @@
+"""Waits for what a sensor waits for, without a worker slot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
+from airflow_lakestream.watching.asking import Check, guarded
+from airflow_lakestream.watching.checks import make_check
+from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+
+log = logging.getLogger(__name__)
+
+# Airflow's own time-out of a deferred task comes so much later than the trigger's: it is for a triggerer that is down.
+GRACE = 60.0
+# A sensor that waits for the same reason all the time says so again after so many looks.
+_SAY_AGAIN = 10
+
+
+class LookTrigger(BaseTrigger):
+    """Looks again and again, fires once: the verdict, as `watching.verdict.Verdict` writes it.
+
+    A triggerer that is restarted loses nothing: what it was made with is all that it goes by. Its arguments beyond
+    these are the check's, by name; where the task was started in the triggerer they are templates until Airflow has
+    rendered them.
+
+    :param check: a name of `watching.checks`.
+    :param poll_interval: seconds between two looks.
+    :param timeout: seconds that the sensor may wait.
+    :param began: when the task began, in seconds since the epoch; None: Airflow knows, by its own time-out.
+    :param forgiving: an error that a retry may mend is waited for.
+    """
+
+    def __init__(
+        self,
+        check: str,
+        poll_interval: float,
+        timeout: float,
+        began: float | None = None,
+        forgiving: bool = False,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
+        self.check = check
+        self.poll_interval = poll_interval
+        self.timeout = timeout
+        self.began = began
+        self.forgiving = forgiving
+        self._names = tuple(arguments)
+        for name, value in arguments.items():
+            # As attributes, for that is where Airflow renders templates.
+            setattr(self, name, value)
+        self._said = ""
+        self._looks_since = 0
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger anew; no secret is in it."""
+        own = ("check", "poll_interval", "timeout", "began", "forgiving")
+        kwargs = {name: getattr(self, name) for name in (*own, *self._names)}
+        return "airflow_lakestream.triggers.look.LookTrigger", kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is nothing more to wait for."""
+        verdict = await self._verdict()
+        yield TriggerEvent(verdict.to_dict())  # type: ignore[no-untyped-call]  # Airflow has no types here
+
+    async def _verdict(self) -> Verdict:
+        looks = shared_looks()
+        began = self._began()
+        try:
+            # Imports PyIceberg and all else that the check needs.
+            check, places = await looks.in_thread(self._check)
+        except LakestreamError as e:
+            return verdict_of(e, Missing.FAIL)
+        while True:
+            looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
+            verdict = await looks.look(looking, self.poll_interval)
+            left = began + self.timeout - time.time()
+            if verdict.outcome is not Outcome.WAITING:
+                return verdict
+            if left <= 0:
+                return replace(verdict, outcome=Outcome.TIMED_OUT)
+            self._say(verdict)
+            pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
+            await asyncio.sleep(max(0.0, min(pause, left)))
+
+    def _check(self) -> tuple[Check, Places]:
+        from airflow_lakestream.hooks.places import AirflowPlaces
+
+        return make_check(self.check, {name: getattr(self, name) for name in self._names}), AirflowPlaces()
+
+    def _began(self) -> float:
+        if self.began is not None:
+            return self.began
+        # Set by the triggerer of Airflow 3.3, which alone starts tasks in a trigger with templates.
+        end = getattr(self, "timeout_after", None)
+        if end is None:
+            return time.time()
+        end = end if end.tzinfo else end.replace(tzinfo=UTC)
+        began: float = end.timestamp() - GRACE - self.timeout
+        return began
+
+    def _say(self, verdict: Verdict) -> None:
+        causes = " ".join(reason.cause for reason in verdict.reasons)
+        self._looks_since += 1
+        if causes != self._said or self._looks_since >= _SAY_AGAIN:
+            self._said, self._looks_since = causes, 0
+            log.info("Waiting. %s", verdict.text)

@@ -1,0 +1,113 @@
+"""One answer for all triggers of a process that ask the same question, found in a bounded pool of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from airflow_lakestream.watching.asking import Ask, Looking
+from airflow_lakestream.watching.verdict import Verdict
+
+# Looks wait for brokers and catalogs most of the time. More at once would only open more connections at once.
+THREADS = 8
+# An answer that was begun so many seconds ago serves others as well; with short polls, half a poll.
+SHARED_FOR = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Answer:
+    begun: float
+    future: asyncio.Future[Any]
+
+
+class SharedLooks:
+    """The looks of one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, "lakestream-look")
+        self._answers: dict[tuple[Any, ...], _Answer] = {}
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what may block."""
+        return await self._loop.run_in_executor(self._pool, work)
+
+    async def look(self, looking: Looking, interval: float) -> Verdict:
+        """Run a look of a sensor that polls each `interval` seconds."""
+        asked: list[Ask] = []
+        keep = min(SHARED_FOR, interval / 2)
+        try:
+            asked.append(next(looking))
+            while True:
+                try:
+                    answer = await self._answer(asked[-1], keep)
+                except Exception as e:  # noqa: BLE001  # the look decides what becomes of it
+                    self._forget(asked)
+                    # The same error is raised for each who waits for it, and each would add its frames.
+                    asked.append(looking.throw(e.with_traceback(None)))
+                else:
+                    asked.append(looking.send(answer))
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+
+    async def _answer(self, ask: Ask, keep: float) -> Any:
+        known = self._answers.get(ask.key)
+        kept_for = keep if ask.keep is None else ask.keep
+        # One that is still being found is always waited for: a broker that hangs takes one thread for each question.
+        if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
+            known = self._ask(ask, kept_for)
+        # A trigger that is cancelled leaves the answer to the others.
+        return await asyncio.shield(known.future)
+
+    def _ask(self, ask: Ask, kept_for: float) -> _Answer:
+        begun = _Answer(self._loop.time(), self._loop.run_in_executor(self._pool, ask.answer))
+        self._answers[ask.key] = begun
+
+        def found(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled():
+                # Else asyncio complains of an error that nobody waited for any more.
+                future.exception()
+            self._loop.call_later(kept_for, self._drop, ask.key, begun)
+
+        begun.future.add_done_callback(found)
+        return begun
+
+    def _drop(self, key: tuple[Any, ...], answer: _Answer) -> None:
+        if self._answers.get(key) is answer:
+            del self._answers[key]
+
+    def _forget(self, asked: list[Ask]) -> None:
+        """Open connections anew after an error: they may be what is wrong, and be corrected by the next look."""
+        for ask in asked:
+            known = self._answers.get(ask.key)
+            if ask.keep is not None and known is not None and known.future.done():
+                del self._answers[ask.key]
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedLooks] = WeakKeyDictionary()
+
+
+def shared_looks() -> SharedLooks:
+    """Return the looks of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if (looks := _of_loops.get(loop)) is None:
+        looks = _of_loops[loop] = SharedLooks()
+    return looks
+
+
+def next_look(now: float, interval: float, subject: str) -> float:
+    """Return when a sensor looks next, in seconds since the epoch.
+
+    Those of one subject and interval look at the same moment, so that one answer serves all; others at other moments.
+    """
+    offset = zlib.crc32(subject.encode()) / 2**32 * interval
+    return (math.floor((now - offset) / interval) + 1) * interval + offset

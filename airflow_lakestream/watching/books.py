@@ -1,0 +1,180 @@
+"""How far a consumer is by its own books: a Spark checkpoint, a table's ledger, or a group's committed offsets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.ledger import Ledger, union
+from airflow_lakestream.core.plan import LogTruncated, TopicState
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
+from airflow_lakestream.spark.lease import read_lease
+from airflow_lakestream.spark.lease_record import LeaseState, Outcome
+from airflow_lakestream.watching.backlog import backlog_of, topics_of
+from airflow_lakestream.watching.causes import Cause, Reason
+from airflow_lakestream.watching.landings import look_back
+from airflow_lakestream.watching.verdict import NotThere
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from airflow_lakestream.kafka.watch import GroupState
+
+# Batches of a checkpoint that are looked at for how fast it lands: Spark keeps 100.
+_BATCHES = 20
+# And landings: those of so many seconds, or the last few.
+_STEPS_SINCE = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A commit of the past: when (seconds since the epoch), of which run, and how many offsets of each partition."""
+
+    at: float
+    run: str
+    offsets: Mapping[PartitionKey, int]
+
+
+@dataclass(frozen=True)
+class Books:
+    """What a consumer has read, as it says itself; either `positions` or `ledger`.
+
+    `name` is for people. `newest_at` is when it last got on, in seconds since the epoch; `reasons` are what its books
+    tell of its state; `steps` its last commits, newest first, as far as they were asked for. A partition without a
+    position begins at `begins`, None being the start of the log.
+    """
+
+    name: str
+    topics: tuple[str, ...]
+    positions: Mapping[str, Mapping[int, int]] | None = None
+    ledger: Ledger | None = None
+    newest_at: float | None = None
+    reasons: tuple[Reason, ...] = ()
+    steps: tuple[Step, ...] | None = None
+    begins: int | None = field(default=None, kw_only=True)
+
+    def unread(self, state: TopicState) -> tuple[RangeSet, RangeSet]:
+        """Return (what it has not read of a topic, what of that the log has no more).
+
+        Raises TopicReplaced and LogTruncated where the offsets of its books are not those of this log.
+        """
+        if self.ledger is not None:
+            backlog = backlog_of(self.ledger, state, self.name)
+            return backlog.lacking, backlog.lost
+        topic = state.identity.topic
+        known = (self.positions or {}).get(topic, {})
+        for p, position in known.items():
+            end = state.marks[p].end if p in state.marks else None
+            if end is None or position > end:
+                raise LogTruncated(topic, p, position, end, self.name)
+        begins = {p: known.get(p, m.low if self.begins is None else self.begins) for p, m in state.marks.items()}
+        missing = union(RangeSet.of(topic, p, begins[p], m.end) for p, m in state.marks.items())
+        lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
+        return missing - lost, lost
+
+
+def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Books:
+    """Read the ledger of a table. Raises NotThere, UndecidedLedger, UnreadableLedger, FormatVersionTooOld."""
+    from airflow_lakestream.iceberg import ledger_store
+
+    name = f"table {ledger_store.name_of(table)}"
+    ledger = ledger_store.read_ledger(table, consumer_group)
+    since = int((time.time() - _STEPS_SINCE) * 1000) if with_steps else None
+    history = look_back(table, consumer_group, since_ms=since)
+    if not ledger.topics:
+        raise NotThere(_no_ledger(name, consumer_group, ledger_store.groups(table)))
+    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is Cause.ROLLBACK)
+    steps = []
+    for seen in history.recent if with_steps else ():
+        if seen.landing is not None:
+            entries = seen.landing.topics.values()
+            offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
+            steps.append(Step(seen.at_ms / 1000, seen.landing.run_id, offsets))
+    newest = history.newest.at_ms / 1000 if history.newest is not None else None
+    return Books(name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None)
+
+
+def of_delta(storage: Any, location: str, consumer_group: str) -> Books:
+    """Read the ledger of a Delta table. Raises NotThere, UnreadableLedger."""
+    from airflow_lakestream.delta import ledger_store
+    from airflow_lakestream.delta.log import info_of, read_commit
+
+    name = f"table {location}"
+    head = storage.open(location)
+    if head is None:
+        raise NotThere(f"table: there is no Delta table at {location!r}.")
+    ledger = ledger_store.read_ledger(head, consumer_group)
+    if not ledger.topics:
+        raise NotThere(_no_ledger(name, consumer_group, ledger_store.groups(head)))
+    version = ledger_store.previous_version(head, consumer_group)
+    commit = None if version is None else read_commit(storage.store(location), version)
+    at = None if commit is None else info_of(commit).get("timestamp")
+    return Books(name, topics_of(ledger), None, ledger, None if at is None else float(at) / 1000)
+
+
+def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> Books:
+    """Read a checkpoint of Spark. Raises NotThere, CheckpointDamaged, ForeignCheckpoint."""
+    checkpoint = read_checkpoint(location, properties)
+    if checkpoint is None:
+        raise NotThere(f"checkpoint_location: there is no checkpoint at {location!r} yet.")
+    if not checkpoint.committed and checkpoint.start is None:
+        raise NotThere(f"checkpoint_location: the query of {location!r} has not begun to read yet.")
+    ends = checkpoint.ends(checkpoint.committed[-1]) if checkpoint.committed else checkpoint.start or {}
+    positions: dict[str, dict[int, int]] = {}
+    for (topic, p), offset in ends.items():
+        positions.setdefault(topic, {})[p] = offset
+    newest = _begun_at(checkpoint, checkpoint.committed[-1]) if checkpoint.committed else None
+    steps = tuple(_steps(checkpoint)) if with_steps else None
+    name, reasons = f"checkpoint {location}", _of_query(location, properties)
+    # Spark begins partitions that are new at their start.
+    return Books(name, tuple(sorted(positions)), positions, None, newest, reasons, steps, begins=0)
+
+
+def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Books:
+    """Take a consumer group's committed offsets. Raises NotThere for one that has committed none."""
+    wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
+    if not wanted or set(topics) - set(wanted):
+        of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
+        known = ", ".join(sorted(state.offsets)) or "nothing at all"
+        raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has of {known}.")
+    reasons = () if state.members else (Reason(Cause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
+    return Books(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
+
+
+def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reason, ...]:
+    """Tell what the lease beside the checkpoint says; nothing for a query that keeps none."""
+    lease = read_lease(location, properties)
+    if lease is None or lease.state() is LeaseState.HELD:
+        return ()
+    if lease.state() is LeaseState.VANISHED:
+        return (Reason(Cause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
+    if lease.outcome is Outcome.FAILED:
+        return (Reason(Cause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
+    return (Reason(Cause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
+
+
+def _steps(checkpoint: Checkpoint) -> Iterator[Step]:
+    known = set(checkpoint.planned)
+    for batch in reversed(checkpoint.committed[-_BATCHES:]):
+        at = _begun_at(checkpoint, batch) if batch in known else None
+        if at is None or (batch > 0 and batch - 1 not in known):
+            return
+        starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
+        yield Step(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
+
+
+def _begun_at(checkpoint: Checkpoint, batch: int) -> float | None:
+    """Return when a batch was begun. Not every store keeps the time of a file; Spark writes that of its batches."""
+    lines = (checkpoint._text(f"offsets/{batch}") or "").splitlines()
+    try:
+        return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
+    except (IndexError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _no_ledger(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:
+    return f"consumer_group: {name} has no ledger of {consumer_group!r}; it has of {', '.join(groups) or 'no group'}."

@@ -1,0 +1,75 @@
+"""Why a stream is as it is, by name: sensors, `lakestream status` and alerts all use these words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from airflow_lakestream.core.ranges import RangeSet
+
+# A stream with many holes would hide what matters.
+_SHOWN = 4
+
+
+class Cause(StrEnum):
+    """What a person on call tells apart."""
+
+    STOPPED_CONSUMER = "stopped consumer"
+    SLOW_CONSUMER = "slow consumer"
+    STOPPED_QUERY = "stopped Spark query"
+    FAILED_QUERY = "failed Spark query"
+    VANISHED_QUERY = "vanished Spark query"
+    STUCK_QUERY = "stuck Spark query"
+    IDLE_TOPIC = "idle topic"
+    LATE_PARTITION = "late partition"
+    OPEN_INTERVAL = "open interval"
+    LATE_EVENTS = "late events"
+    COMPACTION = "compaction"
+    OTHER_WRITER = "other writer"
+    ROLLBACK = "rollback"
+    EXPIRED_LANDING = "expired landing"
+    NO_LANDING = "no landing"
+    NOT_COVERED = "not covered"
+    LOST_RECORDS = "lost records"
+    UNUSABLE = "unusable"
+    CAUGHT_UP = "caught up"
+    EXPIRING_RECORDS = "expiring records"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One cause, with its numbers in words."""
+
+    cause: Cause
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.text}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Return JSON-ready values."""
+        return {"cause": self.cause.value, "text": self.text}
+
+
+def told(reasons: Iterable[Reason]) -> str:
+    """Return reasons as one text."""
+    return "; ".join(map(str, reasons))
+
+
+def some(ranges: RangeSet) -> str:
+    """Return ranges as text: the first few, and how many more there are."""
+    known = [str(one) for one in ranges]
+    more = len(known) - _SHOWN
+    return ", ".join(known[:_SHOWN]) + (f" and {more} ranges more" if more > 0 else "")
+
+
+def span(seconds: float) -> str:
+    """Return a time span for people: 45 s, 12 min, 3.5 h, 2.1 d."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,23 @@
+"""The checks by name: a row for each, imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.exceptions import UnknownValue
+from airflow_lakestream.watching.asking import Check
+
+CHECKS = {
+    "checkpoint_lag": "airflow_lakestream.watching.lag.LagCheck",
+}
+
+
+def make_check(name: str, arguments: Mapping[str, Any]) -> Check:
+    """Make a check of a sensor's arguments, rendered. Raises InvalidArgument for those that can't work."""
+    if name not in CHECKS:
+        raise UnknownValue("check", name, CHECKS)
+    module, _, kind = CHECKS[name].rpartition(".")
+    check: Check = getattr(importlib.import_module(module), kind)(**arguments)
+    return check

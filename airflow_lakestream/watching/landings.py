@@ -1,0 +1,208 @@
+"""What a table's history says of its landings: the newest ones, what other writers did since, what was rolled back.
+
+A landing is a snapshot with a change of a ledger in its summary. Only the ancestors of a branch's head count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.anew import decode_anew
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.watching.causes import Cause, Reason, span
+
+RECENT = 5
+_SOURCE = "source-snapshot-id"
+_BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A snapshot, as far as it matters here; `at_ms` is milliseconds since the epoch.
+
+    `landing` is None for one of another writer; `rows` are those that it added.
+    """
+
+    snapshot_id: int
+    at_ms: int
+    operation: str
+    rows: int
+    consumer_group: str | None = None
+    landing: Landing | None = None
+    is_compaction: bool = False
+
+    @property
+    def rejected(self) -> int:
+        """How many records it rejected."""
+        return self.landing.counts.rejected if self.landing else 0
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that it landed."""
+        return frozenset(identity.topic for identity in self.landing.topics) if self.landing else frozenset()
+
+    @property
+    def by_query(self) -> bool:
+        """Whether a Spark query landed it: its run is named by the query's id and the batch."""
+        return self.landing is not None and bool(_BATCH.match(self.landing.run_id))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A branch's history, newest first.
+
+    `recent` are the newest snapshots that count; `since` those on top of them, which do not; `rolled_back` landings
+    that are newer than all that count, and in no branch's history any more. `expired`: there were landings, and their
+    snapshots are gone.
+    """
+
+    recent: tuple[Seen, ...] = ()
+    since: tuple[Seen, ...] = ()
+    rolled_back: tuple[Seen, ...] = ()
+    expired: bool = False
+
+    @property
+    def newest(self) -> Seen | None:
+        """The newest one that counts."""
+        return self.recent[0] if self.recent else None
+
+    def reasons(self, now_ms: int) -> list[Reason]:
+        """Tell what a look at the table's newest snapshot alone would be mistaken about."""
+        found = []
+        if self.rolled_back:
+            ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
+            rows = sum(one.rows for one in self.rolled_back)
+            found.append(Reason(Cause.ROLLBACK, f"landings were rolled back, {rows} rows in snapshots {ids}"))
+        for cause in (Cause.COMPACTION, Cause.OTHER_WRITER):
+            these = [one for one in self.since if one.is_compaction is (cause is Cause.COMPACTION)]
+            if these:
+                ago = span(max(0, now_ms - these[0].at_ms) / 1000)
+                what = "compactions, which land nothing" if cause is Cause.COMPACTION else "of other writers"
+                last = f"the last one is snapshot {these[0].snapshot_id}, {ago} ago"
+                found.append(Reason(cause, f"{len(these)} newer snapshots are {what}; {last}"))
+        return found
+
+
+def look_back(
+    table: Table,
+    consumer_group: str | None = None,
+    branch: str = MAIN_BRANCH,
+    operations: Collection[str] = (),
+    since_ms: int | None = None,
+    topic: str | None = None,
+) -> History:
+    """Return what a branch's history says of its landings.
+
+    :param consumer_group: whose landings count; None: those of every group.
+    :param operations: only snapshots of these operations count; without a group, those of other writers too.
+    :param since_ms: take in all that count from then on, not only the last few.
+    :param topic: only landings of this topic count; those of others are of no interest.
+
+    Raises InvalidArgument for a branch that is not there, UnreadableLedger.
+    """
+    metadata = table.metadata
+    names = None if consumer_group is None else ledger_store.names_of(metadata.properties, consumer_group)
+    recent: list[Seen] = []
+    since: list[Seen] = []
+    met = False
+    for snapshot in _ancestors(metadata, branch):
+        seen = _seen(snapshot, metadata, names)
+        counts = seen.landing is not None or (names is None and bool(operations))
+        met |= seen.landing is not None
+        if topic is not None and seen.landing is not None and topic not in seen.topics:
+            continue
+        if counts and (not operations or seen.operation in operations):
+            enough = len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms)
+            if enough:
+                break
+            recent.append(seen)
+        elif not recent and codec.SUMMARY_LANDING_ID not in ledger_store.summary_of(snapshot):
+            since.append(seen)
+        if consumer_group is not None and _begins_anew(snapshot, consumer_group):
+            break
+    expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
+    rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
+    return History(tuple(recent), tuple(since), tuple(rolled_back), expired)
+
+
+def ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
+    """Return the ledgers at a branch's head by group: of one group, or of all.
+
+    Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument for a branch that is not there.
+    """
+    if table.metadata.format_version < 2:
+        raise ledger_store.FormatVersionTooOld(ledger_store.name_of(table))
+    names = (consumer_group,) if consumer_group is not None else ledger_store.groups(table)
+    head = _head(table.metadata, branch)
+    if head is None:
+        return {name: Ledger(name) for name in names}
+    return {name: lineage.read(ledger_store.history(table), name, at=head).ledger for name in names}
+
+
+def _head(metadata: TableMetadata, branch: str) -> int | None:
+    if branch == MAIN_BRANCH:
+        return ledger_store.head_of(metadata)
+    if (ref := metadata.refs.get(branch)) is None:
+        known = ", ".join(sorted(metadata.refs)) or "none"
+        raise InvalidArgument("branch", f"there is no branch {branch!r}; there is {known}.")
+    return ref.snapshot_id
+
+
+def _ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
+    snapshots = {one.snapshot_id: one for one in metadata.snapshots}
+    at = _head(metadata, branch)
+    while at is not None and at in snapshots:
+        yield snapshots[at]
+        at = snapshots[at].parent_snapshot_id
+
+
+def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
+    summary = ledger_store.summary_of(snapshot)
+    if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
+        # A cherry-pick carries its source's rows but none of its lakestream.* keys.
+        picked = metadata.snapshot_by_id(int(source))
+        summary = {**summary, **ledger_store.summary_of(picked)} if picked is not None else summary
+    group = summary.get(codec.SUMMARY_GROUP)
+    landing = None
+    if group is not None and (names is None or group in names):
+        landing = codec.decode_summary(summary, group, f"snapshot {snapshot.snapshot_id}")
+    rows = landing.counts.written if landing is not None else int(summary.get("added-records", 0))
+    operation = snapshot.summary.operation.value if snapshot.summary is not None else ""
+    compaction = landing is None and _is_compaction(operation, summary)
+    return Seen(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
+
+
+def _begins_anew(snapshot: Snapshot, consumer_group: str) -> bool:
+    """Tell whether the ledger was removed here: what was landed before is none of the group's any more."""
+    summary = ledger_store.summary_of(snapshot)
+    ledger = decode_anew(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+    return ledger is not None and not ledger.topics
+
+
+def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
+    """Yield the landings that are in no branch's history, and newer than all that count: they may come again."""
+    kept = {one.snapshot_id for branch in {MAIN_BRANCH, *metadata.refs} for one in _ancestors(metadata, branch)}
+    last = max((one.at_ms for one in recent), default=0)
+    for snapshot in metadata.snapshots:
+        summary = ledger_store.summary_of(snapshot)
+        if codec.SUMMARY_GROUP in summary and snapshot.snapshot_id not in kept and snapshot.timestamp_ms > last:
+            seen = _seen(snapshot, metadata, names)
+            if seen.landing is not None:
+                yield seen
+
+
+def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
+    """Tell whether the snapshot put other files in the place of its files, and as many rows."""
+    if operation != "overwrite":
+        return operation == "replace"
+    return summary.get("added-records", "0") == summary.get("deleted-records", "0") != "0"

@@ -1,0 +1,194 @@
+"""Which consumer a sensor looks at, and the questions that find out where it and its topics are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream import arguments
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.plan import LogTruncated, TopicState
+from airflow_lakestream.core.policies import TableFormat, choose, is_given
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.watch import First, KafkaWatch
+from airflow_lakestream.watching import books
+from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.books import Books
+from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.verdict import NotThere
+
+# A connection that was opened is used for so long: what somebody changes in it counts from then on.
+OPENED = 600.0
+# Holes at the beginning of what is unread that are looked behind, one after the other.
+_HOLES = 5
+
+Asking = Generator[Ask, Any, Any]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What a consumer has not read of one topic; `firsts` are the first records of it, by partition."""
+
+    state: TopicState
+    ranges: RangeSet
+    lost: RangeSet
+    firsts: Mapping[int, First]
+
+    def records(self, partition: int) -> int:
+        """Return how many offsets of a partition are unread: records, or holes between them."""
+        return self.ranges.of_partition(self.state.identity.topic, partition).width
+
+
+@dataclass(frozen=True)
+class Source:
+    """Exactly one of `checkpoint_location`, `table` and `group_id`, as the sensors take them."""
+
+    topic: Any = None
+    checkpoint_location: str | None = None
+    table: str | None = None
+    consumer_group: str | None = None
+    group_id: str | None = None
+    table_format: str = TableFormat.ICEBERG
+    kafka_conn_id: str = "kafka_default"
+    iceberg_conn_id: str = "iceberg_default"
+    storage_conn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_one_source(self.checkpoint_location, self.table, self.group_id)
+        for topic in self.topics:
+            check_topic(topic)
+        if is_given(self.table):
+            if not self.is_delta:
+                check_table_name(str(self.table))
+            if not is_given(self.consumer_group):
+                raise InvalidArgument("consumer_group", "is missing; a table's ledger is of a group.")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are asked for; none: all that the consumer has."""
+        return arguments.items("topic", self.topic) or ()
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the table is one of Delta."""
+        return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
+
+    @property
+    def subject(self) -> str:
+        """What is looked at."""
+        named = (self.checkpoint_location, self.table, self.consumer_group, self.group_id, *self.topics)
+        return " ".join(str(one) for one in (self.kafka_conn_id, *named) if is_given(one))
+
+    def read_books(self, places: Places, *, with_steps: bool = False) -> Asking:
+        """Find out how far the consumer is. Returns `Books`; raises what `books.of_...` raise."""
+        if is_given(self.checkpoint_location):
+            where = str(self.checkpoint_location)
+            conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
+            return (
+                yield Ask(
+                    ("checkpoint", where, conn_id, with_steps),
+                    lambda: books.of_checkpoint(where, places.store_properties(conn_id), with_steps),
+                )
+            )
+        if is_given(self.group_id):
+            watch = yield ask_kafka(places, self.kafka_conn_id)
+            group = str(self.group_id)
+            state = yield Ask(("group", self.kafka_conn_id, group), lambda: watch.group(group))
+            return books.of_group(state, group, self.topics)
+        return (yield from self._of_table(places, with_steps))
+
+    def _of_table(self, places: Places, with_steps: bool) -> Asking:
+        name, group = str(self.table), str(self.consumer_group)
+        if self.is_delta:
+            conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
+            storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+            return (yield Ask(("delta", conn_id, name, group), lambda: books.of_delta(storage, name, group)))
+        table = yield from ask_table(places, self.iceberg_conn_id, name)
+        key = ("ledger", self.iceberg_conn_id, name, group, with_steps)
+        return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))
+
+    def unread(self, places: Places, found: Books) -> Asking:
+        """Find out what the consumer has not read. Returns a list of `Unread`, by topic.
+
+        Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
+        """
+        watch = yield ask_kafka(places, self.kafka_conn_id)
+        answers = []
+        for topic in self.topics or found.topics:
+            if topic not in found.topics:
+                raise NotThere(f"topic: {found.name} knows no topic {topic!r}, but {', '.join(found.topics)}.")
+            state = yield self._ask_topic(watch, topic)
+            try:
+                ranges, lost = found.unread(state)
+            except LogTruncated:
+                # The answer may be older than the books, which others share as well: the log is asked once more.
+                state = yield self._ask_topic(watch, topic, keep=0.0)
+                ranges, lost = found.unread(state)
+            answers.append((yield from self._behind_holes(watch, state, ranges, lost)))
+        return answers
+
+    def _behind_holes(self, watch: KafkaWatch, state: TopicState, ranges: RangeSet, lost: RangeSet) -> Asking:
+        """Find the first unread records: markers and aborted records in front of them, or alone, are no lag."""
+        topic = state.identity.topic
+        firsts: dict[int, First] = {}
+        for _ in range(_HOLES):
+            begins = {p: ranges.intervals(topic, p)[0][0] for _, p in ranges.partitions}
+            asked = {p: begin for p, begin in begins.items() if p not in firsts or firsts[p].offset < begin}
+            if not asked:
+                break
+            found = yield _ask_firsts(self.kafka_conn_id, watch, state, asked)
+            for p in asked:
+                first = found.get(p)
+                if first is None:
+                    if p in found:
+                        ranges -= ranges.of_partition(topic, p)
+                    firsts.pop(p, None)
+                    continue
+                ranges -= RangeSet.of(topic, p, 0, first.offset)
+                firsts[p] = first
+            if not any(p in found and found[p] for p in asked):
+                break
+        return Unread(state, ranges, lost, {p: first for p, first in firsts.items() if ranges.intervals(topic, p)})
+
+    def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
+        # One that is not kept is another question, or it would get the answer that is kept.
+        return Ask(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
+
+
+def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
+    """Raise InvalidArgument unless exactly one is given."""
+    given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
+    named = [name for name, value in given.items() if is_given(value)]
+    if len(named) != 1:
+        raise InvalidArgument(
+            named[1] if named else "checkpoint_location",
+            f"exactly one of checkpoint_location, table and group_id is needed, not {' and '.join(named) or 'none'}.",
+        )
+
+
+def ask_kafka(places: Places, conn_id: str) -> Ask:
+    """Ask for a `KafkaWatch` of a connection."""
+    return Ask(("kafka", conn_id), lambda: KafkaWatch(*places.kafka(conn_id)), keep=OPENED)
+
+
+def ask_table(places: Places, conn_id: str, name: str) -> Asking:
+    """Ask for a table of Iceberg, as it is now. Returns it; raises NotThere."""
+    catalog = yield Ask(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
+
+    def load() -> Any:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError) as e:
+            raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
+
+    return (yield Ask(("table", conn_id, name), load))
+
+
+def _ask_firsts(conn_id: str, watch: KafkaWatch, state: TopicState, positions: Mapping[int, int]) -> Ask:
+    ends = tuple((p, state.marks[p].end) for p in sorted(positions))
+    key = ("firsts", conn_id, state.identity, tuple(sorted(positions.items())), ends)
+    return Ask(key, lambda: watch.firsts(state, positions))

@@ -1,0 +1,175 @@
+"""Each way of waiting comes to the same: in a worker, rescheduled, deferred, and begun in the triggerer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.support.airflow_home import Connections, Run
+from tests.support.broker import Producing, Topics
+from tests.support.sensing import TASK, Sensing, commit
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+
+IN_LINE = {"poke": {}, "reschedule": {"mode": "reschedule"}, "deferred": {"deferrable": True}}
+
+
+class Consumer:
+    """A consumer group that stands at the beginning of a topic with two records, in each of two partitions."""
+
+    def __init__(self, admin: AdminClient, topic: str) -> None:
+        self._admin = admin
+        self.topic, self.group = topic, f"g-{uuid.uuid4().hex[:8]}"
+        self.commit(0)
+
+    def commit(self, offset: int) -> None:
+        commit(self._admin, self.group, self.topic, {0: offset, 1: offset})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"group_id": self.group, "topic": self.topic}
+
+
+@pytest.fixture
+def consumer(connections: Connections, admin: AdminClient, topic: Topics, produce: Producing) -> Consumer:
+    name = topic(2)
+    for p in (0, 1):
+        produce(name, p, ["a", "b"])
+    return Consumer(admin, name)
+
+
+@pytest.fixture
+def dag_id() -> str:
+    return f"sense_{uuid.uuid4().hex[:8]}"
+
+
+def task(run: Run) -> tuple[str, Any]:
+    found = run.task(TASK)
+    return found.state, found.xcom
+
+
+@pytest.mark.parametrize("mode", IN_LINE)
+def test_it_waits_until_the_consumer_has_caught_up(
+    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str
+) -> None:
+    later = threading.Timer(6, consumer.commit, [2])
+    later.start()
+    run = sensing.run(dag_id, **IN_LINE[mode], **consumer.arguments)
+    later.join()
+    state, xcom = task(run)
+    assert (state, run.errors) == ("success", [])
+    assert (xcom["lag"], xcom["worst"]) == (0, None)
+    assert xcom["partitions"] == {consumer.topic: {"0": 0, "1": 0}}
+
+
+@pytest.mark.parametrize("mode", IN_LINE)
+@pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_time_out_says_why_or_skips(
+    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str, soft_fail: bool
+) -> None:
+    run = sensing.run(dag_id, **IN_LINE[mode], **consumer.arguments, timeout=2, soft_fail=soft_fail, retries=2)
+    state, xcom = task(run)
+    assert state == ("skipped" if soft_fail else "failed")
+    assert run.task(TASK).tries == 1
+    if not soft_fail:
+        assert "stopped consumer" in str(run.errors[0])
+        assert f"{consumer.topic}[" in str(run.errors[0])
+        assert xcom["lag"] == 4
+
+
+@pytest.mark.parametrize("mode", IN_LINE)
+@pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_check_fails_where_the_consumer_is_behind(
+    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str, soft_fail: bool
+) -> None:
+    run = sensing.run(dag_id, **IN_LINE[mode], **consumer.arguments, fail_when_behind=True, soft_fail=soft_fail)
+    state, xcom = task(run)
+    assert state == ("skipped" if soft_fail else "failed")
+    assert xcom["lag"] == 4
+    if not soft_fail:
+        assert "4 records behind in 2 of 2 partitions" in str(run.errors[0])
+
+
+@pytest.mark.parametrize("mode", IN_LINE)
+@pytest.mark.parametrize("missing", ["fail", "wait"])
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"kafka_conn_id": "nowhere"}, "there is no connection 'nowhere'"),
+        ({"topic": "nothing-here"}, "nothing-here"),
+        ({"group_id": "nobody"}, "has committed no offset"),
+        ({"group_id": None, "table": "lake.none"}, "there is no table 'lake.none'"),
+    ],
+)
+def test_what_is_missing_fails_it_or_is_awaited_with_its_name(
+    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str, missing: str, wrong: dict[str, Any], text: str
+) -> None:
+    given = {**IN_LINE[mode], **consumer.arguments, "missing": missing, "timeout": 1, "retries": 1, **wrong}
+    run = sensing.run(dag_id, **given)
+    assert task(run)[0] == "failed"
+    assert run.task(TASK).tries == 1
+    assert text in str(run.errors[0])
+    assert ("timed out" in str(run.errors[0])) is (missing == "wait")
+
+
+@pytest.mark.parametrize("begin", [{"deferrable": True}, {"start_from_trigger": True}])
+def test_it_waits_in_a_real_triggerer(sensing: Sensing, consumer: Consumer, dag_id: str, begin: dict[str, Any]) -> None:
+    # Rendered by the worker, or by the triggerer where it begins there.
+    given = {**consumer.arguments, "topic": "{{ params.topic }}", "params": {"topic": consumer.topic}}
+    run, file = sensing.write(dag_id, **begin, **given)
+    sensing.triggerer.start()
+    sensing.through_triggerer(run, file, lambda: consumer.commit(2))
+    state, xcom = task(run)
+    assert state == "success", sensing.triggerer.log.read_text()
+    assert xcom["partitions"] == {consumer.topic: {"0": 0, "1": 0}}
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "text"),
+    [
+        ({"timeout": 3}, "failed", "Sensor has timed out after 3 seconds. stopped consumer"),
+        ({"timeout": 3, "soft_fail": True}, "skipped", "stopped consumer"),
+        ({"fail_when_behind": True}, "failed", "4 records behind"),
+        ({"kafka_conn_id": "nowhere"}, "failed", "there is no connection 'nowhere'"),
+        ({"kafka_conn_id": "nowhere", "missing": "wait", "timeout": 3}, "failed", "there is no connection 'nowhere'"),
+    ],
+)
+def test_one_that_begins_in_the_triggerer_ends_as_the_others(
+    sensing: Sensing, consumer: Consumer, dag_id: str, given: dict[str, Any], state: str, text: str
+) -> None:
+    run, file = sensing.write(dag_id, start_from_trigger=True, **{**consumer.arguments, **given})
+    assert sensing.schedule(run) == "deferred"
+    sensing.triggerer.start()
+    sensing.await_state(run, "scheduled")
+    log = sensing.work(run, file)
+    assert task(run)[0] == state
+    assert text in log
+
+
+def test_no_secret_is_kept_with_a_deferred_task(
+    sensing: Sensing, consumer: Consumer, dag_id: str, connections: Connections, kafka: Any
+) -> None:
+    connections.kafka({**kafka.client_config(), "sasl.password": "canary-4711"})
+    run, file = sensing.write(dag_id, deferrable=True, **consumer.arguments)
+    sensing.work(run, file)
+    assert sensing.state(run) == "deferred"
+    assert "canary-4711" not in json.dumps(_triggers())
+
+
+def _triggers() -> list[Any]:
+    from airflow.models.trigger import Trigger
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        found = [
+            (one.classpath, {key: str(value) for key, value in one.kwargs.items()})
+            for one in session.scalars(select(Trigger))
+        ]
+    assert any(path.endswith("LookTrigger") for path, _ in found)
+    return found
