@@ -1,58 +1,16 @@
 """Keeps the lake's tables fast: small files into large ones, old snapshots and files that no table has removed.
 
-By Spark and Iceberg's own procedures, table after table; what the tables know of Kafka's offsets stays readable. Not
-for runs whose Spark driver is on another machine than the worker (deploy mode cluster): the configuration, which holds
-what the connection holds, is a file beside the worker.
+By Spark and Iceberg's own procedures, table after table; what the tables know of Kafka's offsets stays readable. A
+worker that dies leaves the driver running, and the retry finds it again; marked as failed, the run ends after the work
+that it is at.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-
 import pendulum
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG, Param
 
-from airflow_lakestream.hooks.iceberg import IcebergHook
-from airflow_lakestream.operators.base import airflow_errors
-from airflow_lakestream.spark.apps import app_path
-from airflow_lakestream.spark.catalog_options import catalog_packages
-from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
-from airflow_lakestream.spark.packages import resolve
-
-
-class MaintainIcebergOperator(SparkSubmitOperator):
-    """Submit `maintain_iceberg`; its configuration is a file that only its owner can read, and is gone afterwards.
-
-    :param maintenance: the section `maintenance` of the app's configuration (templated)
-    :param iceberg_conn_id: connection of type `iceberg`
-    """
-
-    template_fields = (*SparkSubmitOperator.template_fields, "maintenance")
-
-    def __init__(self, *, maintenance: dict[str, Any], iceberg_conn_id: str = "iceberg_default", **kwargs: Any) -> None:
-        super().__init__(application=app_path("maintain_iceberg"), **kwargs)
-        self.maintenance = maintenance
-        self.iceberg_conn_id = iceberg_conn_id
-
-    def execute(self, context: Any) -> None:
-        """Check the configuration, write it, and run the app."""
-        with airflow_errors():
-            properties = IcebergHook(self.iceberg_conn_id).properties()
-            catalog = {"name": self.iceberg_conn_id, "properties": properties}
-            config = MaintenanceConfig(catalog=catalog, maintenance=self.maintenance)
-            self.jars = self.jars or ",".join(resolve(catalog_packages(properties)))
-        # The driver needs this Python's packages, and the worker may have been started by its full path.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        self.env_vars = {"PATH": path, "PYSPARK_PYTHON": sys.executable, **(self.env_vars or {})}
-        with TemporaryDirectory() as folder:
-            self.application_args = ["--config", str(config.write(Path(folder) / "app.json"))]
-            super().execute(context)
-
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
 with DAG(
     dag_id="lake_maintenance",
@@ -96,9 +54,10 @@ with DAG(
         ),
     },
 ) as dag:
-    MaintainIcebergOperator(
+    SparkStreamingSubmitOperator(
         task_id="maintain",
-        maintenance={
+        app="maintain_iceberg",
+        app_config={
             "tables": "{{ params.tables }}",
             "compact": True,
             "rewrite_manifests": True,
@@ -108,7 +67,8 @@ with DAG(
                 "longest_run": "{{ params.longest_run }}",
             },
         },
-        conf={"spark.ui.enabled": "false"},
-        name="lakestream maintain_iceberg",
-        retries=1,
+        kafka_conn_id=None,
+        # A table that failed is tried once more, and the others are done by then.
+        max_restarts=1,
+        retries=2,
     )

@@ -30,6 +30,8 @@ def up(args: argparse.Namespace) -> None:
         stack.up_kafka(overrides)
     if "registry" in wanted:
         stack.up_registry()
+    if "s3" in wanted:
+        stack.up_s3()
     if "postgres" in wanted:
         stack.up_postgres()
     if "connect" in wanted:

@@ -34,6 +34,7 @@ from dev.services import connect as connect_service
 from dev.services import kafka as kafka_service
 from dev.services import postgres as postgres_service
 from dev.services import registry as registry_service
+from dev.services import s3 as s3_service
 from dev.services import spark as spark_service
 from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
@@ -41,6 +42,7 @@ from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
+from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
 
 Handle = TypeVar("Handle", bound=Service)
@@ -132,6 +134,14 @@ class Stack:
             return registry_service.start(folder, archive, jdk, self._owner)
 
         return self._up("registry", start, lambda registry: registry.url)
+
+    def up_s3(self) -> S3:
+        """Have a healthy S3: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> S3:
+            return s3_service.start(folder, s3_service.build(self.home / "bin", self._say), self._owner)
+
+        return self._up("s3", start, lambda s3: s3.url)
 
     def up_postgres(self) -> Postgres:
         """Have a healthy PostgreSQL with logical decoding: the running one, or a new one."""

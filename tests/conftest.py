@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
     "tests.support.lake",
+    "tests.support.landings",
     "tests.support.cdc",
     "tests.support.registry",
     "tests.support.sensing",

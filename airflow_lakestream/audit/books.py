@@ -36,12 +36,18 @@ class Books:
     def of(cls, table: Table, group: str, topic: str | None) -> Books:
         """Read the ledgers at the table's head. Raises NoLedger, UndecidedLedger and UnreadableLedger."""
         names = sorted({*groups_seen(table), group})
-        books = cls(group, {name: ledger_store.read_ledger(table, name) for name in names})
-        known = tuple(name for name, ledger in books.ledgers.items() if ledger.topics)
+        ledgers = {name: ledger_store.read_ledger(table, name) for name in names}
+        return cls.made(".".join(table.name()), group, ledgers, topic)
+
+    @classmethod
+    def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> Books:
+        """Put ledgers side by side. Raises NoLedger where the group, or the topic in it, has none."""
+        books = cls(group, ledgers)
+        known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
         if not books.own.topics:
-            raise NoLedger(".".join(table.name()), group, known)
+            raise NoLedger(table, group, known)
         if topic is not None and topic not in books.topics:
-            raise NoLedger(".".join(table.name()), group, known, topic)
+            raise NoLedger(table, group, known, topic)
         return books
 
     @property
@@ -57,7 +63,7 @@ class Books:
     @property
     def known_topics(self) -> frozenset[str]:
         """The topics of all groups."""
-        return frozenset(identity.topic for _, identity, _ in self._entries())
+        return frozenset(identity.topic for _, identity, _ in self.entries())
 
     def identities(self, topic: str) -> tuple[TopicIdentity, ...]:
         """Return the incarnations of a topic that the audited group has landed."""
@@ -74,7 +80,7 @@ class Books:
     def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> Tally:
         """Count how many landings hold each offset of a partition: of one incarnation, or of any."""
         tally = Tally()
-        for _, of, entry in self._entries():
+        for _, of, entry in self.entries():
             if identity in (None, of):
                 for start, end in entry.landed.intervals(*key):
                     tally.add_interval(start, end)
@@ -82,7 +88,7 @@ class Books:
 
     def counts(self, topic: str | None = None) -> Counts:
         """Return what all groups counted, of one topic or of all."""
-        return sum((entry.counts for _, of, entry in self._entries() if topic in (None, of.topic)), Counts())
+        return sum((entry.counts for _, of, entry in self.entries() if topic in (None, of.topic)), Counts())
 
     def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
         """Return the partitions of these topics that stand in the audited group's ledger."""
@@ -105,13 +111,14 @@ class Books:
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name that any group landed, of any incarnation."""
-        return union(entry.landed for _, of, entry in self._entries() if of.topic == topic)
+        return union(entry.landed for _, of, entry in self.entries() if of.topic == topic)
 
     def landed_by_others(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name that other groups landed, of any incarnation."""
-        return union(entry.landed for group, of, entry in self._entries() if group != self.group and of.topic == topic)
+        return union(entry.landed for group, of, entry in self.entries() if group != self.group and of.topic == topic)
 
-    def _entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
+    def entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
+        """Yield each group with each incarnation of a topic that it has landed, and its books of that."""
         for group, ledger in self.ledgers.items():
             for identity, entry in ledger.topics.items():
                 yield group, identity, entry

@@ -55,9 +55,13 @@ class Audit:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        check_table_name(self.table)
+        self.check_place()
         if self.topic is not None:
             check_topic(self.topic)
+
+    def check_place(self) -> None:
+        """Raise InvalidArgument for what can't be the table's name."""
+        check_table_name(self.table)
 
     def run(self, catalog: Catalog) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
@@ -75,27 +79,33 @@ class Audit:
         result = AuditResult(self.table, self.consumer_group, head, self.full)
         if self.consumer_group not in ledger_store.groups(table):
             result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
-        topics = books.topics if self.topic is None else (self.topic,)
-        result.by_count += [
-            ByCount(topic, counts.skipped, counts.filtered)
-            for topic in topics
-            if (counts := books.counts(topic)).skipped or counts.filtered
-        ]
+        topics = self.begin(result, books)
         if self.full:
-            self._look_at_rows(result, books, table, rejects, topics)
+            rows = count_rows(table, result.snapshot_id, self.topic)
+            rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
+            self.judge(result, books, rows, rejected, topics)
         else:
             look_at_files(result, books, table_files(table, head), topics)
             files = None if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
             look_at_rejects(result, books, files)
         return result
 
-    def _look_at_rows(
-        self, result: AuditResult, books: Books, table: Table, rejects: Table | None, topics: tuple[str, ...]
+    def begin(self, result: AuditResult, books: Books) -> tuple[str, ...]:
+        """Note what is known by count alone; return the topics to look at."""
+        topics = books.topics if self.topic is None else (self.topic,)
+        result.by_count += [
+            ByCount(topic, counts.skipped, counts.filtered)
+            for topic in topics
+            if (counts := books.counts(topic)).skipped or counts.filtered
+        ]
+        return topics
+
+    def judge(
+        self, result: AuditResult, books: Books, rows: RowsFound, rejected: RowsFound, topics: tuple[str, ...]
     ) -> None:
-        rows = count_rows(table, result.snapshot_id, self.topic)
+        """Compare every position of the rows with the records that Kafka still shows."""
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
-        rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
         for topic in topics:
             judge_topic(result, books, rows, rejected, topic, self._look_at_topic(result, books, topic))
         for stranger in sorted({topic for topic, _ in rows.tallies} - books.known_topics):

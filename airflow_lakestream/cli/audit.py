@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from airflow_lakestream.cli.connections import (
+    AnyTable,
     Group,
     IcebergConn,
     Json,
     KafkaConn,
-    Table,
+    StorageConn,
     aside,
     open_catalog,
     open_kafka,
     open_registry,
+    open_storage,
 )
 from airflow_lakestream.exceptions import InvalidArgument
 
+if TYPE_CHECKING:
+    from airflow_lakestream.audit.result import AuditResult
+    from airflow_lakestream.audit.run import Audit
+
+Look = TypeVar("Look", bound="Audit")
+
 
 def audit(
-    table: Table,
+    table: AnyTable,
     group: Group,
     topic: Annotated[str | None, typer.Option("--topic", help="one topic of the ledger; default: all")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
     full: Annotated[
         bool, typer.Option("--full", help="read every row's position, and the topic; else file statistics only")
     ] = False,
@@ -89,14 +98,34 @@ def audit(
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
             raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
-        look = Audit(table=table, consumer_group=group, topic=topic, full=full or repair)
-        if look.full:
-            kafka = open_kafka(kafka_conn)
-            look = replace(look, kafka=kafka.configuration, where=kafka.where)
-        if repair:
-            registry = open_registry(schema_registry, kafka_conn, value_format, key_format)
-            options |= {"schema_registry": registry} if registry is not None else {}
-        work = Repair(audit=look, **options) if repair else look
-        result = work.run(open_catalog(iceberg_conn))
+        if "/" in table:
+            result = _of_delta(table, group, topic, kafka_conn, storage_conn, full=full, repair=repair)
+        else:
+            look = _with_kafka(Audit(table=table, consumer_group=group, topic=topic, full=full or repair), kafka_conn)
+            if repair:
+                registry = open_registry(schema_registry, kafka_conn, value_format, key_format)
+                options |= {"schema_registry": registry} if registry is not None else {}
+            work = Repair(audit=look, **options) if repair else look
+            result = work.run(open_catalog(iceberg_conn))
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)
+
+
+def _of_delta(
+    table: str, group: str, topic: str | None, kafka_conn: str, storage_conn: str | None, *, full: bool, repair: bool
+) -> AuditResult:
+    if repair:
+        problem = f"{table!r} is the place of a Delta table; repairs are for Iceberg tables."
+        raise InvalidArgument("--repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
+    storage = open_storage(storage_conn)
+    from airflow_lakestream.audit.delta import DeltaAudit
+
+    look = DeltaAudit(table=table, consumer_group=group, topic=topic, full=full)
+    return _with_kafka(look, kafka_conn).look(storage)
+
+
+def _with_kafka(look: Look, conn_id: str) -> Look:
+    if not look.full:
+        return look
+    kafka = open_kafka(conn_id)
+    return replace(look, kafka=kafka.configuration, where=kafka.where)

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from obstore.store import LocalStore, from_url
+from obstore.store import LocalStore
 
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.location import location
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.object_store import open_store
 
-# Of the options that delta-rs takes in one mapping, these are the HTTP client's; the others are the store's.
-_CLIENT = (
-    *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
-    *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
-)
 # Each gives up what the commit rests on: that a version is written once.
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "it lets a commit overwrite another one",
@@ -74,8 +70,4 @@ class DeltaStorage:
         where = location(table)
         if "://" not in where:
             return LocalStore(where, mkdir=True)
-        options = {key.lower(): value for key, value in self.options.items()}
-        client = {name: options.pop(key) for key in list(options) if (name := key.removeprefix("aws_")) in _CLIENT}
-        if "allow_http" in client:
-            client["allow_http"] = str(client["allow_http"]).lower() == "true"  # type: ignore[assignment]  # obstore takes a bool
-        return from_url(where, config=cast(Any, options), client_options=cast(Any, client))
+        return open_store(where, self.options)

@@ -79,11 +79,6 @@ class IcebergHook(OfficialIcebergHook):
             )
 
 
-def store_properties(conn_id: str | None) -> dict[str, str] | None:
-    """Return what opens the object store of a connection's catalog; None without a connection."""
-    return IcebergHook(conn_id).properties() if conn_id else None
-
-
 def _mask(properties: dict[str, str]) -> None:
     """Tell Airflow of the secrets that it does not know by the names of their fields."""
     credential = str(properties.get("credential", ""))

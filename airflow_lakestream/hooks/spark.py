@@ -81,9 +81,10 @@ class SparkHook(SparkSubmitHook):
         """Take jars along, besides those that were given."""
         self._jars = _joined(self._jars, *paths)
 
-    def add_packages(self, coordinates: Sequence[str]) -> None:
-        """Let Spark fetch packages itself."""
+    def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
+        """Let Spark fetch packages itself, without some (group:artifact) that they would bring."""
         self._packages = _joined(self._packages, *coordinates)
+        self._exclude_packages = _joined(self._exclude_packages, *without) or None
 
     def add_file(self, path: str) -> None:
         """Take a file along, into the driver's working folder; in the place of that of an earlier launch."""

@@ -18,6 +18,8 @@ from airflow_lakestream.registry.config import refuse_secrets
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_lakestream.audit.result import AuditResult
+
 log = logging.getLogger(__name__)
 
 # XCom is no place for a million ranges; `lakestream audit --json` prints them all.
@@ -38,7 +40,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
 
     .. seealso:: docs/operators/audit.md
 
-    :param table: `namespace.table` (templated)
+    :param table: `namespace.table`, or the path or URI of a Delta table (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param topic: one topic of the ledger, None for all of them (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
@@ -58,6 +60,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         write them into the ledger as lost (templated)
     :param kafka_conn_id: connection of type `kafka`, for `full` and `repair` only (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: of a Delta table's store, as the extract operator takes it (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -79,6 +82,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         "on_data_loss",
         "kafka_conn_id",
         "iceberg_conn_id",
+        "storage_conn_id",
     )
     template_fields_renderers = {"sql": "sql", "schema": "sql"}
     ui_color = "#e3eed2"
@@ -104,6 +108,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
         iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -127,6 +132,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
+        self.storage_conn_id = storage_conn_id
         self._stop = threading.Event()
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -144,21 +150,25 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
             hook = KafkaHook(self.kafka_conn_id)
-            audit = Audit(
-                table=self.table,
-                consumer_group=self.consumer_group,
-                topic=None if self.topic in ("", "None") else self.topic,
-                full=full,
-                kafka=hook.configuration() if full else {},
-                where=hook.where,
-                stop=self._stop,
-            )
-            work: Audit | Repair = audit
-            if repair:
+            told: dict[str, Any] = {
+                "table": self.table,
+                "consumer_group": self.consumer_group,
+                "topic": None if self.topic in ("", "None") else self.topic,
+                "full": full,
+                "kafka": hook.configuration() if full else {},
+                "where": hook.where,
+                "stop": self._stop,
+            }
+            if "/" in self.table:
+                result = self._look_at_delta(told, repair)
+            elif repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
                 decoding["schema_registry"] = registry_of(self.schema_registry, hook, self.format, self.key_format)
-                work = Repair(audit=audit, **decoding, tombstones=self.tombstones, on_data_loss=self.on_data_loss)
-            result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+                more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
+                work = Repair(audit=Audit(**told), **decoding, **more)
+                result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
+            else:
+                result = Audit(**told).run(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is Verdict.DAMAGE:
@@ -168,6 +178,18 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         if result.verdict is Verdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
+
+    def _look_at_delta(self, told: Mapping[str, Any], repair: bool) -> AuditResult:
+        if repair:
+            problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
+            raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
+        from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+
+        given = None if self.storage_conn_id in ("", "None") else self.storage_conn_id
+        storage = DeltaStorageHook(given).open_storage()
+        from airflow_lakestream.audit.delta import DeltaAudit
+
+        return DeltaAudit(**told).look(storage)
 
     def on_kill(self) -> None:
         """Stop reading; what is not committed leaves no trace."""

@@ -18,10 +18,11 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
-from airflow_lakestream.spark.app_config import LANDING_APPS, AppConfig
-from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, check_app
+from airflow_lakestream.spark.app_config import AVAILABLE_NOW, AppConfig
+from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease_record import fingerprint_of
+from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
 
 _CONFIG = "app.json"
 _SECRET_FILES = (_CONFIG, "spark.properties")
@@ -54,17 +55,23 @@ class DriverConfig:
         return file
 
 
-def bundled(app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
-    """Configure a bundled app that lands. Raises InvalidArgument, which names the key, before anything is submitted.
+def bundled(app: str, told: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    """Configure a bundled app. Raises InvalidArgument, which names the key, before anything is submitted.
 
-    :param landing: the app's own arguments.
-    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; of an interval or ranges
+    :param told: the app's own arguments.
+    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
         lease_location and run_id.
     """
     check_app(app)
-    if app not in LANDING_APPS:
-        remedy = "Submit it by SparkSubmitOperator, as dags/lake_maintenance.py does."
-        raise InvalidArgument("app", f"{app!r} lands nothing, and is not supervised here.", remedy)
+    given = {key: value for key, value in query.items() if is_given(value)}
+    if app == MAINTAIN_ICEBERG:
+        return _maintenance(told, given, connections)
+    return _landing(app, told, given, connections)
+
+
+def _landing(
+    app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
+) -> DriverConfig:
     if connections.kafka is None:
         raise InvalidArgument("kafka_conn_id", f"is None, which the app {app!r} can't do without.")
     kafka = KafkaHook(connections.kafka)
@@ -77,10 +84,22 @@ def bundled(app: str, landing: Mapping[str, Any], query: Mapping[str, Any], conn
         "kafka": kafka.configuration(),
         **_lake(app, connections),
         "landing": told,
-        **{key: value for key, value in query.items() if is_given(value)},
+        **query,
     }
     config = AppConfig.parse(given)
     return DriverConfig(config.to_dict(), fingerprint(config), inputs_of(config))
+
+
+def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    kept = {key: query[key] for key in ("owner", "lease_location") if key in query}
+    for key, usual in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
+        if query.get(key) != usual:
+            raise InvalidArgument(key, f"goes with a query, which {MAINTAIN_ICEBERG} has not.", "Leave it out.")
+    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **kept}
+    config = MaintenanceConfig.parse(given)
+    content = config.to_dict()
+    _check_json(content)
+    return DriverConfig(content, config.fingerprint, config.inputs)
 
 
 def own(
@@ -105,10 +124,7 @@ def own(
         "inputs": inputs,
         "fingerprint": fingerprint_of(same),
     }
-    try:
-        json.dumps(content)
-    except TypeError as e:
-        raise InvalidArgument("app_config", f"it has no JSON: {e}.") from e
+    _check_json(content)
     return DriverConfig(content, content["fingerprint"], inputs)
 
 
@@ -129,6 +145,13 @@ def forget_secrets(folder: Path) -> None:
     """Remove the files of a driver's folder that may hold secrets; a driver that works has read them."""
     for name in _SECRET_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _check_json(content: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(content)
+    except TypeError as e:
+        raise InvalidArgument("app_config", f"it has no JSON: {e}.") from e
 
 
 def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:

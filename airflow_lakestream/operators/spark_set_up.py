@@ -8,19 +8,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.policies import ModeName, is_given, seconds
-from airflow_lakestream.hooks.iceberg import store_properties
+from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.spark import SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
+from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.spark_arguments import count_from_zero
 from airflow_lakestream.operators.spark_config import ConnectionIds, DriverConfig, bundled, new_folder, own
 from airflow_lakestream.operators.spark_place import Place, folder_of, place_of
-from airflow_lakestream.spark.apps import app_path, package_zip
+from airflow_lakestream.spark import s3a
+from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, MAINTAIN_ICEBERG, app_path, package_zip
 from airflow_lakestream.spark.backends import BackendKind, Job
-from airflow_lakestream.spark.beside import is_object_store
+from airflow_lakestream.spark.catalog_options import catalog_packages
 from airflow_lakestream.spark.driving import Driving, StreamSpec
 from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.stores import is_object_store
 from airflow_lakestream.spark.supervisor import History, Limits
 from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
 
@@ -40,7 +43,7 @@ def driving_of(operator: SparkStreamingSubmitOperator, context: Any, wait: Calla
     owner, hook = run_key(context), _hook(operator, operator.dag_id)
     place = place_of(operator, owner, hook.kind)
     config = _configured(operator, context, place)
-    _add_packages(operator, hook)
+    _add_packages(operator, hook, place)
     spec = StreamSpec(
         location=place.location,
         fingerprint=config.fingerprint,
@@ -135,6 +138,8 @@ def _configured(operator: SparkStreamingSubmitOperator, context: Any, place: Pla
     ids = ConnectionIds(operator.kafka_conn_id, operator.iceberg_conn_id, operator.storage_conn_id)
     if operator.app is None:
         return own(str(operator.application), operator.app_config, query, ids)
+    if operator.app == MAINTAIN_ICEBERG:
+        return bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)
@@ -148,13 +153,19 @@ def _hook(operator: SparkStreamingSubmitOperator, dag_id: str) -> SparkHook:
     return SparkHook(operator.spark_conn_id, **options)
 
 
-def _add_packages(operator: SparkStreamingSubmitOperator, hook: SparkHook) -> None:
-    if operator.packages is None and operator.app is not None:
-        if hook.kind is BackendKind.KUBERNETES:
-            # Its driver can't see this machine's files.
-            hook.add_packages(kafka_packages())
-        else:
-            hook.add_jars(resolve(kafka_packages()))
+def _add_packages(operator: SparkStreamingSubmitOperator, hook: SparkHook, place: Place) -> None:
+    if operator.packages is not None or operator.app is None:
+        return
+    packages, without = kafka_packages(), tuple[str, ...]()
+    if operator.app == MAINTAIN_ICEBERG:
+        packages = catalog_packages(IcebergHook(str(operator.iceberg_conn_id)).properties())
+    elif place.is_query and s3a.is_on_s3a(place.location):
+        packages, without = (*packages, *s3a.packages()), s3a.left_out()
+    if hook.kind is BackendKind.KUBERNETES:
+        # Its driver can't see this machine's files.
+        hook.add_packages(packages, without)
+    else:
+        hook.add_jars(resolve(packages, without=without))
 
 
 def _poll_interval(operator: SparkStreamingSubmitOperator, default: float) -> float:
@@ -163,5 +174,10 @@ def _poll_interval(operator: SparkStreamingSubmitOperator, default: float) -> fl
 
 
 def _store(operator: SparkStreamingSubmitOperator) -> str | None:
+    """Return the connection that opens the object store where lease and checkpoint lie; None where there is none."""
     location = operator.checkpoint_location
-    return operator.iceberg_conn_id if is_given(location) and is_object_store(str(location)) else None
+    if not is_given(location) or not is_object_store(str(location)):
+        return None
+    if operator.app == KAFKA_TO_DELTA or operator.iceberg_conn_id is None:
+        return operator.storage_conn_id
+    return operator.iceberg_conn_id

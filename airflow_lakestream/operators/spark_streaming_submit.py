@@ -17,6 +17,7 @@ from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, Topi
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
 from airflow_lakestream.spark.supervisor import OnKill
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
 
     :param app: a bundled app, such as `"kafka_to_iceberg"` (templated)
     :param application: path of a program of your own, instead (templated)
-    :param app_config: the app's arguments: for `kafka_to_iceberg`, those of `KafkaExtractOperator`; no secrets
-        (templated)
+    :param app_config: the app's arguments: for `kafka_to_iceberg`, those of `KafkaExtractOperator`; for
+        `maintain_iceberg`, the tables and works; no secrets (templated)
     :param trigger: `"available_now"`: all that is there, and then the query ends; or the time between two batches,
         such as `"10 seconds"` (templated)
     :param checkpoint_location: path or URI; the lease and the progress lie in `<checkpoint_location>.lakestream`;
@@ -225,7 +226,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
         log.debug("A person's clear or mark is answered by %s.", on_kill)
         self._driving = driving_of(self, context, self._wait)
         before = self._driving.before()
-        what = {"consumer_group": self.dag_id, **self.app_config}
+        # Of an app that lands: what it tells of the table, and of the ledger in it.
+        what = {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
         told = Told(context["ti"], dict(begun) if begun is not None else before, what)
         told.restarts = restarts
         told.pages(self.topic_url, self.table_url)

@@ -1,15 +1,10 @@
-"""What a bundled Spark app is told: one configuration, validated at once, in a file that only its owner can read.
-
-The file carries what connections carry, secrets included: on a command line stands only its path.
-"""
+"""What a bundled Spark app that lands is told: one configuration, validated at once."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -25,13 +20,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, check_app
+from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
 
 AVAILABLE_NOW = "available_now"
 # The apps that land records. Others have configurations of their own.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG)
-# Python's `open` would give a new file to everybody first.
-_OWNER_ONLY = 0o600
-_CATALOG_KEYS = ("name", "properties")
 # Arguments of the extract path that say how one worker reads, and what says it of Spark.
 _OTHERWISE = {
     "parallelism": "Spark's own settings say how many read",
@@ -45,49 +38,33 @@ _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppConfig:
-    """One app's configuration.
+class AppConfig(Configuration):
+    """The configuration of an app that lands.
 
-    :param app: which of the bundled apps, such as "kafka_to_iceberg".
     :param kafka: librdkafka settings, as for the extract path; secrets among them.
-    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`.
     :param storage: for kafka_to_delta, the storage options of delta-rs for the table; secrets among them.
     :param landing: what the app lands, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
     :param checkpoint_location: where the query keeps its checkpoint, a path or URI; needed by a query.
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
     :param max_batches: the query ends after so many batches.
     :param max_offsets_per_trigger: most offsets in one batch.
-    :param owner: who submitted, in words, for whoever finds the stream running.
-    :param lease_location: without a query: path or URI beside which lease and progress lie, in
-        `<lease_location>.lakestream`; None: neither is kept.
     :param run_id: of an interval or ranges: the same for each try of one run, so that a retry finds what it landed.
-    :param spark: settings of Spark for the app's session.
 
     Raises InvalidArgument, which names the key, for what can't be.
     """
 
-    app: str
     kafka: Mapping[str, Any]
-    catalog: Mapping[str, Any]
     landing: Mapping[str, Any]
     checkpoint_location: str | None = None
     trigger: str = AVAILABLE_NOW
     max_batches: int | str | None = None
     max_offsets_per_trigger: int | str | None = None
-    owner: str = ""
     run_id: str = ""
-    lease_location: str | None = None
-    spark: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_app(self.app)
-        for key in ("kafka", "catalog", "landing", "spark", "storage"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
-        check_keys("catalog", self.catalog, _CATALOG_KEYS)
-        if not isinstance(self.catalog.get("properties", {}), Mapping):
-            raise InvalidArgument("catalog", "its properties are not a mapping.")
+        self.check_sections("kafka", "landing", "storage")
         if not self.kafka.get("bootstrap.servers"):
             raise InvalidArgument("kafka", "bootstrap.servers is missing.")
         _ = self.seconds_between_batches, self.most_batches, self.most_offsets
@@ -99,6 +76,8 @@ class AppConfig:
         if self.is_query:
             if not is_given(self.checkpoint_location):
                 raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+            if str(self.checkpoint_location).startswith(("s3://", "s3n://")):
+                raise InvalidArgument("checkpoint_location", "Spark opens S3 as s3a://.", "Write s3a://bucket/path.")
             if self.run_id:
                 raise InvalidArgument("run_id", "is not for a query, whose batches have their own.", "Leave it out.")
             if self.lease_location is not None:
@@ -162,14 +141,9 @@ class AppConfig:
         return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @property
-    def catalog_name(self) -> str:
-        """The catalog's name: some catalogs keep the tables of each name apart."""
-        return str(self.catalog.get("name", "iceberg_default"))
-
-    @property
-    def catalog_properties(self) -> dict[str, str]:
-        """The catalog's properties."""
-        return dict(self.catalog.get("properties", {}))
+    def store_properties(self) -> dict[str, str]:
+        """What opens the object store of lease, progress and checkpoint: the catalog's, for Delta the table's own."""
+        return dict(self.storage) if self.app == KAFKA_TO_DELTA else self.catalog_properties
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AppConfig:
@@ -194,40 +168,6 @@ class AppConfig:
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
         return write_object(path, self.to_dict())
-
-
-def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a key that is not known, and name the nearest one that is. Raises InvalidArgument."""
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1, 0.5)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
-            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is no setting of the app.", remedy)
-
-
-def read_object(path: str | Path) -> Mapping[str, Any]:
-    """Read a configuration's file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
-    try:
-        given = json.loads(Path(path).read_text())
-    except OSError as e:
-        raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
-    except ValueError as e:
-        where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
-        raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
-    if not isinstance(given, Mapping):
-        raise InvalidArgument("config", f"{path} holds no JSON object.")
-    return given
-
-
-def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write a configuration's file, which only its owner can read; one that is there is replaced as a whole."""
-    path = Path(path)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file, indent=1)
-    return new.replace(path)
 
 
 def _unit(match: re.Match[str]) -> str:

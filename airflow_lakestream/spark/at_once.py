@@ -26,15 +26,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Supervised:
-    """What an app tells while it works; where nobody watches it, both are None, and nothing is told."""
+    """What an app tells while it works; where nobody watches it, all are None, and nothing is told."""
 
     progress: ProgressLog | None = None
     pulse: Pulse | None = None
+    lease: Lease | None = None
 
     def report(self, done: BatchProgress) -> None:
         """Say what was done."""
         if self.progress is not None:
             self.progress.report(done)
+
+    def begin(self, what: str) -> None:
+        """Say what is done from now on."""
+        if self.pulse is not None:
+            self.pulse.begin(what)
+
+    def is_over(self) -> bool:
+        """Whether somebody has asked the app to end after the step that it is at. Raises LeaseLost."""
+        if self.lease is None:
+            return False
+        self.lease.check()
+        return self.lease.stop_requested()
 
 
 @contextmanager
@@ -57,11 +70,11 @@ def supervised(
     if location is None:
         yield Supervised()
         return
-    with take(location):
+    with take(location) as lease:
         progress = ProgressLog(location, properties)
         with Pulse(spark, progress, is_idle=lambda: False) as pulse:
             pulse.begin(what)
-            yield Supervised(progress, pulse)
+            yield Supervised(progress, pulse, lease)
 
 
 def land_at_once(config: AppConfig, spark: SparkSession) -> None:
@@ -71,7 +84,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
         return take_lease(config, spark, location)
 
     what = f"landing {config.landing['mode']}"
-    with supervised(spark, what, take, config.lease_location, config.catalog_properties) as told:
+    with supervised(spark, what, take, config.lease_location, config.store_properties) as told:
         started = time.monotonic()
         report = MicroBatches(config, spark, pulse=told.pulse).land(config.run_id or uuid.uuid4().hex)
         told.report(batch_progress(0, report, time.monotonic() - started))

@@ -47,6 +47,8 @@ _OF_PYICEBERG = (
     "s3.request-timeout",
     "type",
 )
+# What says which catalog it is.
+_IDENTITY = ("type", "uri", "warehouse")
 _TYPES = ("rest", "sql", "glue", "hive")
 _JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "org.postgresql:postgresql:42.7.4"}
 
@@ -98,12 +100,22 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
     return tuple(packages)
 
 
+def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
+    """Return what tells one catalog from another, without a login."""
+    return [name, *(_without_login(properties.get(key)) for key in _IDENTITY)]
+
+
 def kind_of(properties: Mapping[str, Any]) -> str:
     """Return PyIceberg's type of a catalog. Raises InvalidArgument for one that Spark can't open."""
     kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
     if kind not in _TYPES:
         raise UnknownValue("catalog.type", kind, _TYPES)
     return kind
+
+
+def _without_login(address: str | None) -> str | None:
+    scheme, found, rest = (address or "").partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if found else address
 
 
 def _type_of(uri: str) -> str:

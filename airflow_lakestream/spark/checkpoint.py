@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsspec import AbstractFileSystem
-
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.spark.beside import file_system
+from airflow_lakestream.spark.stores import Store, open_folder
 
 Offsets = dict[PartitionKey, int]
 
@@ -50,8 +48,7 @@ class Checkpoint:
     query_id: str
     planned: tuple[int, ...]
     committed: tuple[int, ...]
-    _fs: AbstractFileSystem
-    _path: str
+    _store: Store
 
     @property
     def replayed(self) -> int | None:
@@ -102,7 +99,7 @@ class Checkpoint:
         return "is missing"
 
     def _text(self, file: str) -> str | None:
-        return _text(self._fs, f"{self._path}/{file}")
+        return _text(self._store, file)
 
     def _parsed(self, file: str, content: str, skip: int) -> Offsets:
         lines = content.splitlines()
@@ -126,46 +123,39 @@ class Checkpoint:
 def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:
     """Look at a checkpoint; None where there is none yet.
 
-    :param properties: the catalog's, for a checkpoint on its object store.
+    :param properties: what opens its object store, see `open_folder`.
 
     Raises ForeignCheckpoint for a folder with something else in it, CheckpointDamaged for one without its query's id.
     """
-    fs, path = file_system(location, properties)
-    fs.invalidate_cache()
-    names = _names(fs, path)
+    store = open_folder(location, properties)
+    names = _names(store)
     if not names:
         return None
     if not names & {"metadata", "offsets", "commits"}:
         raise ForeignCheckpoint(location, f"there is something else in it: {', '.join(sorted(names)[:3])}")
-    content = _text(fs, f"{path}/metadata")
+    content = _text(store, "metadata")
     if content is None:
         raise CheckpointDamaged(location, "metadata", "is missing")
     try:
         query_id = str(json.loads(content)["id"])
     except (ValueError, KeyError, TypeError) as e:
         raise CheckpointDamaged(location, "metadata", "was written in part") from e
-    planned, committed = (_batches(fs, f"{path}/{log}") for log in ("offsets", "commits"))
-    return Checkpoint(location, query_id, planned, committed, fs, path)
+    planned, committed = (_batches(store, log) for log in ("offsets", "commits"))
+    return Checkpoint(location, query_id, planned, committed, store)
 
 
-def _batches(fs: AbstractFileSystem, path: str) -> tuple[int, ...]:
+def _batches(store: Store, folder: str) -> tuple[int, ...]:
     # Beside them lie checksums (.3.crc) and files that are being written (.3.<id>.tmp).
-    return tuple(sorted(int(name) for name in _names(fs, path) if name.isdigit()))
+    return tuple(sorted(int(name) for name in _names(store, folder) if name.isdigit()))
 
 
-def _names(fs: AbstractFileSystem, path: str) -> set[str]:
-    try:
-        names = {str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)}
-    except FileNotFoundError:
-        return set()
-    return {name for name in names if name and not name.startswith(".")}
+def _names(store: Store, folder: str = "") -> set[str]:
+    return {name for name in store.names(folder) if not name.startswith(".")}
 
 
-def _text(fs: AbstractFileSystem, path: str) -> str | None:
-    try:
-        return bytes(fs.cat_file(path)).decode()
-    except FileNotFoundError:
-        return None
+def _text(store: Store, path: str) -> str | None:
+    content = store.read(path)
+    return None if content is None else content.decode()
 
 
 def _kafka_offsets(value: Any) -> Offsets:

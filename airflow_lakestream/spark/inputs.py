@@ -5,9 +5,12 @@ Without secrets: a password that has changed makes no other stream, and nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.catalog_options import identity_of
+from airflow_lakestream.spark.configuration import Configuration
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.lease_record import fingerprint_of
 
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 _NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
 # What of the connections says where records come from and go to.
 _OF_KAFKA = ("bootstrap.servers",)
-_OF_CATALOG = ("type", "uri", "warehouse")
 
 
 def inputs_of(config: AppConfig) -> dict[str, str]:
@@ -39,10 +41,7 @@ def fingerprint(config: AppConfig) -> str:
         address = registry.get("url") if isinstance(registry, dict) else getattr(registry, "url", registry)
         told["landing"] = {**told["landing"], "schema_registry": address}
     told["kafka"] = {key: config.kafka.get(key) for key in _OF_KAFKA}
-    told["catalog"] = [
-        config.catalog_name,
-        *(_without_login(config.catalog_properties.get(key)) for key in _OF_CATALOG),
-    ]
+    told["catalog"] = identity_of(config.catalog_name, config.catalog_properties)
     return fingerprint_of(told)
 
 
@@ -51,18 +50,20 @@ def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
 
     Raises LeaseHeld, OtherInputs.
     """
+    return lease_for(config, spark, location, fingerprint(config), inputs_of(config))
+
+
+def lease_for(
+    config: Configuration, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
+) -> Lease:
+    """Take a lease for any app, from what is the same in two submits. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext
     return Lease.take(
         location,
-        fingerprint(config),
+        fingerprint,
         config.owner or f"{config.app} of nobody's",
-        inputs=inputs_of(config),
+        inputs=inputs,
         application_id=context.applicationId,
         ui_url=context.uiWebUrl or "",
-        properties=config.catalog_properties,
+        properties=config.store_properties,
     )
-
-
-def _without_login(address: str | None) -> str | None:
-    scheme, found, rest = (address or "").partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if found else address

@@ -130,7 +130,7 @@ class Lease:
         :param holder: free text: who started this driver.
         :param inputs: what the checkpoint belongs to: app, topic, table, group.
         :param ttl: seconds without a heartbeat after which others take it for vanished.
-        :param properties: the catalog's, for a checkpoint on its object store.
+        :param properties: what opens its object store, see `open_folder`.
 
         Raises LeaseHeld where a driver works on it, OtherInputs where the checkpoint belongs to something else.
         """
@@ -174,7 +174,7 @@ class Lease:
             if newest > self._record.generation:
                 self._lost_to = newest
                 self.check()
-            self._record = replace(self._record, beat_at=time.time(), **changes)  # type: ignore[arg-type]  # see above
+            self._record = replace(self._record, beat_at=time.time(), **changes)  # type: ignore[arg-type]  # of fields that are text
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def check(self) -> None:

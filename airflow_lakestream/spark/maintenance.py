@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import expiry, retention
 from airflow_lakestream.spark import catalog_options
+from airflow_lakestream.spark.at_once import Supervised, supervised
 from airflow_lakestream.spark.catalog_options import catalog_packages
+from airflow_lakestream.spark.inputs import lease_for
+from airflow_lakestream.spark.lease import Lease, LeaseLost
 from airflow_lakestream.spark.maintenance_calls import Procedures, Size
 from airflow_lakestream.spark.maintenance_config import Maintenance, MaintenanceConfig
 from airflow_lakestream.spark.maintenance_tables import inside, select
+from airflow_lakestream.spark.progress import BatchProgress
 from airflow_lakestream.spark.session import check_class, start_session
 
 if TYPE_CHECKING:
@@ -29,13 +34,25 @@ _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
-class TableNotMaintained(LakestreamError, Terminal):
-    """Some tables could not be maintained; the others were."""
+class _Undone(LakestreamError):
+    """Some tables could not be maintained; the others were. `failed` says why, by the table's name."""
 
-    def __init__(self, failed: Mapping[str, str], done: int) -> None:
-        self.failed = dict(failed)
-        why = "; ".join(f"{table} ({text})" for table, text in failed.items())
+    def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
+        # Texts of errors that are not ours may hold anything, and this one goes further than the log.
+        self.failed = {
+            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, of which the log says more"
+            for table, e in failed.items()
+        }
+        why = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
         super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {why}")
+
+
+class TableNotMaintained(_Undone, Terminal):
+    """Some tables could not be maintained, and it would be the same again."""
+
+
+class TableToMaintainAgain(_Undone, Transient):
+    """Some tables could not be maintained, of which at least one may be, tried again."""
 
 
 class SharedFolder(LakestreamError, Terminal):
@@ -79,29 +96,55 @@ def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
     return spark
 
 
-def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport]:
-    """Maintain the tables; return one report for each, in the order they were asked for.
-
-    A table that fails does not keep the others from being done: TableNotMaintained, raised at the end, names it.
-    """
-    work = config.work
-    catalog = load_catalog(config.catalog_name, **config.catalog_properties)
-    # A session of its own: the catalog's settings, secrets among them, are in no configuration of the whole Spark.
+def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
+    """Return a session of its own: the catalog's settings, secrets among them, are in none of the whole Spark."""
     session = spark.newSession()
     for key, value in config.catalog_settings.items():
         session.conf.set(key, value)
-    reports, failed = [], {}
-    for name in select(catalog, work.tables):
+    return session
+
+
+def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport]:
+    """Maintain the tables; return one report for each, in the order they were asked for.
+
+    A table that fails does not keep the others from being done: TableNotMaintained, raised at the end, names it, or
+    TableToMaintainAgain, where trying again may help. Asked to end, it ends after the work that it is at.
+
+    Raises LeaseHeld, OtherInputs for a place of the lease that is not its own.
+    """
+
+    def take(location: str) -> Lease:
+        return lease_for(config, spark, location, config.fingerprint, config.inputs)
+
+    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as told:
+        return _maintain(config, spark, told)
+
+
+def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) -> list[TableReport]:
+    work = config.work
+    catalog = load_catalog(config.catalog_name, **config.catalog_properties)
+    session = own_session(config, spark)
+    reports: list[TableReport] = []
+    failed: dict[str, Exception] = {}
+    for number, name in enumerate(select(catalog, work.tables)):
+        if told.is_over():
+            log.info("Asked to end: %s and what comes after it is left as it is.", name)
+            break
+        started = time.monotonic()
         try:
-            reports.append(_Upkeep(catalog, Procedures(session, config.catalog_name, name), work).run())
+            reports.append(_Upkeep(catalog, Procedures(session, config.catalog_name, name), work, told).run())
+        except LeaseLost:
+            raise
         except Exception as e:
             # What it is, Spark and the catalog decide: it must not keep the other tables waiting.
             log.exception("%s was not maintained.", name)
-            failed[name] = f"{type(e).__name__}: {next(iter(str(e).splitlines()), '')}"
+            failed[name] = e
             continue
         log.info("%s", reports[-1])
+        told.report(BatchProgress(number, 0, 0, duration=time.monotonic() - started, what=str(reports[-1])))
     if failed:
-        raise TableNotMaintained(failed, len(reports))
+        kind = TableNotMaintained if all(isinstance(e, Terminal) for e in failed.values()) else TableToMaintainAgain
+        raise kind(failed, len(reports))
     return reports
 
 
@@ -112,35 +155,46 @@ class _Upkeep:
     catalog: Catalog
     procedures: Procedures
     work: Maintenance
+    told: Supervised
 
     def run(self) -> TableReport:
         """Do them: first what makes files unneeded, then what removes such files."""
-        before = self.procedures.size()
-        table = self._table()
-        if self.work.compact is not None and table.current_snapshot() is not None:
-            self.procedures.compact(self.work.compact)
-        if self.work.rewrite_manifests and table.current_snapshot() is not None:
+        before, work = self.procedures.size(), self.work
+        expired = orphans = 0
+        if work.compact is not None and self._has_rows() and self._begins("compaction"):
+            self.procedures.compact(work.compact)
+        if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
             self.procedures.rewrite_manifests()
-        expired = self._expire()
-        orphans = self._remove_orphans()
+        if work.expire is not None and self._begins("expiring snapshots"):
+            expired = self._expire(work.expire.rule)
+        if work.remove_orphans is not None and self._begins("removing orphans"):
+            orphans = self._remove_orphans(work.remove_orphans.age)
         return TableReport(self.procedures.table, before, self.procedures.size(), expired, orphans)
+
+    def _begins(self, what: str) -> bool:
+        """Say that a work begins; False where the app was asked to end."""
+        if self.told.is_over():
+            return False
+        self.told.begin(f"{self.procedures.table}: {what}")
+        return True
+
+    def _has_rows(self) -> bool:
+        return self._table().current_snapshot() is not None
 
     def _table(self) -> Table:
         return self.catalog.load_table(self.procedures.table)
 
-    def _expire(self) -> int:
-        if self.work.expire is None:
-            return 0
-        expiring = expiry.prepare(self.catalog, self.procedures.table, self.work.expire.rule)
+    def _expire(self, rule: expiry.ExpiryRule) -> int:
+        expiring = expiry.prepare(self.catalog, self.procedures.table, rule)
         if expiring:
             self.procedures.expire(expiring)
         return len(expiring)
 
-    def _remove_orphans(self) -> int:
+    def _remove_orphans(self, age: float) -> int:
         table = self._table()
-        if self.work.remove_orphans is None or table.properties.get(retention.GC_ENABLED, "").lower() == "false":
+        if table.properties.get(retention.GC_ENABLED, "").lower() == "false":
             return 0
         if others := inside(self.catalog, table):
             raise SharedFolder(self.procedures.table, others)
         by_prefix = catalog_options.is_on_s3(table.location())
-        return self.procedures.remove_orphans(self.work.remove_orphans.age, by_prefix=by_prefix)
+        return self.procedures.remove_orphans(age, by_prefix=by_prefix)

@@ -13,14 +13,14 @@ from airflow_lakestream import arguments
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.expiry import ExpiryRule
-from airflow_lakestream.spark.app_config import check_keys, read_object, write_object
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
-from airflow_lakestream.spark.catalog_options import catalog_settings
+from airflow_lakestream.spark.catalog_options import catalog_settings, identity_of
+from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
+from airflow_lakestream.spark.lease_record import fingerprint_of
 
 Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
 
 _DAY = 86_400.0
-_CATALOG_KEYS = ("name", "properties")
 _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
 
 
@@ -155,30 +155,21 @@ class Maintenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaintenanceConfig:
-    """The configuration of `maintain_iceberg`, in a file that only its owner can read.
+class MaintenanceConfig(Configuration):
+    """The configuration of `maintain_iceberg`.
 
-    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`; secrets among them.
     :param maintenance: see `Maintenance`.
-    :param spark: settings of Spark for the app's session.
 
     Raises InvalidArgument, which names the key, for what can't be.
     """
 
     app: str = MAINTAIN_ICEBERG
-    catalog: Mapping[str, Any]
     maintenance: Mapping[str, Any]
-    spark: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.app != MAINTAIN_ICEBERG:
             raise InvalidArgument("app", f"{self.app!r} has another program.", f"This one is {MAINTAIN_ICEBERG!r}.")
-        for key in ("catalog", "maintenance", "spark"):
-            if not isinstance(getattr(self, key), Mapping):
-                raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
-        check_keys("catalog", self.catalog, _CATALOG_KEYS)
-        if not isinstance(self.catalog.get("properties", {}), Mapping):
-            raise InvalidArgument("catalog", "its properties are not a mapping.")
+        self.check_sections("maintenance")
         _ = self.work, self.catalog_settings
 
     @property
@@ -187,14 +178,15 @@ class MaintenanceConfig:
         return Maintenance.parse(self.maintenance)
 
     @property
-    def catalog_name(self) -> str:
-        """The catalog's name, in PyIceberg and in Spark."""
-        return str(self.catalog.get("name", "iceberg_default"))
+    def inputs(self) -> dict[str, str]:
+        """What the place of the lease belongs to for good."""
+        return {"app": self.app, "catalog": self.catalog_name}
 
     @property
-    def catalog_properties(self) -> dict[str, str]:
-        """The properties of PyIceberg's catalog."""
-        return dict(self.catalog.get("properties", {}))
+    def fingerprint(self) -> str:
+        """What two configurations have in common exactly if a driver of one may be taken for one of the other."""
+        same = {"maintenance": self.maintenance, "spark": self.spark}
+        return fingerprint_of({**same, "catalog": identity_of(self.catalog_name, self.catalog_properties)})
 
     @property
     def catalog_settings(self) -> dict[str, str]:
@@ -215,9 +207,14 @@ class MaintenanceConfig:
         """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
         return cls.parse(read_object(path))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets among them."""
+        kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return {"app": self.app, **kept}
+
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
-        return write_object(path, {one.name: getattr(self, one.name) for one in fields(self)})
+        return write_object(path, self.to_dict())
 
 
 def duration(argument: str, value: object) -> float:

@@ -51,27 +51,36 @@ def installed_spark() -> str:
         raise InvalidArgument("app", "pyspark is not installed.", "pip install 'airflow-lakestream[spark]'.") from None
 
 
-def resolve(coordinates: Sequence[str], cache: str | Path | None = None) -> list[str]:
+def jar_version(artifact: str) -> str:
+    """Return the version of a jar that the installed Spark has; "" where it has none."""
+    found = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
+    return next((match[0].removeprefix("-").removesuffix(".jar") for match in found if match), "")
+
+
+def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without: Sequence[str] = ()) -> list[str]:
     """Return the paths of these packages' jars with all that they need and Spark does not have itself.
 
     Fetched at the first call only; safe for several processes at once.
 
     :param coordinates: such as "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0".
     :param cache: folder to keep them in; by default that of `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
+    :param without: group:artifact of what they would bring, and is left out.
 
     Raises InvalidArgument for what are no coordinates, PackagesUnavailable.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
             raise InvalidArgument("packages", f"{one!r} is not group:artifact:version.")
-    name = hashlib.sha256("\n".join([installed_spark(), *sorted(coordinates)]).encode()).hexdigest()[:16]
+    name = hashlib.sha256("\n".join([installed_spark(), *sorted(coordinates), *sorted(without)]).encode()).hexdigest()[
+        :16
+    ]
     folder = _cache(cache)
     target = folder / name
     if not target.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
             if not target.is_dir():
-                _fetch(coordinates, target)
+                _fetch(coordinates, target, without)
     return sorted(str(jar) for jar in target.glob("*.jar"))
 
 
@@ -89,10 +98,10 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(coordinates: Sequence[str], target: Path) -> None:
+def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     try:
-        _run_ivy(coordinates, scratch)
+        _run_ivy(coordinates, scratch, without)
         spark = _spark_jars()
         own = {_VERSION_OF_JAR.sub("", jar.name) for jar in spark.glob("*.jar")}
         for jar in (scratch / "lib").glob("*.jar"):
@@ -109,9 +118,10 @@ def _fetch(coordinates: Sequence[str], target: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run_ivy(coordinates: Sequence[str], scratch: Path) -> None:
+def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) -> None:
     wanted = (one.split(":") for one in coordinates)
     lines = [f'<dependency org="{o}" name="{n}" rev="{r}" conf="default->default"/>' for o, n, r in wanted]
+    lines += [f'<exclude org="{o}" module="{n}"/>' for o, n in (one.split(":") for one in without)]
     (scratch / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="airflow-lakestream" module="spark-jars"/>'
         f'<configurations><conf name="default"/></configurations>'

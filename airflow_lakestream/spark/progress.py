@@ -27,7 +27,7 @@ class BatchProgress:
     Rates are records a second: `input_rate` as they came in, `processing_rate` as they were worked through. `ranges`
     are [topic, partition, from, until]; `lag` is how many offsets were left; `watermark` the time (milliseconds since
     1970) until which the topic is landed, where that is known; `at` the end of the batch, in seconds since 1970.
-    `tables` are the rows by table.
+    `tables` are the rows by table; `what` says it in words, of a step that lands nothing.
     """
 
     batch_id: int
@@ -45,6 +45,7 @@ class BatchProgress:
     skipped: int = 0
     filtered: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
+    what: str = ""
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
@@ -55,6 +56,8 @@ class BatchProgress:
         return cls(**known)
 
     def __str__(self) -> str:
+        if self.what:
+            return f"{self.what}, {self.duration:.1f} s"
         lag = "" if self.lag is None else f", {self.lag} behind"
         rejected = f", {self.rejected} rejected" if self.rejected else ""
         return (

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.spark import s3a
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.kafka_options import REDACTED
 from airflow_lakestream.spark.packages import kafka_packages, resolve
@@ -29,12 +30,18 @@ class SparkLacks(LakestreamError, Terminal):
 def open_session(config: AppConfig) -> SparkSession:
     """Start Spark, or join the one that `spark-submit` has started. Raises SparkLacks without a Kafka source."""
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
-    spark = start_session(config.app, settings, kafka_packages())
+    on_s3 = s3a.is_on_s3a(config.checkpoint_location)
+    packages = [*kafka_packages(), *(s3a.packages() if on_s3 else ())]
+    spark = start_session(config.app, settings, packages, s3a.left_out() if on_s3 else ())
     check_class(spark, _KAFKA_SOURCE, "Spark has no Kafka source.", kafka_packages(spark.version))
+    if on_s3:
+        check_class(spark, s3a.FILE_SYSTEM, "Spark has no client of S3.", s3a.packages())
     return spark
 
 
-def start_session(app: str, given: Mapping[str, str], packages: Sequence[str]) -> SparkSession:
+def start_session(
+    app: str, given: Mapping[str, str], packages: Sequence[str], without: Sequence[str] = ()
+) -> SparkSession:
     """Start Spark, or join the one that `spark-submit` has started.
 
     Started here, it gets the jars of these packages; under `spark-submit` they are given there: by then it is too late.
@@ -44,7 +51,7 @@ def start_session(app: str, given: Mapping[str, str], packages: Sequence[str]) -
     # What executors hand over as text, and the driver reads, is in one time zone.
     settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
     if "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
-        settings["spark.jars"] = ",".join(resolve(packages))
+        settings["spark.jars"] = ",".join(resolve(packages, without=without))
     if _master(settings).startswith("local"):
         # On one machine the executors' Python is this one, not whatever is first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.fan_out import RunReport, topics_of
+from airflow_lakestream.spark import s3a
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.at_once import batch_progress, land_at_once
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
@@ -48,7 +49,7 @@ class Stream:
         self._spark = spark
         self._lease = lease
         self._location = config.checkpoint_location
-        self._progress = ProgressLog(self._location, config.catalog_properties)
+        self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
         self._pulse = Pulse(spark, self._progress, self._is_idle)
         self._batches = MicroBatches(config, spark, pulse=self._pulse)
@@ -84,7 +85,7 @@ class Stream:
             raise self._error
 
     def _look(self) -> Checkpoint | None:
-        checkpoint = read_checkpoint(self._location, self._config.catalog_properties)
+        checkpoint = read_checkpoint(self._location, self._config.store_properties)
         if checkpoint is not None and not is_pattern(self._batches.extract.topic):
             checkpoint.check_topics([self._batches.extract.topic])
         return checkpoint
@@ -122,7 +123,7 @@ class Stream:
             self._lease.check()
             self._pulse.begin(f"batch {batch_id}")
             started = time.monotonic()
-            checkpoint = read_checkpoint(self._location, self._config.catalog_properties)
+            checkpoint = read_checkpoint(self._location, self._config.store_properties)
             assert checkpoint is not None, "Spark has written it before it begins a batch"
             report = self._batches.land(f"{checkpoint.query_id}/{batch_id}", checkpoint.ends(batch_id))
             self._tell(batch_id, report, time.monotonic() - started)
@@ -171,6 +172,7 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
     Raises LeaseHeld, OtherInputs, ForeignCheckpoint, and what `Stream.run` raises.
     """
     assert config.checkpoint_location is not None, "a query has one"
+    s3a.tell(spark, config.checkpoint_location, config.store_properties)
     with take_lease(config, spark, config.checkpoint_location) as lease:
         Stream(config, spark, lease).run()
 

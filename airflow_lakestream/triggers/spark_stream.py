@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_lakestream.hooks.iceberg import store_properties
+from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.spark.stopping import stop_driver
 from airflow_lakestream.spark.supervisor import Action, History, Limits, OnKill
 from airflow_lakestream.spark.watch import Look, Watch
@@ -33,7 +33,7 @@ class SparkStreamTrigger(BaseTrigger):
     :param on_kill_action: what a person's clear or "mark failed" does to the driver.
     :param seen: how many batches of the checkpoint were told of already.
     :param begun: sums before the task began, which the trigger hands on, as it does with `restarts`.
-    :param storage_conn_id: the Iceberg connection that opens the checkpoint's object store, where it is on one.
+    :param storage_conn_id: the connection that opens the checkpoint's object store, where it is on one.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
+from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
 
 
@@ -27,6 +28,7 @@ class Service(Protocol):
 HANDLES: dict[str, type[Service]] = {
     "kafka": Kafka,
     "registry": Registry,
+    "s3": S3,
     "postgres": Postgres,
     "connect": Connect,
     "spark-master": SparkDaemon,

@@ -1,8 +1,5 @@
 """Tables whose snapshots a landing lets expire: few snapshots, no file too many or too few, the ledger as before."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from pyiceberg.table import Table
 
@@ -12,7 +9,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import retention
 from airflow_lakestream.iceberg.ledger_edit import start_anew
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing
 from tests.support.lake import (
     GROUP,
     QUICK_RETRIES,
@@ -23,6 +20,7 @@ from tests.support.lake import (
     compact,
     events,
 )
+from tests.support.landings import Landings
 
 pytestmark = pytest.mark.integration
 
@@ -31,36 +29,25 @@ KEEP = 3
 BOUNDED = {**QUICK_RETRIES, retention.KEEP: str(KEEP), "commit.manifest.min-count-to-merge": "3"}
 EACH = 3
 
-LandSome = Callable[..., int]
+
+@pytest.fixture
+def name(landings: Landings) -> str:
+    """Give its topic."""
+    return landings.topic
 
 
 @pytest.fixture
-def name(topic: Topics) -> str:
-    """Give a topic of one partition."""
-    return topic(1)
-
-
-@pytest.fixture
-def land_some(lake: Lake, name: str, produce: Producing) -> LandSome:
-    """Give a function that lands so many snapshots more, a few records each; it returns the records landed so far."""
-    landed = 0
-
-    def land_some(landings: int, **config: Any) -> int:
-        nonlocal landed
-        for _ in range(landings):
-            produce(name, 0, events(0, landed, EACH))
-            landed += EACH
-            lake.land(name, **({"table_properties": BOUNDED} | config))
-        return landed
-
-    return land_some
+def land_some(landings: Landings) -> Landings:
+    """Give a function that lands so many snapshots more, few of which stay."""
+    landings.each, landings.config = EACH, {"table_properties": BOUNDED}
+    return landings
 
 
 def ids(table: Table) -> set[int]:
     return {snapshot.snapshot_id for snapshot in table.snapshots()}
 
 
-def test_many_landings_leave_few_snapshots_and_every_record_once(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_many_landings_leave_few_snapshots_and_every_record_once(lake: Lake, name: str, land_some: Landings) -> None:
     landed = land_some(3 * KEEP)
     table = lake.table()
     assert len(table.snapshots()) <= KEEP + 1
@@ -70,7 +57,7 @@ def test_many_landings_leave_few_snapshots_and_every_record_once(lake: Lake, nam
     assert lake.land(name).counts.read == 0
 
 
-def test_a_new_table_is_bounded_unless_its_properties_say_otherwise(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_a_new_table_is_bounded_unless_its_properties_say_otherwise(lake: Lake, name: str, land_some: Landings) -> None:
     land_some(1, table_properties=QUICK_RETRIES)
     properties = lake.table().properties
     assert retention.limit(properties) == 1000
@@ -80,7 +67,7 @@ def test_a_new_table_is_bounded_unless_its_properties_say_otherwise(lake: Lake, 
 
 
 def test_a_table_without_the_property_keeps_all_until_its_owner_sets_it(
-    lake: Lake, name: str, land_some: LandSome
+    lake: Lake, name: str, land_some: Landings
 ) -> None:
     land_some(1)
     with lake.table().transaction() as transaction:
@@ -96,7 +83,7 @@ def test_a_table_without_the_property_keeps_all_until_its_owner_sets_it(
 
 @pytest.mark.parametrize("back", [1, KEEP - 1])
 def test_rolled_back_to_a_snapshot_that_is_kept_the_ledger_is_rewound(
-    lake: Lake, name: str, land_some: LandSome, back: int, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, name: str, land_some: Landings, back: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nor in the journal, which reaches back further than the snapshots of this test.
     monkeypatch.setattr(lineage, "JOURNAL_LENGTH", 1)
@@ -112,7 +99,7 @@ def test_rolled_back_to_a_snapshot_that_is_kept_the_ledger_is_rewound(
     assert_landed_once(lake, name, {0: landed})
 
 
-def test_tags_and_branches_outlive_expiry_with_all_their_files(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_tags_and_branches_outlive_expiry_with_all_their_files(lake: Lake, name: str, land_some: Landings) -> None:
     tagged = land_some(2)
     table = lake.table()
     table.manage_snapshots().create_tag(lake.snapshots()[-1], "audited").commit()
@@ -133,7 +120,7 @@ def test_tags_and_branches_outlive_expiry_with_all_their_files(lake: Lake, name:
     assert_landed_once(lake, name, {0: landed})
 
 
-def test_an_expired_compaction_takes_no_file_that_is_in_use(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_an_expired_compaction_takes_no_file_that_is_in_use(lake: Lake, name: str, land_some: Landings) -> None:
     land_some(3)
     compact(lake.table())
     landed = land_some(3 * KEEP)
@@ -143,7 +130,7 @@ def test_an_expired_compaction_takes_no_file_that_is_in_use(lake: Lake, name: st
 
 
 def test_another_try_finds_what_its_run_landed_though_the_snapshot_expired(
-    lake: Lake, name: str, produce: Producing, land_some: LandSome
+    lake: Lake, name: str, produce: Producing, land_some: Landings
 ) -> None:
     produce(name, 0, events(0, 0, EACH))
     earlier = lake.land(name, "earlier", table_properties=BOUNDED)
@@ -153,7 +140,7 @@ def test_another_try_finds_what_its_run_landed_though_the_snapshot_expired(
     assert (again.snapshot_ids, again.counts) == (earlier.snapshot_ids, earlier.counts)
 
 
-def test_two_groups_keep_their_ledgers(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_two_groups_keep_their_ledgers(lake: Lake, name: str, land_some: Landings) -> None:
     landed = land_some(2)
     lake.land(name, consumer_group="other", allow_group_overlap=True)
     landed_by_one = land_some(2 * KEEP + 1, allow_group_overlap=True)
@@ -169,7 +156,7 @@ def test_a_limit_that_is_no_number_is_refused_with_nothing_made(lake: Lake, name
 
 
 def test_a_limit_that_became_no_number_is_refused_before_anything_is_read(
-    lake: Lake, name: str, land_some: LandSome, produce: Producing
+    lake: Lake, name: str, land_some: Landings, produce: Producing
 ) -> None:
     land_some(1)
     with lake.table().transaction() as transaction:
@@ -183,7 +170,7 @@ def test_a_limit_that_became_no_number_is_refused_before_anything_is_read(
 
 @pytest.mark.parametrize("landings", [0, 1])
 def test_a_renamed_ledger_is_found_whichever_snapshots_are_gone(
-    lake: Lake, name: str, land_some: LandSome, landings: int, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, name: str, land_some: Landings, landings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lineage, "JOURNAL_LENGTH", 1)
     before = land_some(2 * KEEP + 1)
@@ -207,7 +194,7 @@ def test_a_renamed_ledger_is_found_whichever_snapshots_are_gone(
     assert_landed_once(lake, name, {0: after})
 
 
-def test_a_renamed_ledger_outlives_the_snapshot_of_its_renaming(lake: Lake, name: str, land_some: LandSome) -> None:
+def test_a_renamed_ledger_outlives_the_snapshot_of_its_renaming(lake: Lake, name: str, land_some: Landings) -> None:
     land_some(KEEP)
     renamed = rename(lake, GROUP, "new")
     landed = land_some(3 * KEEP, consumer_group="new")

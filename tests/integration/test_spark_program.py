@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,13 @@ from pyiceberg.exceptions import NoSuchTableError
 from airflow_lakestream.spark.apps import app_path
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, Topics
+from tests.support.flowing import flowing, kill_at_random
 from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
 from tests.support.lake_reading import OpenLake
 from tests.support.spark import SETTINGS, SparkRun
 
 pytestmark = pytest.mark.integration
-
-KILLS = int(os.environ.get("LAKESTREAM_KILLS", "3"))
 
 
 def snapshots(lake: Lake) -> int:
@@ -38,33 +33,14 @@ def snapshots(lake: Lake) -> int:
 def test_a_driver_that_is_killed_at_random_over_a_flowing_topic_lands_each_record_once(
     lake: Lake, topic: Topics, produce: Producing
 ) -> None:
-    name, counts, ends = topic(partitions=2), {0: 0, 1: 0}, threading.Event()
-    dice = random.Random(os.environ.get("LAKESTREAM_SEED", "7"))
-
-    def flow() -> None:
-        while not ends.wait(0.1):
-            for partition in counts:
-                produce(name, partition, events(partition, counts[partition], 50))
-                counts[partition] += 50
-
-    flowing = threading.Thread(target=flow)
-    flowing.start()
+    name = topic(partitions=2)
     run = SparkRun(lake, name, {"schema": "id bigint, name string, score double"})
-    try:
-        for _ in range(KILLS):
-            driver = run.start(trigger="200 milliseconds", max_offsets_per_trigger=2000)
-            try:
-                before = snapshots(lake)
-                poll_until(lambda: snapshots(lake) > before or driver.poll() is not None, "a landing", 240, every=0.3)  # noqa: B023  # asked in this turn only
-                assert driver.poll() is None, (lake.folder / "driver.log").read_text()[-3000:]
-                # Anywhere in a batch: while it reads, writes, commits, or between the commit and Spark's own log.
-                time.sleep(dice.uniform(0, 2))
-            finally:
-                os.killpg(driver.pid, signal.SIGKILL)
-                driver.wait()
-    finally:
-        ends.set()
-        flowing.join()
+    with flowing(produce, name) as counts:
+        kill_at_random(
+            lambda: run.start(trigger="200 milliseconds", max_offsets_per_trigger=2000),
+            lambda: snapshots(lake),
+            lake.folder / "driver.log",
+        )
     last = run.start()
     assert last.wait(300) == 0, (lake.folder / "driver.log").read_text()[-3000:]
     assert_landed_once(lake, name, counts)

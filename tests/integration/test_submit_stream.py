@@ -17,6 +17,7 @@ from tests.support.spark_stream import Streams, xcom
 pytestmark = pytest.mark.airflow
 
 _LANDS = {"app": "kafka_to_iceberg", "application": None}
+_MAINTAINS = {"app": "maintain_iceberg", "application": None, "app_config": {"tables": ["lake.t"], "compact": True}}
 _RANGES = {"topic": "t", "table": "a.b", "mode": "ranges", "ranges": [[0, 0, 1]]}
 CANARY = "canary-4711"
 COUNTS = ("batches", "rows_in", "rows_out", "rejected", "restarts", "lag")
@@ -210,7 +211,9 @@ def test_what_spark_submit_takes_reaches_it(streams: Streams) -> None:
         ({"stall_timeout": "soon"}, "stall_timeout: 'soon' is not a number of seconds"),
         ({"on_kill_action": "perhaps"}, "on_kill_action: 'perhaps' is not one of 'graceful', 'kill', 'leave'"),
         ({"app": "kafka_to_icebrg", "application": None}, "Did you mean 'kafka_to_iceberg'?"),
-        ({"app": "maintain_iceberg", "application": None}, "app: 'maintain_iceberg' lands nothing"),
+        ({**_MAINTAINS, "app_config": {"compact": True}}, "maintenance.tables: is missing"),
+        ({**_MAINTAINS, "max_batches": 1}, "max_batches: goes with a query, which maintain_iceberg has not"),
+        ({**_MAINTAINS, "trigger": "10 seconds"}, "trigger: goes with a query, which maintain_iceberg has not"),
         ({"checkpoint_location": "{{ '' }}", **_LANDS}, "checkpoint_location: is missing"),
         ({"stop_timeout": "soon"}, "stop_timeout: 'soon' is not a number of seconds"),
         ({**_LANDS, "app_config": _RANGES, "max_batches": 1}, 'max_batches: goes with landing.mode="resume"'),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from airflow_lakestream.spark.lease_record import Outcome
 from tests.support.airflow_home import Run, TaskProcess
 from tests.support.broker import poll_until
 from tests.support.spark_stand_in import UI, launched, most_drivers
-from tests.support.spark_stream import PATIENCE, Streams, xcom
+from tests.support.spark_stream import PATIENCE, Streams, kill_the_worker, mark, xcom
 
 pytestmark = pytest.mark.airflow
 
@@ -31,28 +28,6 @@ def running(streams: Streams, run: Run, file: Path, batches: int = 2) -> Iterato
         except TimeoutError as e:
             raise AssertionError(process.log) from e
         yield process
-
-
-def mark(run: Run, state: str) -> None:
-    """Do to a running task what the buttons of the UI do."""
-    from airflow.models.taskinstance import TaskInstance, clear_task_instances
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
-    with create_session() as session:
-        wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id="stream")
-        if state == "cleared":
-            clear_task_instances(list(session.scalars(wanted)), session)
-        else:
-            session.scalars(wanted).one().state = state
-
-
-def kill_the_worker(process: TaskProcess) -> None:
-    """Kill the supervisor and the task below it, as a node that is lost does."""
-    below = psutil.Process(process.supervisor.pid).children()
-    for pid in [process.supervisor.pid, *(child.pid for child in below)]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait(PATIENCE)
 
 
 def test_a_worker_that_is_lost_leaves_the_stream_to_the_retry_until_a_person_ends_it(streams: Streams) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 
 from airflow_lakestream.core.landing import Job, land
 from airflow_lakestream.core.ledger import Ledger
@@ -18,7 +17,6 @@ from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.extract import ExtractConfig, build_job
-from dev.services.kafka import Kafka
 from tests.support.delta_table import GROUP, live_files, stray_files
 from tests.support.lake import Lake
 
@@ -78,12 +76,6 @@ class DeltaLake(Lake):
         """Return the files that no version of the table, or of its reject table, has."""
         rejects = f"{self.place}__rejected"
         return stray_files(self.place) | (stray_files(rejects) if Path(rejects).exists() else set())
-
-
-@pytest.fixture
-def delta_lake(tmp_path: Path, kafka: Kafka) -> DeltaLake:
-    """Give an empty lake beside the session's broker."""
-    return DeltaLake(tmp_path, kafka.client_config())
 
 
 def config_of(lake: DeltaLake) -> Mapping[str, Any]:

@@ -78,13 +78,18 @@ class SparkRun:
     def start(self, **settings: Any) -> subprocess.Popen[str]:
         """Start the program in a process of its own, as `spark-submit` would; its output goes to `driver.log`."""
         config = self.config(spark=SETTINGS | {"spark.local.dir": str(self.lake.folder)}, **settings)
-        path = config.write(self.lake.folder / f"app-{uuid.uuid4().hex}.json")
-        with (self.lake.folder / "driver.log").open("a") as log:
-            command = [sys.executable, app_path(config.app), "--config", str(path)]
-            # A group of its own: a kill reaches the JVM and the Python workers, too.
-            return subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
-            )
+        return start_app(config, self.lake.folder)
+
+
+def start_app(config: AppConfig, folder: Path) -> subprocess.Popen[str]:
+    """Start an app's program; its output goes to `driver.log` in the folder."""
+    path = config.write(folder / f"app-{uuid.uuid4().hex}.json")
+    with (folder / "driver.log").open("a") as log:
+        command = [sys.executable, app_path(config.app), "--config", str(path)]
+        # A group of its own: a kill reaches the JVM and the Python workers, too.
+        return subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
+        )
 
 
 def _environment() -> dict[str, str]:
@@ -107,9 +112,8 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
     return AppConfig(
         app="kafka_to_iceberg",
         kafka=lake.kafka,
-        catalog={"name": "iceberg_default", "properties": catalog},
         landing=given,
-        **of_app,
+        **{"catalog": {"name": "iceberg_default", "properties": catalog}, **of_app},
     )
 
 

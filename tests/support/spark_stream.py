@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from airflow_lakestream.spark.backends.detached import kill_process
@@ -128,6 +130,28 @@ def xcom(run: Run, key: str, task_id: str = "stream") -> Any:
     except ValueError:
         # A text is stored as it is.
         return found.value
+
+
+def mark(run: Run, state: str) -> None:
+    """Do to a running task what the buttons of the UI do."""
+    from airflow.models.taskinstance import TaskInstance, clear_task_instances
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id="stream")
+        if state == "cleared":
+            clear_task_instances(list(session.scalars(wanted)), session)
+        else:
+            session.scalars(wanted).one().state = state
+
+
+def kill_the_worker(process: TaskProcess) -> None:
+    """Kill the supervisor and the task below it, as a node that is lost does."""
+    below = psutil.Process(process.supervisor.pid).children()
+    for pid in [process.supervisor.pid, *(child.pid for child in below)]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(PATIENCE)
 
 
 @pytest.fixture

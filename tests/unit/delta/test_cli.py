@@ -31,7 +31,7 @@ def test_a_place_without_a_table_is_said(tmp_path: Path, capsys: pytest.CaptureF
     [
         ["ledger", "history", "--group", GROUP],
         ["ledger", "rebuild", "--group", GROUP],
-        ["audit", "--group", GROUP],
+        ["audit", "--repair", "--group", GROUP],
         ["rejects", "show"],
     ],
     ids=lambda command: " ".join(command[:2]),

@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
 from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.delta import committing
 from airflow_lakestream.delta.protocol import UnfitTable
 from tests.support.delta_table import (
     TOPIC,
@@ -21,7 +20,6 @@ from tests.support.delta_table import (
     append_foreign_row,
     applied,
     expected,
-    faulty,
     land,
     landed,
     landing,
@@ -92,35 +90,34 @@ def test_a_partitioned_table_is_replaced_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault", [applied(OSError("time-out")), unapplied(OSError("time-out"))], ids=["applied", "not applied"]
 )
-def test_a_replace_without_an_answer_is_done_once(table: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    monkeypatch.setattr(committing, "put_commit", faulty(fault))
+def test_a_replace_without_an_answer_is_done_once(table: Path, faults: Callable[..., None], fault: Fault) -> None:
+    faults(fault)
     version, _ = replace_rows(table, 3, 7)
     assert version == 2
     assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
     assert not stray_files(table)
 
 
-def test_a_compaction_in_between_is_seen(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "put_commit", faulty(after(lambda: DeltaTable(str(table)).optimize.compact())))
+def test_a_compaction_in_between_is_seen(table: Path, faults: Callable[..., None]) -> None:
+    faults(after(lambda: DeltaTable(str(table)).optimize.compact()))
     replace_rows(table, 3, 7)
     assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
     assert not stray_files(table)
 
 
-def test_another_replace_in_between_stops_this_one_for_good(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_replace_in_between_stops_this_one_for_good(table: Path, faults: Callable[..., None]) -> None:
     def other() -> None:
-        monkeypatch.undo()
         replace_rows(table, 3, 4)
 
-    monkeypatch.setattr(committing, "put_commit", faulty(after(other)))
+    faults(after(other))
     with pytest.raises(ReplacedMeanwhile):
         replace_rows(table, 3, 7)
     assert rows_of(table) == sorted([*expected((0, 3), (4, 9)), *new(3, 4)])
     assert not stray_files(table)
 
 
-def test_a_restore_in_between_has_it_planned_anew(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "put_commit", faulty(after(lambda: DeltaTable(str(table)).restore(0))))
+def test_a_restore_in_between_has_it_planned_anew(table: Path, faults: Callable[..., None]) -> None:
+    faults(after(lambda: DeltaTable(str(table)).restore(0)))
     with pytest.raises(RangesNotLanded, match=r"clicks\[0\] \[5,7\)"):
         replace_rows(table, 3, 7)
     assert rows_of(table) == expected((0, 5))

@@ -23,7 +23,6 @@ from tests.support.delta_table import (
     applied_and_taken,
     each_file,
     expected,
-    faulty,
     land,
     landed,
     landing,
@@ -38,21 +37,6 @@ from tests.support.delta_table import (
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return tmp_path / "clicks"
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "RETRY_PAUSE", 0.001)
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the next commits meet faults."""
-
-    def meet(*some: Fault) -> None:
-        monkeypatch.setattr(committing, "put_commit", faulty(*some))
-
-    return meet
 
 
 def test_a_landing_is_one_version_with_rows_ledger_and_transaction(table: Path) -> None:

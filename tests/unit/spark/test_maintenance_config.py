@@ -24,6 +24,18 @@ def test_what_is_written_is_read_and_only_its_owner_can(tmp_path: Path) -> None:
     assert MaintenanceConfig.read(path) == config
 
 
+def test_two_submits_are_the_same_whoever_logs_in_and_submits() -> None:
+    def of(login: str, work: dict[str, Any] = WORK, **more: str) -> MaintenanceConfig:
+        properties = {"type": "sql", "uri": f"postgresql://{login}@db/catalog"}
+        catalog = {"name": "lake", "properties": properties}
+        return MaintenanceConfig.parse({**GIVEN, "catalog": catalog, "maintenance": work, **more})
+
+    one = of("me:hidden")
+    assert one.fingerprint == of("you:other", owner="you", lease_location="/there").fingerprint
+    assert one.fingerprint != of("me:hidden", WORK | {"tables": ["lake.orders"]}).fingerprint
+    assert one.inputs == {"app": "maintain_iceberg", "catalog": "lake"}
+
+
 def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
     work = Maintenance.parse(WORK)
     assert (work.tables, work.expire, work.remove_orphans, work.rewrite_manifests) == (

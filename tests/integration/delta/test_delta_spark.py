@@ -13,27 +13,14 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake, delta_lake  # noqa: F401  # a fixture
+from tests.support.broker import Producing
+from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
 EACH = 50
-
-
-@pytest.fixture
-def lake(delta_lake: DeltaLake) -> DeltaLake:  # noqa: F811  # the fixture
-    return delta_lake
-
-
-@pytest.fixture
-def filled(topic: Topics, produce: Producing) -> str:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
-    return name
 
 
 def config(lake: DeltaLake, topic: str, **landing: Any) -> AppConfig:

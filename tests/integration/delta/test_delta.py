@@ -18,7 +18,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.delta import committing
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake, config_of, delta_lake  # noqa: F401  # a fixture
+from tests.support.delta_lake import DeltaLake, config_of
 from tests.support.delta_table import applied, faulty
 from tests.support.faults import OnlyPartitions, SmallChunks
 from tests.support.lake import Lake, assert_landed_once, events
@@ -27,19 +27,6 @@ pytestmark = pytest.mark.integration
 
 EACH = 40
 CONFIG = {"max_batch_bytes": 1_300}
-
-
-@pytest.fixture
-def lake(delta_lake: DeltaLake) -> DeltaLake:  # noqa: F811  # the fixture
-    return delta_lake
-
-
-@pytest.fixture
-def filled(topic: Topics, produce: Producing) -> str:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
-    return name
 
 
 ALL = {0: EACH, 1: EACH}

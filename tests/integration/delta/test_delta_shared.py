@@ -11,29 +11,15 @@ from airflow_lakestream.core import side_by_side
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.fan_out import land_run
 from airflow_lakestream.reader_processes import reader_processes
-from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake, config_of, delta_lake  # noqa: F401  # a fixture
-from tests.support.lake import assert_landed_once, events
+from tests.support.broker import Producing
+from tests.support.delta_lake import DeltaLake, config_of
+from tests.support.lake import assert_landed_once
 from tests.support.shared_run import SharedRun
 
 pytestmark = pytest.mark.integration
 
 EACH = 60
 ALL = {0: EACH, 1: EACH}
-
-
-@pytest.fixture
-def lake(delta_lake: DeltaLake) -> DeltaLake:  # noqa: F811  # the fixture
-    return delta_lake
-
-
-@pytest.fixture
-def filled(topic: Topics, produce: Producing) -> str:
-    name = topic(2)
-    for partition in (0, 1):
-        values = events(partition, 0, EACH)
-        produce(name, partition, values)
-    return name
 
 
 def test_tasks_hand_over_files_and_one_commits_them(lake: DeltaLake, filled: str, produce: Producing) -> None:

@@ -1,0 +1,97 @@
+"""What the configurations of all apps have in common: a file that only its owner can read, a catalog, who watches.
+
+The file carries what connections carry, secrets included: on a command line stands only its path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+# Python's `open` would give a new file to everybody first.
+_OWNER_ONLY = 0o600
+_CATALOG_KEYS = ("name", "properties")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What each app is told.
+
+    :param app: which of the bundled apps, such as "kafka_to_iceberg".
+    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`; secrets among them.
+    :param owner: who submitted, in words, for whoever finds the driver running.
+    :param lease_location: without a query: path or URI beside which lease and progress lie, in
+        `<lease_location>.lakestream`; None: neither is kept.
+    :param spark: settings of Spark for the app's session.
+    """
+
+    app: str
+    catalog: Mapping[str, Any]
+    owner: str = ""
+    lease_location: str | None = None
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    def check_sections(self, *more: str) -> None:
+        """Refuse what is no mapping, of `catalog`, `spark` and `more`. Raises InvalidArgument, which names the key."""
+        for key in ("catalog", "spark", *more):
+            if not isinstance(getattr(self, key), Mapping):
+                raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
+        check_keys("catalog", self.catalog, _CATALOG_KEYS)
+        if not isinstance(self.catalog.get("properties", {}), Mapping):
+            raise InvalidArgument("catalog", "its properties are not a mapping.")
+
+    @property
+    def catalog_name(self) -> str:
+        """The catalog's name, in PyIceberg and in Spark: some catalogs keep the tables of each name apart."""
+        return str(self.catalog.get("name", "iceberg_default"))
+
+    @property
+    def catalog_properties(self) -> dict[str, str]:
+        """The properties of PyIceberg's catalog."""
+        return dict(self.catalog.get("properties", {}))
+
+    @property
+    def store_properties(self) -> dict[str, str]:
+        """What opens the object store of lease, progress and checkpoint."""
+        return self.catalog_properties
+
+
+def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a key that is not known, and name the nearest one that is. Raises InvalidArgument."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1, 0.5)
+            remedy = f"Did you mean {near[0]!r}?" if near else f"It may have {', '.join(sorted(known))}."
+            raise InvalidArgument(f"{section}.{key}" if section else str(key), "is no setting of the app.", remedy)
+
+
+def read_object(path: str | Path) -> Mapping[str, Any]:
+    """Read a configuration's file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+    try:
+        given = json.loads(Path(path).read_text())
+    except OSError as e:
+        raise InvalidArgument("config", f"{path} can't be read: {e.strerror}.") from None
+    except ValueError as e:
+        where = f" in line {e.lineno}: {e.msg}" if isinstance(e, json.JSONDecodeError) else ""
+        raise InvalidArgument("config", f"{path} is not JSON{where}.") from None
+    if not isinstance(given, Mapping):
+        raise InvalidArgument("config", f"{path} holds no JSON object.")
+    return given
+
+
+def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
+    """Write a configuration's file, which only its owner can read; one that is there is replaced as a whole."""
+    path = Path(path)
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, indent=1)
+    return new.replace(path)

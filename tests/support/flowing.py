@@ -1,0 +1,58 @@
+"""Drivers that are killed at random over a topic that goes on flowing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.broker import Producing, poll_until
+from tests.support.lake import events
+
+KILLS = int(os.environ.get("LAKESTREAM_KILLS", "3"))
+
+
+@contextmanager
+def flowing(produce: Producing, topic: str) -> Iterator[dict[int, int]]:
+    """Produce to both partitions of a topic; yield how many records each has, which stays so afterwards."""
+    counts, ends = {0: 0, 1: 0}, threading.Event()
+
+    def flow() -> None:
+        while not ends.wait(0.1):
+            for partition in counts:
+                produce(topic, partition, events(partition, counts[partition], 50))
+                counts[partition] += 50
+
+    thread = threading.Thread(target=flow)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        ends.set()
+        thread.join()
+
+
+def kill_at_random(start: Callable[[], subprocess.Popen[str]], commits: Callable[[], int], log: Path) -> None:
+    """Start a driver, and kill it after its first commit; so many times.
+
+    :param start: starts one, in a group of its own.
+    :param commits: how many commits the table has.
+    """
+    dice = random.Random(os.environ.get("LAKESTREAM_SEED", "7"))
+    for _ in range(KILLS):
+        driver = start()
+        try:
+            before = commits()
+            poll_until(lambda: commits() > before or driver.poll() is not None, "a landing", 240, every=0.3)  # noqa: B023  # asked in this turn only
+            assert driver.poll() is None, log.read_text()[-3000:]
+            # Anywhere in a batch: while it reads, writes, commits, or between the commit and Spark's own log.
+            time.sleep(dice.uniform(0, 2))
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
