@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from airflow_lakestream.core.collector import calm_collector
 from airflow_lakestream.core.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange
@@ -68,8 +69,9 @@ class KafkaReader:
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
         """Yield the plan's records, by partition in offset order; see `core.ports.Reader`."""
-        for layer in _layers(plan):
-            yield from self._read_layer(layer, plan, cancelled)
+        with calm_collector():
+            for layer in _layers(plan):
+                yield from self._read_layer(layer, plan, cancelled)
 
     def _read_layer(self, parts: dict[int, _Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
         """Read at most one range of each partition, by a consumer of its own.
