@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,7 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_kafka,
 )
-from airflow_lakestream.core.ledger import Counts, Ledger, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, Ledger, Noted, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -55,7 +56,7 @@ def rename(
                 raise NoLedger(table, group, groups_seen(now))
             if ledger_store.read_ledger(now, to).topics:
                 raise InvalidArgument("--to", f"group {to!r} has a ledger of its own on {table}.", "Choose another.")
-            return {group: Ledger(group), to: Ledger(to, ledger.topics)}
+            return {group: Ledger(group), to: replace(ledger, consumer_group=to)}
 
         catalog = open_catalog(iceberg_conn)
         load(catalog, table)
@@ -113,7 +114,8 @@ def rebuild(
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         head, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
-        ledger = Ledger(group, {one.identity: one.entry for one in rebuilt})
+        # The rows say nothing of the landings that have a note in the reject table.
+        ledger = Ledger(group, {one.identity: one.entry for one in rebuilt}, Noted(complete=False))
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             if ledger_store.head_of(now.metadata) != head:

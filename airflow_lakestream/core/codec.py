@@ -12,10 +12,10 @@ import functools
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Noted, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -26,10 +26,13 @@ SUMMARY_LANDING_ID = "lakestream.landing-id"
 SUMMARY_RUN_ID = "lakestream.run-id"
 SUMMARY_TOPICS = "lakestream.topics"
 SUMMARY_COUNTS = "lakestream.counts"
+SUMMARY_NOTED = "lakestream.noted"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Summaries of a few partitions stay readable to the eye.
 PLAIN_CHARACTERS = 1000
+# A table may have many anchors, and each is met by a rollback far back only.
+NOTED_OF_ANCHOR = 16
 PACKED = "zlib85:"
 
 
@@ -80,6 +83,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         SUMMARY_RUN_ID: landing.run_id,
         SUMMARY_TOPICS: _pack(_dump(_topics_to_json(landing.topics))),
         **_encode_counts(landing),
+        **({SUMMARY_NOTED: "true"} if landing.noted else {}),
     }
 
 
@@ -97,6 +101,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             run_id=summary[SUMMARY_RUN_ID],
             topics=(topics := _topics_from_json(json.loads(_unpack(summary[SUMMARY_TOPICS])))),
             by_partition=_decode_counts(topics, summary.get(SUMMARY_COUNTS, "")),
+            noted=SUMMARY_NOTED in summary,
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
@@ -112,10 +117,11 @@ def encode_property(value: LedgerProperty) -> str:
                 "id": entry.landing.landing_id,
                 "run": entry.landing.run_id,
                 "topics": _topics_to_json(entry.landing.topics),
+                **({"noted": True} if entry.landing.noted else {}),
             }
         journal.append(item)
     return _dump(
-        {"version": VERSION, "base": value.base_id, "ledger": _topics_to_json(value.base.topics), "journal": journal}
+        {"version": VERSION, "base": value.base_id, **_ledger_to_json(value.base), "journal": journal},
     )
 
 
@@ -131,7 +137,7 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
         _check_version(data["version"], where)
         return LedgerProperty(
             base_id=data["base"],
-            base=Ledger(consumer_group, _topics_from_json(data["ledger"])),
+            base=_ledger_from_json(data, consumer_group),
             journal=tuple(_journal_entry(item) for item in data["journal"]),
         )
     except (KeyError, ValueError, TypeError) as e:
@@ -140,7 +146,10 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
 
 def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
     """Return the text of the property that holds the ledger at each of some snapshots."""
-    items = [{"snapshot": snapshot, "ledger": _topics_to_json(ledger.topics)} for snapshot, ledger in anchors.items()]
+    items = []
+    for snapshot, ledger in anchors.items():
+        short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR))
+        items.append({"snapshot": snapshot, **_ledger_to_json(short)})
     return _dump({"version": VERSION, "anchors": items})
 
 
@@ -152,7 +161,7 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
         data = json.loads(text)
         _check_version(data["version"], where)
         items = data["anchors"]
-        return {item["snapshot"]: Ledger(consumer_group, _topics_from_json(item["ledger"])) for item in items}
+        return {item["snapshot"]: _ledger_from_json(item, consumer_group) for item in items}
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
 
@@ -226,7 +235,18 @@ def _check_version(version: object, where: str) -> None:
 def _journal_entry(item: dict[str, Any]) -> JournalEntry:
     if "id" not in item:
         return JournalEntry(item["snapshot"], None)
-    return JournalEntry(item["snapshot"], Landing(item["id"], item["run"], _topics_from_json(item["topics"])))
+    topics = _topics_from_json(item["topics"])
+    return JournalEntry(item["snapshot"], Landing(item["id"], item["run"], topics, noted=item.get("noted", False)))
+
+
+def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
+    noted = {"noted": ledger.noted.ids, "all-noted": ledger.noted.complete} if ledger.noted != Noted() else {}
+    return {"ledger": _topics_to_json(ledger.topics), **noted}
+
+
+def _ledger_from_json(data: Mapping[str, Any], consumer_group: str) -> Ledger:
+    noted = Noted(tuple(data.get("noted", ())), data.get("all-noted", True))
+    return Ledger(consumer_group, _topics_from_json(data["ledger"]), noted)
 
 
 def _topics_to_json(topics: Mapping[TopicIdentity, TopicEntry]) -> list[dict[str, Any]]:

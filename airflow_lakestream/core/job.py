@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
-from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed, Piece
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
@@ -36,6 +36,16 @@ class Stopped(LakestreamError, Transient):
         super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A landing that was just committed, and how long the commit took, in seconds."""
+
+    table: str
+    snapshot_id: int
+    landing: Landing
+    seconds: float
+
+
 class Crew(Protocol):
     """Others that read and write in a landing's place, a whole plan at a time: the executors of Spark."""
 
@@ -55,7 +65,8 @@ class Job:
 
     `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
     `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
-    `children` are processes that may read in its place, `crew` are others that do so.
+    `children` are processes that may read in its place, `crew` are others that do so. `committed` is told of each
+    commit, and raises nothing.
     """
 
     run_id: str
@@ -76,6 +87,12 @@ class Job:
     within: RangeSet | None = None
     children: Children | None = None
     crew: Crew | None = None
+    committed: Callable[[Committed], None] | None = None
+
+    def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
+        """Tell of a commit whoever wants to know."""
+        if self.committed is not None:
+            self.committed(Committed(self.table, snapshot_id, landing, seconds))
 
 
 def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:

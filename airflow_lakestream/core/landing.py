@@ -220,6 +220,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)
+    job.tell(snapshot_id, landing, time.monotonic() - started)
     job.handed.take(batch.pieces)
     log.info(
         "Committed %s (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",

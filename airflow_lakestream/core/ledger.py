@@ -9,11 +9,15 @@ Pure values and arithmetic; the text form is `codec`, finding it in a table's me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+# Notes are settled by the next run that looks; so many landings may pass before.
+MOST_NOTED = 64
+MARKS = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,10 +131,44 @@ class TopicEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """The ids of the last landings with a note in the reject table, oldest first.
+
+    The reject table asks which of its landings have landed, and may ask when their snapshots have long expired.
+    `complete` says that these are all that there ever were.
+    """
+
+    ids: tuple[str, ...] = ()
+    complete: bool = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The newest ids, for `has_all_since`: several, since the last ones may be rolled back."""
+        return self.ids[-MARKS:]
+
+    def add(self, landing_id: str) -> Noted:
+        """Return them with one more."""
+        return self if landing_id in self.ids else Noted((*self.ids, landing_id), self.complete).newest(MOST_NOTED)
+
+    def newest(self, most: int) -> Noted:
+        """Return the newest of them."""
+        return self if len(self.ids) <= most else Noted(self.ids[-most:], complete=False)
+
+    def place(self, landing_id: str) -> int | None:
+        """Return a number below 0 for a landing, which grows along the history; None if it is not here."""
+        return self.ids.index(landing_id) - len(self.ids) if landing_id in self.ids else None
+
+    def has_all_since(self, marks: Collection[str]) -> bool:
+        """Whether all landings with a note are here that came after those that had these marks."""
+        return self.complete or any(mark in self.ids for mark in marks)
+
+
+@dataclass(frozen=True, slots=True)
 class Landing:
     """The net change that one snapshot makes to one group's ledger.
 
-    `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone.
+    `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone. `noted` says that the
+    reject table has a note of it.
     """
 
     landing_id: str
@@ -138,6 +176,7 @@ class Landing:
     topics: Mapping[TopicIdentity, TopicEntry]
     # The counts by partition, for the report of the run; the ledger keeps their sum only.
     by_partition: Mapping[TopicIdentity, Mapping[int, Counts]] = field(default_factory=dict, compare=False)
+    noted: bool = False
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:
@@ -156,6 +195,7 @@ class Ledger:
 
     consumer_group: str
     topics: Mapping[TopicIdentity, TopicEntry] = field(default_factory=dict)
+    noted: Noted = Noted()
 
     def entry(self, identity: TopicIdentity) -> TopicEntry:
         """Return the books of one topic; empty books for a topic never seen."""
@@ -166,7 +206,7 @@ class Ledger:
         topics = dict(self.topics)
         for identity, change in landing.topics.items():
             topics[identity] = self.entry(identity) + change
-        return replace(self, topics=topics)
+        return replace(self, topics=topics, noted=self.noted.add(landing.landing_id) if landing.noted else self.noted)
 
     def overlap(self, landing: Landing) -> RangeSet:
         """Return the offsets of `landing` that this ledger holds already; a landing commits only if there are none."""

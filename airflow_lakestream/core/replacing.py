@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -60,7 +61,10 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     if read.landed != plan.ranges:
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
     change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
-    return job.sink.replace(replace(landing, topics={identity: change}))
+    started = time.monotonic()
+    snapshot_id, replaced = job.sink.replace(replace(landing, topics={identity: change}))
+    job.tell(snapshot_id, replaced, time.monotonic() - started)
+    return snapshot_id, replaced
 
 
 def _read_again(job: Job, table: TableState, batch: Batch) -> None:

@@ -29,9 +29,6 @@ from airflow_lakestream.delta.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.rejects.pending import OWN, Pending, of_topic, pending_of, rejects_of, rows_of
 from airflow_lakestream.rejects.settlement import Settlement
 
-# A landing that is noted as pending is among the last ones; so many further ones are looked through.
-MOST_LANDINGS_LOOKED_THROUGH = 500
-
 
 class DeltaBooks:
     """`rejects.settlement.MainBooks` of a Delta table.
@@ -41,22 +38,14 @@ class DeltaBooks:
 
     rolled_back: Sequence[str] = ()
 
-    def __init__(self, head: Head, store: object) -> None:
-        self._head, self._store = head, store
+    def __init__(self, head: Head) -> None:
+        self._head = head
         self.properties: Mapping[str, str] = head.properties
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's version."""
+        """Return the landing's version, and a number below 0 for one known by its id."""
         found = ledger_store.version_of_landing(self._head, consumer_group, landing_id)
-        path = ledger_store.reading(self._head, consumer_group).path
-        at = path[0].snapshot_id if path and found is None else None
-        for _ in range(MOST_LANDINGS_LOOKED_THROUGH):
-            if at is None or (item := ledger_store.landing_at(self._store, at, consumer_group)) is None:
-                break
-            if item[0].landing_id == landing_id:
-                return at
-            at = item[1]
-        return found
+        return self.ledger(consumer_group).noted.place(landing_id) if found is None else found
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""

@@ -41,7 +41,7 @@ class RejectingSink(sink.RejectingSink):
     def _settlement(self) -> Settlement:
         # Without a reject table there is nothing that could be anybody's.
         head = self._tables.open(self._name) if self._rejects.exists else None
-        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head, self._files))
+        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head))
 
     def _new_path(self) -> str:
         name = f"{uuid.uuid4().hex}-rejected.arrows"

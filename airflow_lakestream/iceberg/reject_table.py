@@ -67,10 +67,13 @@ class _Books:
         self.rolled_back: Sequence[str] = ledger_store.rolled_back(main.metadata)
 
     def place(self, consumer_group: str, landing_id: str) -> int | None:
-        """Return the landing's sequence number, 0 for one that has expired."""
+        """Return the landing's sequence number, 0 for one that has expired, and below 0 for one known by its id."""
         snapshot_id = ledger_store.snapshot_of_landing(self._main, consumer_group, landing_id)
+        if snapshot_id is None:
+            ledgers = (self.ledger(group) for group in {consumer_group, *ledger_store.groups(self._main)})
+            return next(filter(None, (ledger.noted.place(landing_id) for ledger in ledgers)), None)
         # Those that have expired are older than all that are alive.
-        return None if snapshot_id is None else self._sequence.get(snapshot_id, 0)
+        return self._sequence.get(snapshot_id, 0)
 
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger."""

@@ -43,7 +43,8 @@ def rejects_of(table: str) -> str:
 class Pending:
     """A landing whose rejected records are written, and of which the main table was still to decide.
 
-    `supersedes` says that other rows of its ranges were there, to be removed once it is landed.
+    `supersedes` says that other rows of its ranges were there, to be removed once it is landed. `after` are marks of
+    the main table's ledger when the note was made; see `core.ledger.Noted`.
     """
 
     landing_id: str
@@ -53,6 +54,7 @@ class Pending:
     replaces: bool
     supersedes: bool
     at_ms: int
+    after: tuple[str, ...] = ()
 
     def encode(self) -> str:
         """Return the text of the property."""
@@ -62,6 +64,7 @@ class Pending:
             "replaces": self.replaces,
             "supersedes": self.supersedes,
             "at": self.at_ms,
+            "after": self.after,
         }
         return json.dumps(data, separators=(",", ":"))
 
@@ -79,7 +82,14 @@ class Pending:
             identity = TopicIdentity(data["topic"], data["id"], data["cluster"])
             ranges = ranges_from_dict(data)
             return cls(
-                landing_id, data["group"], identity, ranges, data["replaces"], data["supersedes"], int(data["at"])
+                landing_id,
+                data["group"],
+                identity,
+                ranges,
+                data["replaces"],
+                data["supersedes"],
+                int(data["at"]),
+                tuple(data["after"]),
             )
         except (KeyError, ValueError, TypeError) as e:
             problem = f"not as this version writes it ({e!r})."

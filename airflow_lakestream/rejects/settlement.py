@@ -60,13 +60,14 @@ class Settlement:
     properties: Mapping[str, str] = field(default_factory=dict)
     # Landings that were rolled back, and may come again while their snapshots live.
     rolled_back: Sequence[str] = ()
+    books: MainBooks | None = None
 
     @classmethod
     def by(cls, pending: Iterable[Pending], books: MainBooks | None) -> Self:
         """Ask the main table; None for one that is not there."""
         if books is None:
             return cls(open=list(pending))
-        result = cls(properties=books.properties, rolled_back=books.rolled_back)
+        result = cls(properties=books.properties, rolled_back=books.rolled_back, books=books)
         landed: list[tuple[int, int, Pending]] = []
         for one in pending:
             place = books.place(one.consumer_group, one.landing_id)
@@ -76,6 +77,10 @@ class Settlement:
                 (result.dead if _can_not_land(one, books) else result.open).append(one)
         result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
         return result
+
+    def marks(self, consumer_group: str) -> tuple[str, ...]:
+        """Return the marks of the group's last landings with a note."""
+        return () if self.books is None else self.books.ledger(consumer_group).noted.marks
 
     @property
     def is_due(self) -> bool:
@@ -126,7 +131,12 @@ class Settlement:
 
 
 def _can_not_land(one: Pending, books: MainBooks) -> bool:
+    """Tell whether a landing that was not found has not landed, and never will; what can't be proven stays open."""
+    ledger = books.ledger(one.consumer_group)
+    if not ledger.noted.has_all_since(one.after):
+        # It may have landed so long ago that nothing names it any more.
+        return False
     if one.replaces:
         # The guard of a replace asks for its ranges to be landed, so the ledger can't tell.
         return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
-    return bool(books.ledger(one.consumer_group).entry(one.identity).held & one.ranges)
+    return bool(ledger.entry(one.identity).held & one.ranges)

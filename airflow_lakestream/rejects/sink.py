@@ -88,8 +88,7 @@ class RejectingSink(ABC):
 
     def commit(self, landing: Landing) -> int:
         """Write down what was rejected, then commit; see `core.ports.Sink`."""
-        self.write_down(landing)
-        return self.inner.commit(landing)
+        return self.inner.commit(self.write_down(landing))
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Write down what was rejected, then replace; the rejected records of the ranges are replaced, too."""
@@ -160,7 +159,7 @@ class RejectingSink(ABC):
     def write_down(self, landing: Landing) -> Landing:
         """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
 
-        Returns the landing, with the count of those that it replaces, if that is not in it.
+        Returns the landing, with the count of those that it replaces, if that is not in it, and whether it is noted.
         """
         held, self._held = self._held, []
         settlement = self._settlement()
@@ -181,11 +180,12 @@ class RejectingSink(ABC):
                         replaces=bool(entry.replaced),
                         supersedes=bool(there),
                         at_ms=time.time_ns() // 1_000_000,
+                        after=settlement.marks(self._group),
                     )
                 )
         if pending:
             self._rejects.write_down(held, pending, self._run_id, settlement)
-        return replace(landing, topics=topics)
+        return replace(landing, topics=topics, noted=bool(pending))
 
     def settle(self) -> None:
         """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""

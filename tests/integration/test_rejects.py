@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse
 
 from airflow_lakestream.core.batch import TooManyRejected
-from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ledger import Counts, Landing
+from airflow_lakestream.core.lineage import JOURNAL_LENGTH
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, rejects_of
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, IcebergSink
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.faults import ReadTimeout, WrappedCatalog
@@ -207,6 +210,27 @@ def test_what_is_decided_is_forgotten_and_stays_decided(lake: OpenLake, topic: T
         assert rejected(lake) == counting(lake) == at(0, range(1, 2 * number + 2, 2))
     lake.land(name, schema=SCHEMA)
     assert pending_in(lake.table(REJECTS)) == []
+
+
+def test_what_landed_is_known_when_snapshots_and_journal_have_forgotten_it(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(1))
+    lake.land(name, schema=SCHEMA, table_properties={"lakestream.snapshots.keep": "2"})
+    produce(name, 0, mixed(2))
+    with pytest.raises(CommitOutcomeUnknown):
+        lake.land(name, schema=SCHEMA, catalog=FailingMain(lake.catalog(), applies=True))
+    # Receipts are landings that look at no reject table, and so settle nothing.
+    receipts = IcebergSink(lake.catalog(), TABLE, GROUP, TableDesign(metadata=pa.schema([])), allow_group_overlap=True)
+    for number in range(JOURNAL_LENGTH + 2):
+        receipts.load("receipts")
+        receipts.commit(Landing(f"receipt-{number}", "receipts", {}))
+    assert len(pending_in(lake.table(REJECTS))) == 1
+    assert counting(lake) == at(0, [1, 3, 5])
+    produce(name, 0, mixed(1))
+    lake.land(name)
+    assert rejected(lake) == counting(lake) == at(0, [1, 3, 5, 7])
 
 
 def test_what_another_schema_takes_is_not_left_among_the_rejected(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Noted, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, coalesce
 
 TOPIC = "orders"
@@ -63,11 +63,12 @@ def topics(draw: st.DrawFn) -> dict[TopicIdentity, TopicEntry]:
 
 
 def landings() -> st.SearchStrategy[Landing]:
-    return st.builds(Landing, st.text(min_size=1, max_size=8), st.text(max_size=8), topics())
+    return st.builds(Landing, st.text(min_size=1, max_size=8), st.text(max_size=8), topics(), noted=st.booleans())
 
 
 def ledgers(group: str = "g") -> st.SearchStrategy[Ledger]:
-    return st.builds(Ledger, st.just(group), topics())
+    noted = st.builds(Noted, st.lists(st.text("ab", min_size=1, max_size=3), max_size=3).map(tuple), st.booleans())
+    return st.builds(Ledger, st.just(group), topics(), noted)
 
 
 def offsets(ranges: RangeSet) -> set[tuple[int, int]]:

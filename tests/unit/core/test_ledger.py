@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import (
+    MOST_NOTED,
+    Counts,
+    CountsDoNotAddUp,
+    Landing,
+    Ledger,
+    Noted,
+    TopicEntry,
+    TopicIdentity,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from tests.support.core_strategies import IDENTITY, TOPIC, entries, offsets
 
@@ -69,6 +78,26 @@ def test_another_incarnation_of_the_topic_shares_nothing(entry: TopicEntry) -> N
 def test_a_landing_without_ranges_overlaps_nothing() -> None:
     ledger = Ledger("g").add(landing(TopicEntry(landed=RangeSet.of(TOPIC, 0, 0, 10))))
     assert not ledger.overlap(landing(TopicEntry(origin={0: 0})))
+
+
+def test_a_ledger_remembers_the_last_landings_with_a_note() -> None:
+    ledger = Ledger("g")
+    for number in range(MOST_NOTED):
+        ledger = ledger.add(Landing(f"quiet-{number}", "run", {})).add(Landing(f"{number}", "run", {}, noted=True))
+    assert ledger.noted == Noted(tuple(map(str, range(MOST_NOTED))), complete=True)
+    assert ledger.noted.has_all_since(())
+    early, late = ledger.noted.newest(1), ledger.noted
+    for number in range(MOST_NOTED, MOST_NOTED + 2):
+        ledger = ledger.add(Landing(f"{number}", "run", {}, noted=True))
+    now = ledger.noted
+    assert [now.place(one) is None for one in ("0", "1", "2", "65", "quiet-3")] == [True, True, False, False, True]
+    places = [now.place(str(number)) for number in range(2, MOST_NOTED + 2)]
+    assert places == sorted(place for place in places if place is not None and place < 0)
+    # What came after marks that are still there is there; of other times nothing is known.
+    assert now.has_all_since(early.marks)
+    assert now.has_all_since(late.marks)
+    assert not now.has_all_since(("0", "1"))
+    assert not now.has_all_since(())
 
 
 @pytest.mark.parametrize("counts", [(3, 2, 0, 0, 0), (3, 2, 1, 1, 0), (0, 0, 0, 0, 1), (3, 4, 0, 0, 0)])
