@@ -75,6 +75,14 @@ class Checkpoint:
             raise CheckpointDamaged(self.location, file, self._why_missing(batch_id))
         return self._parsed(file, content, skip=2)
 
+    def begun_at(self, batch_id: int) -> float | None:
+        """Return when Spark began a batch, in seconds since the epoch; None where its entry does not tell."""
+        lines = (self._text(f"offsets/{batch_id}") or "").splitlines()
+        try:
+            return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
+        except (IndexError, ValueError, KeyError, TypeError):
+            return None
+
     def starts(self, batch_id: int) -> Offsets:
         """Return where a batch starts; a partition that is new in it is left out. Raises as `ends` does."""
         if batch_id > 0:

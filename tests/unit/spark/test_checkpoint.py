@@ -117,3 +117,10 @@ def test_a_checkpoint_that_has_not_planned_yet_is_of_the_topic_of_its_source(fol
     assert checkpoint is not None
     with pytest.raises(ForeignCheckpoint, match="'clicks'"):
         checkpoint.check_topics(["orders"])
+
+
+def test_when_a_batch_was_begun_is_told(folder: Path) -> None:
+    write(folder / "offsets" / "1", f"v1\n\n{offsets(p0=20)}")
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    assert [checkpoint.begun_at(batch) for batch in (0, 1, 9)] == [1_790_000_000, None, None]
