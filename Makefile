@@ -9,14 +9,17 @@ OLD := .venv-airflow-3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
+# Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files.
+SPREAD = --numprocesses $(JOBS) --dist loadfile
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
 ONLY ?=
 RUNS ?= 3
+JOBS ?= 2
 BUDGET ?= 25
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc demo bench bench-report constraints clean
+.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -30,8 +33,8 @@ lint: setup ## Check style, types and layers
 	$(BIN)/lint-imports
 
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
-	$(BIN)/python -m pytest $(wildcard tests/unit tests/contract)
-	$(BIN)/python -m pytest $(wildcard tests/integration tests/dags tests/faults)
+	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
+	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
@@ -57,6 +60,9 @@ soak-cdc: setup ## A mirror of a real PostgreSQL through N=20000 random transact
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest \
 		tests/integration/test_cdc.py -k random_transactions
 
+soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
+	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest tests/integration/test_sensor_kills.py
+
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
 
@@ -66,6 +72,9 @@ bench: setup ## Measure next to kcat, dlt, Spark: 25 minutes; ONLY=json,kcat RUN
 
 bench-report: setup .bench/venv/.ready ## Write docs/benchmarks.md and its chart from what make bench has measured
 	@$(BIN)/python -m dev.bench.report
+
+bench-sensors: setup ## Measure what N deferred sensors cost a triggerer, within 15 minutes (needs a JDK 17)
+	@$(BIN)/python -m dev.bench.sensors -n $(N)
 
 constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or dev/pins*.txt
 	$(call resolve,dev/pins.txt,dev/constraints.txt)
