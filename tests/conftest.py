@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.support.sensing",
     "tests.support.spark",
     "tests.support.spark_stream",
+    "tests.support.statsd",
 ]
 
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from airflow_lakestream.core.policies import (
     choose,
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
+from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
+    from airflow_lakestream.extract import ExtractConfig, Lake
     from airflow_lakestream.fan_out import RunReport
 
 log = logging.getLogger(__name__)
@@ -290,14 +292,16 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
             try:
                 # Before the catalog is opened: see `core.processes` on what may be there already.
                 with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
+                    lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
                     report = land_run(
                         config,
                         configuration,
-                        open_lake(config, self.iceberg_conn_id, self.storage_conn_id),
+                        lake,
                         run_id=run_key(context),
                         where=kafka.where,
                         stop=self._stop,
                         children=children,
+                        prepare=lambda job: replace(job, committed=self._meter(context, config, lake)),
                     )
             except NoTopicMatches as e:
                 if on_empty is OnEmpty.SKIP:
@@ -310,8 +314,16 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         if self._stop is not None:
             self._stop.set()
 
+    def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
+        tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
+        # A Delta table keeps no sum of what a commit has written.
+        return LandingMeter(tags, None if config.is_delta else lake)
+
     def _report(self, context: Context, report: RunReport, on_empty: OnEmpty) -> dict[str, Any]:
         result = report.to_dict()
+        for topic, of_topic in report.reports.items():
+            stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
+            measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
         if report.changed_nothing:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
@@ -88,15 +88,16 @@ class _SharedRunOperator(KafkaExtractOperator):
         kafka = KafkaHook(self.kafka_conn_id)
         arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
         config = _of_one_table(ExtractConfig(**arguments))
+        lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
         job = build_job(
             config,
             kafka.configuration(),
-            open_lake(config, self.iceberg_conn_id, self.storage_conn_id),
+            lake,
             run_id=_run_key(context),
             where=kafka.where,
             stop=self._stop,
         )
-        return config, job
+        return config, replace(job, committed=self._meter(context, config, lake))
 
 
 class PlanSharesOperator(_SharedRunOperator):

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow.providers.common.compat.sdk import Stats
-
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
 from airflow_lakestream.operators.spark_config import forget_secrets
 from airflow_lakestream.spark.backends import Handle
 from airflow_lakestream.spark.progress import Progress
@@ -21,7 +20,6 @@ from airflow_lakestream.spark.watch import Look
 log = logging.getLogger(__name__)
 
 XCOM_KEY = "progress"
-_METRIC = "lakestream.spark"
 # How often the log says how far a batch is.
 DOING_EVERY_S = 60.0
 
@@ -35,7 +33,7 @@ class Told:
 
     def __init__(self, ti: Any, begun: dict[str, Any], what: Mapping[str, Any]) -> None:
         self._ti = ti
-        self._tags = {"dag_id": ti.dag_id, "task_id": ti.task_id}
+        self._tags = tags_of(ti, what, engine="spark")
         self._started_generation = 0
         self._driver = ""
         self._what = {name: what[name] for name in ("topic", "table", "consumer_group") if name in what}
@@ -56,8 +54,7 @@ class Told:
             log.info("The driver is %s%s", self._driver, f": {look.sight.error}" if look.sight.error else "")
         for batch in look.batches:
             log.info("%s", batch)
-        if look.batches:
-            self._measure(look)
+        measure_batches(look.batches, self._tags)
         if self._tells_doing() or look.batches:
             self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
 
@@ -112,7 +109,7 @@ class Told:
     def restarted(self, reason: str) -> None:
         """Tell of a restart."""
         self.restarts += 1
-        Stats.incr(f"{_METRIC}.restarts", tags=self._tags)
+        measure_restart(self._tags)
         log.warning("Restart %s, since the driver %s", self.restarts, reason)
 
     def failed(self, reason: str, log_tail: list[str]) -> None:
@@ -142,14 +139,3 @@ class Told:
         if self.handle is not None and self.handle.log:
             # It has read them: else it had no lease.
             forget_secrets(Path(self.handle.log).parent)
-
-    def _measure(self, look: Look) -> None:
-        for batch in look.batches:
-            Stats.incr(f"{_METRIC}.rows", batch.rows_out, tags=self._tags)
-            Stats.incr(f"{_METRIC}.rejected", batch.rejected, tags=self._tags)
-            Stats.timing(f"{_METRIC}.batch_duration", batch.duration * 1000, tags=self._tags)
-        newest = look.batches[-1]
-        Stats.gauge(f"{_METRIC}.input_rate", newest.input_rate, tags=self._tags)
-        Stats.gauge(f"{_METRIC}.processing_rate", newest.processing_rate, tags=self._tags)
-        if newest.lag is not None:
-            Stats.gauge(f"{_METRIC}.lag", newest.lag, tags=self._tags)

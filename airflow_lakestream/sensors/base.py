@@ -21,6 +21,7 @@ from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class LookSensor(BaseSensorOperator):
 
         with airflow_errors():
             check = make_check(self.check_name, self._arguments())
-        return look_now(guarded(check, AirflowPlaces(), waited, forgiving=self.silent_fail))
+        verdict = look_now(guarded(check, AirflowPlaces(), waited, forgiving=self.silent_fail))
+        measure_look(self.check_name, verdict.value, tags_of(context["ti"], vars(self)))
+        return verdict
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.template_fields}

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 from airflow_lakestream.watching.asking import Check, guarded
 from airflow_lakestream.watching.checks import make_check
@@ -85,6 +87,8 @@ class LookTrigger(BaseTrigger):
         while True:
             looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
             verdict = await looks.look(looking, self.poll_interval)
+            # Airflow's metrics may look for their server, and read files of their own.
+            await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
             left = began + self.timeout - time.time()
             if verdict.outcome is not Outcome.WAITING:
                 return verdict
@@ -109,6 +113,10 @@ class LookTrigger(BaseTrigger):
         end = end if end.tzinfo else end.replace(tzinfo=UTC)
         began: float = end.timestamp() - GRACE - self.timeout
         return began
+
+    def _tags(self) -> dict[str, str]:
+        # Airflow tells the trigger which task it is of.
+        return tags_of(getattr(self, "task_instance", None), vars(self))
 
     def _say(self, verdict: Verdict) -> None:
         causes = " ".join(reason.cause for reason in verdict.reasons)

@@ -12,6 +12,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.metrics import measure_batches, tags_of
 from airflow_lakestream.spark.stopping import stop_driver
 from airflow_lakestream.spark.supervisor import Action, History, Limits, OnKill
 from airflow_lakestream.spark.watch import Look, Watch
@@ -90,6 +91,9 @@ class SparkStreamTrigger(BaseTrigger):
             look = await asyncio.to_thread(watch.look)
             for batch in look.batches:
                 log.info("%s", batch)
+            if look.batches:
+                # Airflow's metrics may look for their server, and read files of their own.
+                await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
             if look.decision.action is not Action.WAIT:
                 break
             await asyncio.sleep(self.poll_interval)
@@ -122,6 +126,12 @@ class SparkStreamTrigger(BaseTrigger):
         within = self._limits().stop_timeout
         action = OnKill(self.on_kill_action)
         return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
+
+    def _tags(self, look: Look) -> dict[str, str]:
+        known = dict(look.lease.inputs) if look.lease is not None else {}
+        stream = {**known, "consumer_group": known.get("group")}
+        # Airflow tells the trigger which task it is of.
+        return tags_of(getattr(self, "task_instance", None), stream, engine="spark")
 
     def _told(self, look: Look) -> dict[str, Any]:
         decision = look.decision

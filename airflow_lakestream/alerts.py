@@ -1,0 +1,38 @@
+"""Callbacks for those who watch streams: one line in the log, and a count in the metrics. Notifiers go in their place.
+
+Airflow calls `tell` where a task fails, and `tell_deadline`, in the triggerer, where a run misses its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.metrics import measure_alert, tags_of
+
+log = logging.getLogger(__name__)
+
+
+def tell(context: Mapping[str, Any]) -> None:
+    """Say which stream is not as it should be, and why. For `on_failure_callback`."""
+    ti, stream = context["ti"], vars(context["ti"].task)
+    what = stream.get("table") or stream.get("checkpoint_location") or ti.task_id
+    log.error("ALERT %s.%s, %s: %s", ti.dag_id, ti.task_id, what, context.get("exception"))
+    measure_alert("failure", tags_of(ti, stream))
+
+
+async def tell_deadline(context: Mapping[str, Any] | None = None, **more: Any) -> str:
+    """Say which run took too long, and return that. For a `DeadlineAlert`.
+
+    :param context: of Airflow: the run, and its deadline.
+    :param more: what the alert's `kwargs` say.
+    """
+    run = dict((context or {}).get("dag_run") or {})
+    due = dict((context or {}).get("deadline") or {}).get("deadline_time", "its deadline")
+    text = f"ALERT run {run.get('dag_run_id', '?')} of {run.get('dag_id', '?')} was not done at {due}"
+    log.error("%s%s", text, "".join(f", {name}: {value}" for name, value in more.items()))
+    # Airflow's metrics may look for their server, and read files of their own.
+    await asyncio.to_thread(measure_alert, "deadline", {"dag_id": str(run.get("dag_id", ""))})
+    return text

@@ -1,0 +1,113 @@
+"""What is measured, under which names: `lakestream.*`, through Airflow's own metrics. See docs/metrics.md.
+
+Counters and timers are sent as things happen, so a run that fails has told what it landed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import Stats
+
+if TYPE_CHECKING:
+    from airflow_lakestream.core.job import Committed
+    from airflow_lakestream.spark.progress import BatchProgress
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "lakestream"
+_SIZE = "added-files-size"
+# Of a sensor's value, which gauges it sets.
+_OF_SENSORS: Mapping[str, Mapping[str, str]] = {
+    "freshness": {"age": "freshness"},
+    "checkpoint_lag": {"lag": "lag", "seconds": "lag_seconds"},
+}
+# What tells one stream from another; of a sensor those that it has.
+_OF_STREAM = ("table", "topic", "consumer_group")
+
+
+def tags_of(ti: Any, stream: Mapping[str, Any], **more: str) -> dict[str, str]:
+    """Return the tags of a task's metrics: dag_id, task_id, and of table, topic and consumer group what is known.
+
+    :param ti: the task instance; None where nobody knows it.
+    """
+    task = {} if ti is None else {"dag_id": ti.dag_id, "task_id": ti.task_id}
+    return {**task, **{name: str(stream[name]) for name in _OF_STREAM if stream.get(name)}, **more}
+
+
+class LandingMeter:
+    """Told of each commit of a run in the worker.
+
+    :param tags: as `tags_of` gives them.
+    :param catalog: of the table, which knows how much a commit has written; None where that can't be asked.
+    """
+
+    def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
+        self._tags = dict(tags)
+        self._catalog = catalog
+
+    def __call__(self, done: Committed) -> None:
+        """Measure a commit."""
+        [topic, *_] = [identity.topic for identity in done.landing.topics] or [""]
+        tags, counts = {**self._tags, "table": done.table, "topic": topic}, done.landing.counts
+        _count("landings", 1, tags)
+        _count("rows", counts.written, tags)
+        _count("rejected", counts.rejected, tags)
+        Stats.timing(f"{_PREFIX}.commit", done.seconds * 1000, tags=tags)
+        if self._catalog is not None:
+            self._measure_bytes(done, tags)
+
+    def _measure_bytes(self, done: Committed, tags: dict[str, str]) -> None:
+        try:
+            snapshot = self._catalog.load_table(done.table).snapshot_by_id(done.snapshot_id)
+            summary = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+            _count("bytes", int(summary.get(_SIZE, 0)), tags)
+        except Exception as e:  # noqa: BLE001  # the commit is done; a number less is no reason to fail its run
+            log.debug("The bytes of snapshot %s are not measured: %s", done.snapshot_id, e)
+
+
+def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
+    """Set how many offsets are left; None where that is not known."""
+    if offsets is not None:
+        _gauge("lag", offsets, tags)
+
+
+def measure_batches(batches: Iterable[BatchProgress], tags: Mapping[str, str]) -> None:
+    """Measure batches of a Spark query, in order."""
+    newest = None
+    for newest in batches:
+        _count("landings", len(newest.snapshot_ids), tags)
+        _count("rows", newest.rows_out, tags)
+        _count("rejected", newest.rejected, tags)
+        Stats.timing(f"{_PREFIX}.batch", newest.duration * 1000, tags=dict(tags))
+    if newest is not None:
+        _gauge("input_rate", newest.input_rate, tags)
+        _gauge("processing_rate", newest.processing_rate, tags)
+        measure_lag(newest.lag, tags)
+
+
+def measure_restart(tags: Mapping[str, str]) -> None:
+    """Count a restart of a driver."""
+    _count("restarts", 1, tags)
+
+
+def measure_alert(kind: str, tags: Mapping[str, str]) -> None:
+    """Count an alert."""
+    _count("alerts", 1, {**tags, "kind": kind})
+
+
+def measure_look(check: str, value: Mapping[str, Any] | None, tags: Mapping[str, str]) -> None:
+    """Set what a sensor's look has found."""
+    for name, gauge in _OF_SENSORS.get(check, {}).items():
+        if value is not None and value.get(name) is not None:
+            _gauge(gauge, value[name], tags)
+
+
+def _count(name: str, number: int, tags: Mapping[str, str]) -> None:
+    Stats.incr(f"{_PREFIX}.{name}", number, tags=dict(tags))
+
+
+def _gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
+    Stats.gauge(f"{_PREFIX}.{name}", value, tags=dict(tags))
