@@ -1,0 +1,98 @@
+"""IcebergSnapshotFreshnessSensor: waits until what was landed in a table is young enough, or complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.sensors.base import LookSensor
+
+
+class IcebergSnapshotFreshnessSensor(LookSensor):
+    """Wait until a table is fresh, by its landings: what compaction, deletes and other writers do to it does not count.
+
+    Fresh is a table whose newest landing is at most `max_age` old; with `event_time_column`, whose newest event is;
+    with `complete_through`, which holds all records from before that time, and no more can come. Of several all have
+    to hold. A landing that was rolled back does not count. With a Kafka connection, a table whose groups have landed
+    all there is counts as young, for its topic is idle.
+
+    Returns `snapshot_id` of the newest landing, as text, `rows` that it landed, `age` in seconds of the newest landing
+    or event, `through`, the time up to which the table is known to be fresh, and `reasons`. A sensor that fails or
+    times out leaves the same as its XCom.
+
+    .. seealso:: docs/sensors.md
+
+    :param table: `namespace.table` (templated)
+    :param consumer_group: whose landings count; default: any group's (templated)
+    :param max_age: how old the newest landing or event may be: seconds, `"15m"` or a timedelta (templated)
+    :param event_time_column: a column of times: its newest value counts instead of the landing's time; found in the
+        bounds that the manifests keep, without reading data (templated)
+    :param complete_through: a time, such as `"{{ data_interval_end }}"`: every offset from before it is landed, and
+        each partition has a record at or after it; needs `kafka_conn_id` (templated)
+    :param idle_after: with `complete_through`: a partition without a record at or after the time counts as done once
+        all of it is landed and so long has passed since the time; default: never (templated)
+    :param idle_is_fresh: with `max_age` and a Kafka connection: a group that has landed all there is counts as fresh
+        (templated)
+    :param operations: only snapshots of these operations count, such as `["append"]`; without a consumer group, those
+        of other writers as well (templated)
+    :param branch: branch or tag whose history counts (templated)
+    :param fail_when_stale: look once, and fail where it is not fresh (templated)
+    :param kafka_conn_id: connection of type `kafka`; None: topics are not looked at (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and those of every sensor
+    """
+
+    check_name = "freshness"
+    template_fields: Sequence[str] = (
+        "table",
+        "consumer_group",
+        "max_age",
+        "event_time_column",
+        "complete_through",
+        "idle_after",
+        "idle_is_fresh",
+        "operations",
+        "branch",
+        "fail_when_stale",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+        *LookSensor.template_fields,
+    )
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        consumer_group: str | None = None,
+        max_age: float | str | timedelta | None = None,
+        event_time_column: str | None = None,
+        complete_through: str | int | datetime | None = None,
+        idle_after: float | str | timedelta | None = None,
+        idle_is_fresh: bool | str = True,
+        operations: Sequence[str] | str | None = None,
+        branch: str = "main",
+        fail_when_stale: bool | str = False,
+        kafka_conn_id: str | None = None,
+        iceberg_conn_id: str = "iceberg_default",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if max_age is None and complete_through is None:
+            raise InvalidArgument("max_age", "is missing, and so is complete_through.", "Give one of them.")
+        self.table = table
+        self.consumer_group = consumer_group
+        # What a trigger is made of has to be plain.
+        self.max_age = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
+        self.event_time_column = event_time_column
+        is_time = isinstance(complete_through, datetime)
+        self.complete_through = str(complete_through) if is_time else complete_through
+        self.idle_after = idle_after.total_seconds() if isinstance(idle_after, timedelta) else idle_after
+        self.idle_is_fresh = idle_is_fresh
+        self.operations = operations
+        self.branch = branch
+        self.fail_when_stale = fail_when_stale
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.ready()

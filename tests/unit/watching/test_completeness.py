@@ -1,0 +1,105 @@
+"""When a time is complete: all below B(t) landed, and no partition open there."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.plan import DataLoss, TopicState, Watermarks
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.watching.backlog import backlog_of
+from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.watching.completeness import Completeness, completeness, covered_part
+
+TOPIC = TopicIdentity("t", "id", "c")
+
+
+def found(
+    entry: TopicEntry,
+    highs: dict[int, Boundary],
+    *,
+    low: int = 0,
+    lows: dict[int, Boundary] | None = None,
+    idle_closes: bool = False,
+) -> Completeness:
+    state = TopicState(TOPIC, {p: Watermarks(low, 100) for p in highs})
+    backlog = backlog_of(Ledger("g", {TOPIC: entry}), state, "lake.t")
+    return completeness(backlog, highs, lows, "lake.t", idle_closes=idle_closes)
+
+
+def landed(*ranges: tuple[int, int, int], **more: object) -> TopicEntry:
+    return TopicEntry(landed=RangeSet(OffsetRange("t", *one) for one in ranges), **more)  # type: ignore[arg-type]
+
+
+def causes(one: Completeness) -> list[Cause]:
+    return [reason.cause for reason in one.reasons("g", "noon")]
+
+
+RESUMED = {0: 0, 1: 0}
+
+
+def test_all_below_the_boundaries_is_landed() -> None:
+    entry = landed((0, 0, 40), (1, 0, 60), origin=RESUMED)
+    assert found(entry, {0: Boundary(40), 1: Boundary(60)}).is_complete
+    assert not found(entry, {0: Boundary(41), 1: Boundary(60)}).is_complete
+
+
+def test_what_is_missing_is_named() -> None:
+    one = found(landed((0, 0, 40), (0, 50, 60), origin={0: 0}), {0: Boundary(60)})
+    assert one.missing == RangeSet.of("t", 0, 40, 50)
+    [reason] = one.reasons("g", "noon")
+    assert (reason.cause, "t[0] [40,50)" in reason.text) == (Cause.SLOW_CONSUMER, True)
+
+
+def test_a_partition_without_a_later_record_is_late_and_named() -> None:
+    entry = landed((0, 0, 100), (1, 0, 100), origin=RESUMED)
+    one = found(entry, {0: Boundary(80), 1: Boundary(100, is_open=True)})
+    assert (one.is_complete, causes(one)) == (False, [Cause.LATE_PARTITION])
+    assert "t[1]" in one.reasons("g", "noon")[0].text
+
+
+def test_a_time_that_no_partition_has_passed_is_open() -> None:
+    highs = {p: Boundary(100, is_open=True) for p in RESUMED}
+    one = found(landed((0, 0, 100), (1, 0, 100), origin=RESUMED), highs)
+    assert (one.is_complete, causes(one)) == (False, [Cause.OPEN_INTERVAL])
+
+
+def test_an_idle_partition_closes_only_when_all_of_it_is_landed() -> None:
+    highs = {p: Boundary(100, is_open=True) for p in RESUMED}
+    entry = landed((0, 0, 100), (1, 0, 100), origin=RESUMED)
+    assert found(entry, highs, idle_closes=True).is_complete
+    one = found(landed((0, 0, 100), (1, 0, 99), origin=RESUMED), highs, idle_closes=True)
+    assert one.open == (1,)
+    assert one.missing == RangeSet.of("t", 1, 99, 100)
+
+
+def test_a_partition_that_came_later_begins_at_0() -> None:
+    one = found(landed((0, 0, 40), origin={0: 0}), {0: Boundary(40), 1: Boundary(5)})
+    assert one.missing == RangeSet.of("t", 1, 0, 5)
+
+
+def test_a_group_that_began_after_the_time_does_not_hold_it() -> None:
+    one = found(landed((0, 70, 100), origin={0: 70}), {0: Boundary(40)})
+    assert (one.is_complete, causes(one)) == (False, [Cause.NOT_COVERED])
+    # Unless its time was landed by an interval.
+    entry = landed((0, 20, 40), (0, 70, 100), origin={0: 70}, covered=((1000, 2000),))
+    assert found(entry, {0: Boundary(40)}, lows={0: Boundary(20)}).is_complete
+    assert not found(entry, {0: Boundary(41)}, lows={0: Boundary(20)}).is_complete
+
+
+def test_a_group_of_intervals_holds_what_it_has_covered() -> None:
+    entry = landed((0, 20, 40), covered=((1000, 2000),))
+    assert covered_part(entry, 2000) == (1000, 2000)
+    assert covered_part(entry, 1500) == (1000, 2000)
+    assert covered_part(entry, 1000) is None
+    assert found(entry, {0: Boundary(40)}, lows={0: Boundary(20)}).is_complete
+    one = found(entry, {0: Boundary(40)})
+    assert (one.is_complete, causes(one)) == (False, [Cause.NOT_COVERED])
+
+
+def test_what_kafka_has_no_more_is_an_error_that_names_it() -> None:
+    with pytest.raises(DataLoss, match=r"t\[0\] \[10,20\)"):
+        found(landed((0, 0, 10), (0, 20, 50), origin={0: 0}), {0: Boundary(50)}, low=20)
+    entry = landed((0, 0, 10), (0, 20, 50), origin={0: 0}, lost=RangeSet.of("t", 0, 10, 20))
+    assert found(entry, {0: Boundary(50)}, low=20).is_complete
