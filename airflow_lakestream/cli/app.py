@@ -10,13 +10,14 @@ import typer
 from airflow_lakestream.cli import ledger, rejects
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.plan import plan
+from airflow_lakestream.cli.status import status
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
 
 app = typer.Typer(
     help="Ask and change what Iceberg tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, "
-    "1 damage, 2 could not look, or not done.",
+    "1 damage, or a stream that needs somebody, 2 could not look, or not done.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(audit)
 app.command()(plan)
+app.command()(status)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(rejects.app, name="rejects")
 

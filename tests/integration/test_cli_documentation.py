@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMAND = re.compile(r"^    \$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
-COMMANDS = {"audit", "plan", "show", "history", "rename", "forget", "rebuild", "reset", "replay"}
+COMMANDS = {"audit", "plan", "status", "show", "history", "rename", "forget", "rebuild", "reset", "replay"}
 
 
 def test_every_documented_command_exits_as_documented(

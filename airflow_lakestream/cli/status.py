@@ -1,0 +1,143 @@
+"""`lakestream status`: what each stream is doing, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import IcebergConn, Json, KafkaConn, aside, open_catalog, open_kafka
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.watching.status import Stream
+    from airflow_lakestream.watching.status_looking import StreamSearch
+
+_COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows", "rejected")
+# Clears the terminal, and goes to its upper left corner.
+_CLEAR = "\033[2J\033[H"
+
+Tables = Annotated[list[str] | None, typer.Option("--table", help="namespace.table; may be given again")]
+Namespaces = Annotated[
+    list[str] | None, typer.Option("--namespace", help="all its tables with a ledger; may be given again")
+]
+Checkpoints = Annotated[
+    list[str] | None, typer.Option("--checkpoint", help="a Spark stream's checkpoint_location; may be given again")
+]
+
+
+def status(
+    tables: Tables = None,
+    namespaces: Namespaces = None,
+    checkpoints: Checkpoints = None,
+    group: Annotated[str | None, typer.Option("--group", help="only streams of this consumer group")] = None,
+    max_age: Annotated[
+        str, typer.Option("--max-age", help="how long a record may wait before it is overdue, such as 15m")
+    ] = "15m",
+    watch: Annotated[bool, typer.Option("--watch", help="look again and again, until Ctrl-C")] = False,
+    every: Annotated[str, typer.Option("--every", help="with --watch: the time between two looks")] = "10s",
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    as_json: Json = False,
+) -> int:
+    """Say of each stream whether it is landing, idle, behind, stalled or failing, and why.
+
+    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look. With --watch the last
+    look's; with --json one line for each look.
+    """
+    pause, age = seconds("--every", every), seconds("--max-age", max_age)
+    with aside():
+        search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, iceberg_conn)
+    if not watch:
+        return _look(search, age, lambda found: json.dumps(_json(found), indent=2) if as_json else render(found))
+    code = 0
+    try:
+        while True:
+            code = _look(search, age, lambda found: json.dumps(_json(found)) if as_json else _CLEAR + render(found))
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return code
+
+
+def _search(
+    tables: list[str],
+    namespaces: list[str],
+    checkpoints: list[str],
+    group: str | None,
+    kafka_conn: str,
+    iceberg_conn: str,
+) -> StreamSearch:
+    from airflow_lakestream.core.names import check_table_name
+    from airflow_lakestream.kafka.watch import KafkaWatch
+    from airflow_lakestream.watching.status_looking import StreamSearch
+
+    if not tables and not namespaces and not checkpoints:
+        raise InvalidArgument("--table", "is missing.", "Give --table, --namespace or --checkpoint, also several.")
+    kafka, catalog = open_kafka(kafka_conn), open_catalog(iceberg_conn)
+    return StreamSearch(
+        catalog=catalog,
+        kafka=KafkaWatch(kafka.configuration, kafka.where),
+        tables=tuple(check_table_name(table, "--table") for table in tables),
+        namespaces=tuple(namespaces),
+        checkpoints=tuple(checkpoints),
+        group=group,
+        properties=dict(catalog.properties),
+    )
+
+
+def _look(search: StreamSearch, max_age: float, told: Callable[[list[Stream]], str]) -> int:
+    from airflow_lakestream.watching.status import HEALTHY
+
+    with aside():
+        found = search.streams(int(time.time() * 1000), max_age)
+    typer.echo(told(found))
+    return 0 if all(stream.state in HEALTHY for stream in found) else 1
+
+
+def _json(streams: list[Stream]) -> dict[str, Any]:
+    return {"at": time.time(), "streams": [stream.to_dict() for stream in streams]}
+
+
+def render(streams: list[Stream]) -> str:
+    """Return streams as text for people: a table, and below it the reasons."""
+    if not streams:
+        return "no streams: none of the tables has a ledger"
+    rows = [_COLUMNS, *(_row(stream) for stream in streams)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(_COLUMNS))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *_reasons(streams)])
+
+
+def _row(stream: Stream) -> tuple[str, ...]:
+    from airflow_lakestream.watching.causes import span
+
+    rows = "+".join(str(one.rows) for one in stream.landings[:3])
+    return (
+        _name(stream),
+        str(stream.engine or "-"),
+        stream.state.value,
+        _number(stream.lag),
+        _number(stream.overdue),
+        "-" if stream.age is None else f"{span(stream.age)} ago",
+        rows or "-",
+        str(stream.rejected),
+    )
+
+
+def _reasons(streams: list[Stream]) -> Iterator[str]:
+    for stream in streams:
+        if stream.reasons:
+            yield f"\n{_name(stream)} is {stream.state}"
+            yield from (f"  {reason}" for reason in stream.reasons)
+
+
+def _name(stream: Stream) -> str:
+    return f"{stream.topic or '?'} -> {stream.table} ({stream.consumer_group or '?'})"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)

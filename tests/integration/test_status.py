@@ -1,0 +1,268 @@
+"""`lakestream status` on a real broker, a real catalog and real drivers' leases: each state, each cause by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.cli.app import run
+from airflow_lakestream.spark.lease import request_stop
+from airflow_lakestream.spark.progress import read_progress
+from tests.support import spark_stand_in
+from tests.support.airflow_home import CHECKOUT
+from tests.support.broker import Producing, Topics, poll_until
+from tests.support.lake import TABLE, Lake, compact, events
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
+
+DAY = 1_763_596_800_000
+KEPT = {"retention_ms": -1}
+# Older than this is all that took a commit; younger than that, all of this test.
+AT_ONCE, LONG = "1ms", "1h"
+
+Told = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Give `told(max_age, *arguments)`: the exit code, and what the JSON says of each stream of the test's table."""
+
+    def go(max_age: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        capsys.readouterr()
+        code = run(["status", "--json", "--max-age", max_age, *(arguments or ("--table", TABLE))])
+        printed = capsys.readouterr()
+        assert printed.out, printed.err
+        return code, json.loads(printed.out)["streams"]
+
+    return go
+
+
+def old(count: int) -> list[int]:
+    return [DAY + n for n in range(count)]
+
+
+def causes(stream: dict[str, Any]) -> list[str]:
+    return [reason["cause"] for reason in stream["reasons"]]
+
+
+@pytest.fixture
+def name(topic: Topics) -> str:
+    """Give a topic of two partitions that keeps old records."""
+    return topic(2, **KEPT)
+
+
+def test_a_stream_that_lands_and_an_idle_one(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+    produce(name, 0, [*events(0, 0, 5), "not JSON"], timestamps=old(6))
+    lake.land(name)
+    code, [stream] = told(LONG)
+    assert (code, stream["state"], stream["engine"], stream["reasons"]) == (0, "landing", "extract", [])
+    assert (stream["topic"], stream["table"], stream["consumer_group"]) == (name, TABLE, "g")
+    assert (stream["lag"], stream["overdue"], stream["rejected"]) == (0, 0, 1)
+    assert [(one["rows"], one["rejected"]) for one in stream["landings"]] == [(5, 1)]
+    assert stream["partitions"] == {
+        "0": {"end": 6, "lag": 0, "overdue": 0},
+        "1": {"end": 0, "lag": 0, "overdue": 0},
+    }
+    code, [stream] = told(AT_ONCE)
+    assert (code, stream["state"], causes(stream)) == (0, "idle", ["idle topic"])
+
+
+def test_a_slow_consumer_and_a_stopped_one(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, 5), timestamps=old(5))
+    lake.land(name, max_records=4)
+    code, [stream] = told(LONG)
+    assert (code, stream["state"], causes(stream)) == (1, "behind", ["slow consumer"])
+    assert (stream["lag"], stream["overdue"]) == (6, 6)
+    code, [stream] = told(AT_ONCE)
+    assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped consumer"])
+    lake.land(name)
+    # What has just come is not overdue.
+    produce(name, 0, events(0, 5, 3))
+    code, [stream] = told(LONG)
+    assert (code, stream["state"], stream["lag"], stream["overdue"]) == (0, "landing", 3, 0)
+
+
+def test_a_late_partition_is_named(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, 5), timestamps=old(5))
+    lake.land(name)
+    produce(name, 1, events(1, 5, 2), timestamps=old(2))
+    code, [stream] = told(LONG)
+    assert (code, causes(stream)) == (1, ["slow consumer", "late partition"])
+    assert f"{name}[1] [5,7)" in stream["reasons"][1]["text"]
+
+
+def test_a_compaction_and_a_rollback_are_told_apart(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+    for first in (0, 5):
+        produce(name, 0, events(0, first, 5), timestamps=old(5))
+        lake.land(name)
+    first, second = lake.snapshots()
+    compact(lake.table())
+    code, [stream] = told(AT_ONCE)
+    assert (code, stream["state"], causes(stream)) == (0, "idle", ["idle topic", "compaction"])
+    assert [one["snapshot_id"] for one in stream["landings"]] == [str(second), str(first)]
+
+    lake.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    code, [stream] = told(AT_ONCE)
+    assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped consumer", "late partition", "rollback"])
+    assert str(second) in stream["reasons"][2]["text"]
+    lake.land(name)
+    code, [stream] = told(LONG)
+    assert (code, stream["state"], stream["reasons"]) == (0, "landing", [])
+
+
+def test_a_topic_that_is_gone_fails_its_stream_alone(lake: Lake, topic: Topics, produce: Producing, told: Told) -> None:
+    gone, there = topic(1), topic(1)
+    for name, group in ((gone, "a"), (there, "b")):
+        produce(name, 0, events(0, 0, 2))
+        lake.land(name, consumer_group=group)
+    topic.delete(gone)
+    code, streams = told(LONG)
+    assert code == 1
+    assert {one["topic"]: one["state"] for one in streams} == {gone: "failing", there: "landing"}
+    assert gone in streams[0]["reasons"][0]["text"]
+    code, [stream] = told(LONG, "--table", TABLE, "--group", "b")
+    assert (code, stream["topic"]) == (0, there)
+
+
+def test_a_namespace_shows_its_tables_with_a_ledger(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+    produce(name, 0, [*events(0, 0, 2), "not JSON"])
+    lake.land(name)
+    lake.land(name, table="lake.others", consumer_group="h")
+    code, streams = told(LONG, "--namespace", "lake")
+    assert (code, [one["table"] for one in streams]) == (0, [TABLE, "lake.others"])
+
+
+def test_what_can_not_be_looked_at_is_exit_code_2(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, text in (
+        ([], "--table"),
+        (["--table", "lake.nothing"], "lake.nothing"),
+        (["--namespace", "nowhere"], "nowhere"),
+        (["--checkpoint", str(lake.folder / "none")], "no bundled app has worked on it"),
+        (["--table", TABLE, "--kafka-conn", "nowhere"], "nowhere"),
+        (["--table", TABLE, "--max-age", "soon"], "--max-age"),
+    ):
+        assert run(["status", *arguments]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_people_get_a_table_and_the_reasons(
+    lake: Lake, name: str, produce: Producing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    produce(name, 0, events(0, 0, 5), timestamps=old(5))
+    lake.land(name, max_records=3)
+    assert run(["status", "--table", TABLE, "--max-age", AT_ONCE]) == 1
+    head, row, *rest = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["stream", "engine", "state"]
+    assert row.startswith(f"{name} -> {TABLE} (g)")
+    assert row.split()[4:8] == ["extract", "stalled", "2", "2"]
+    assert any(line.startswith("  stopped consumer: ") and f"{name}[0] [3,5)" in line for line in rest)
+
+
+def test_watch_looks_again_until_it_is_interrupted(lake: Lake, name: str, produce: Producing) -> None:
+    produce(name, 0, events(0, 0, 5), timestamps=old(5))
+    lake.land(name, max_records=3)
+    command = [sys.executable, "-c", "from airflow_lakestream.cli.app import main; main()"]
+    command += ["status", "--table", TABLE, "--max-age", LONG, "--watch", "--every", "200ms", "--json"]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        [behind] = json.loads(watching.stdout.readline())["streams"]
+        lake.land(name)
+        for line in watching.stdout:
+            [stream] = json.loads(line)["streams"]
+            if stream["state"] != "behind":
+                break
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(60) == 0
+    assert (behind["state"], behind["lag"], stream["state"]) == ("behind", 2, "landing")
+
+
+# Spark queries
+
+
+class Drivers:
+    """Drivers of one checkpoint, real processes with real leases."""
+
+    def __init__(self, folder: Path, topic: str) -> None:
+        self.location = folder / "checkpoint"
+        self._folder = folder
+        self._inputs = {"app": "kafka_to_iceberg", "topic": topic, "table": TABLE, "group": "g"}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **config: Any) -> None:
+        told = {"checkpoint_location": str(self.location), "fingerprint": "f", "owner": "o", "inputs": self._inputs}
+        (self._folder / "app.json").write_text(json.dumps(told | config))
+        command = [sys.executable, "-m", spark_stand_in.__name__, "--config", str(self._folder / "app.json")]
+        before = read_progress(str(self.location)).batches
+        self.process = subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.DEVNULL)
+        poll_until(lambda: read_progress(str(self.location)).batches > before, "a batch", 120)
+
+    def end(self) -> None:
+        assert self.process is not None
+        self.process.wait(120)
+
+
+@pytest.fixture
+def drivers(lake: Lake, name: str) -> Iterator[Drivers]:
+    """Give the drivers of the test's topic."""
+    given = Drivers(lake.folder, name)
+    yield given
+    if given.process is not None:
+        given.process.kill()
+        given.process.wait()
+
+
+def test_a_query_that_was_stopped_or_died_is_told_from_a_stopped_consumer(
+    lake: Lake, name: str, produce: Producing, told: Told, drivers: Drivers
+) -> None:
+    produce(name, 0, events(0, 0, 5), timestamps=old(5))
+    lake.land(name)
+    query = ("--checkpoint", str(drivers.location))
+    drivers.start()
+    code, [stream] = told(LONG, *query)
+    assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "held")
+
+    produce(name, 0, events(0, 5, 5), timestamps=old(5))
+    request_stop(str(drivers.location), "a person")
+    drivers.end()
+    code, [stream] = told(AT_ONCE, *query)
+    assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped Spark query", "late partition"])
+    assert f"{name}[0] [5,10)" in stream["reasons"][0]["text"]
+
+    drivers.start()
+    assert drivers.process is not None
+    os.kill(drivers.process.pid, signal.SIGKILL)
+    drivers.end()
+    code, [stream] = told(AT_ONCE, *query)
+    assert (code, stream["state"], causes(stream)[0]) == (1, "stalled", "vanished Spark query")
+
+    drivers.start(ends=["fail"] * 9)
+    drivers.end()
+    code, [stream] = told(LONG, *query)
+    assert (code, stream["state"], causes(stream)[0]) == (1, "failing", "failed Spark query")
+    assert "the table is away" in stream["reasons"][0]["text"]
+
+    drivers.start(ends=["stall"] * 9)
+    poll_until(lambda: time.time() - read_progress(str(drivers.location)).moved_at > 1.0, "a driver that is stuck", 60)
+    code, [stream] = told("1s", *query)
+    assert (code, stream["state"], causes(stream)[0]) == (1, "stalled", "stuck Spark query")
+
+
+def test_a_query_that_has_landed_nothing_yet_is_a_stream_too(
+    lake: Lake, name: str, told: Told, drivers: Drivers
+) -> None:
+    drivers.start(batches=1)
+    drivers.end()
+    code, [stream] = told(LONG, "--checkpoint", str(drivers.location))
+    assert (code, stream["table"], stream["topic"], causes(stream)) == (0, TABLE, name, ["no landing"])

@@ -1,0 +1,149 @@
+"""What a stream is said to do, from what was seen of it: each state, and each cause apart from the others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.plan import TopicState, Watermarks
+from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.spark.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.spark.process_identity import ProcessIdentity
+from airflow_lakestream.spark.progress import Progress
+from airflow_lakestream.watching.backlog import Backlog, backlog_of
+from airflow_lakestream.watching.causes import Cause, Reason
+from airflow_lakestream.watching.landings import History, Seen
+from airflow_lakestream.watching.status import Engine, Facts, Query, State, Stream, status
+
+NOW = 1_800_000_000_000
+TOPIC = TopicIdentity("t", "id", "c")
+MAX_AGE = 600.0
+QUERY_RUN = "0b0b0b0b-1111-2222-3333-444444444444/7"
+
+
+def landing(age: float, run_id: str = "dag/task/run/-1", rows: int = 5) -> Seen:
+    entry = TopicEntry(landed=RangeSet.of("t", 0, 0, rows), counts=Counts(rows, rows))
+    return Seen(1, int(NOW - age * 1000), "append", rows, "g", Landing("l", run_id, {TOPIC: entry}))
+
+
+def backlog(landed: int, end: int, overdue: int = 0, *, other: int = 0, low: int = 0) -> Backlog:
+    """Partition 0 ends at `end` and has `overdue` old offsets; partition 1 has `other` offsets, landed."""
+    held = RangeSet.of("t", 0, 0, landed) | RangeSet.of("t", 1, 0, other)
+    state = TopicState(TOPIC, {0: Watermarks(low, end), 1: Watermarks(0, other)})
+    late = {0: Boundary(landed + overdue), 1: Boundary(other)}
+    return backlog_of(Ledger("g", {TOPIC: TopicEntry(landed=held, origin={0: 0, 1: 0})}), state, "lake.t", late)
+
+
+def query(**changes: object) -> Query:
+    lease = LeaseRecord(3, "f", "a task", ProcessIdentity.of(os.getpid()), {"table": "lake.t", "group": "g"})
+    now = NOW / 1000
+    lease = replace(lease, **{"taken_at": now - 5000, "beat_at": now - 60, **changes})  # type: ignore[arg-type]
+    return Query("/checkpoint", lease, Progress(moved_at=now - 30))
+
+
+def look(**facts: object) -> Stream:
+    given = {"history": History((landing(60),)), "backlog": backlog(10, 10), **facts}
+    return status(Facts("lake.t", "g", "t", **given), NOW, MAX_AGE)  # type: ignore[arg-type]
+
+
+def causes(stream: Stream) -> list[Cause]:
+    return [reason.cause for reason in stream.reasons]
+
+
+OLD = History((landing(3600),))
+
+
+def test_a_stream_that_lands_is_landing_though_records_wait() -> None:
+    stream = look(backlog=backlog(10, 14))
+    assert (stream.state, stream.reasons) == (State.LANDING, ())
+    assert (stream.lag, stream.overdue, stream.age, stream.engine) == (4, 0, 60, Engine.EXTRACT)
+
+
+def test_an_old_landing_on_a_topic_with_nothing_more_is_idle() -> None:
+    stream = look(history=OLD)
+    assert (stream.state, causes(stream)) == (State.IDLE, [Cause.IDLE_TOPIC])
+
+
+def test_records_that_have_just_come_to_an_idle_topic_are_not_late() -> None:
+    assert look(history=OLD, backlog=backlog(10, 14)).state is State.LANDING
+
+
+def test_overdue_records_of_a_consumer_that_lands_are_behind() -> None:
+    stream = look(backlog=backlog(10, 14, overdue=2))
+    assert (stream.state, stream.overdue) == (State.BEHIND, 2)
+    assert causes(stream) == [Cause.SLOW_CONSUMER, Cause.LATE_PARTITION]
+    assert "t[0]" in stream.reasons[1].text
+
+
+def test_overdue_records_of_a_consumer_that_lands_no_more_are_a_stopped_consumer() -> None:
+    stream = look(history=OLD, backlog=backlog(10, 14, overdue=2))
+    assert (stream.state, stream.reasons[0].cause) == (State.STALLED, Cause.STOPPED_CONSUMER)
+    assert "t[0] [10,12)" in stream.reasons[0].text
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "text"),
+    [
+        ({"outcome": Outcome.STOPPED}, Cause.STOPPED_QUERY, "stopped 60 s ago"),
+        ({"process": ProcessIdentity(1, 1, 1, "h", "other")}, Cause.VANISHED_QUERY, "last heard of 60 s ago"),
+    ],
+)
+def test_a_query_that_has_ended_is_named_and_no_consumer_besides(
+    changes: dict[str, object], cause: Cause, text: str
+) -> None:
+    stream = look(history=OLD, backlog=backlog(10, 14, overdue=2), query=query(**changes))
+    assert (stream.state, stream.engine) == (State.STALLED, Engine.SPARK)
+    assert causes(stream) == [cause, Cause.LATE_PARTITION]
+    assert text in stream.reasons[0].text
+    assert "t[0] [10,12)" in stream.reasons[0].text
+
+
+def test_a_query_that_is_there_and_does_not_move_is_stuck() -> None:
+    one = replace(query(), progress=Progress(moved_at=NOW / 1000 - 900, doing="batch 4"))
+    stream = look(history=OLD, backlog=backlog(10, 14, overdue=2), query=one)
+    assert (stream.state, stream.driver, stream.reasons[0].cause) == (State.STALLED, "held", Cause.STUCK_QUERY)
+    assert "batch 4" in stream.reasons[0].text
+
+
+def test_a_query_that_failed_is_failing_with_its_error() -> None:
+    stream = look(query=query(outcome=Outcome.FAILED, error="no such column"))
+    assert (stream.state, causes(stream)) == (State.FAILING, [Cause.FAILED_QUERY])
+    assert "no such column" in stream.reasons[0].text
+
+
+def test_a_query_that_was_stopped_on_an_idle_topic_is_idle_and_told() -> None:
+    stream = look(history=OLD, query=query(outcome=Outcome.STOPPED))
+    assert (stream.state, causes(stream)) == (State.IDLE, [Cause.STOPPED_QUERY, Cause.IDLE_TOPIC])
+
+
+def test_a_query_that_has_done_its_work_is_no_news() -> None:
+    assert look(query=query(outcome=Outcome.DONE)).reasons == ()
+
+
+def test_records_that_kafka_has_no_more_are_failing() -> None:
+    stream = look(backlog=backlog(10, 30, low=20))
+    assert (stream.state, causes(stream), stream.lag) == (State.FAILING, [Cause.LOST_RECORDS], 20)
+
+
+def test_what_can_not_be_looked_at_is_failing() -> None:
+    stream = look(backlog=None, problem=Reason(Cause.UNUSABLE, "no such topic"))
+    assert (stream.state, causes(stream), stream.lag) == (State.FAILING, [Cause.UNUSABLE], None)
+
+
+def test_a_rollback_and_a_compaction_are_told_beside_the_state() -> None:
+    back = replace(landing(30), rows=7)
+    compaction = Seen(9, NOW - 20_000, "replace", 0, is_compaction=True)
+    history = History((landing(3600),), (compaction,), (back,))
+    stream = look(history=history, backlog=backlog(10, 14, overdue=4))
+    assert causes(stream)[0] is Cause.STOPPED_CONSUMER
+    assert causes(stream)[-2:] == [Cause.ROLLBACK, Cause.COMPACTION]
+
+
+def test_the_run_id_says_which_engine_landed() -> None:
+    assert look(history=History((landing(60, QUERY_RUN),))).engine is Engine.SPARK
+    assert look(history=History((landing(60, f"{QUERY_RUN[:36]}/before/ab"),))).engine is Engine.SPARK
+    assert look(history=History()).engine is None
