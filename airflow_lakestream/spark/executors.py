@@ -1,26 +1,22 @@
-"""What an executor does with the records that Spark reads for it: our decoders, our writer; nothing is committed.
+"""What an executor does with its share of a plan: our reader, our decoders, our writer; nothing is committed.
 
-Sent to the executors by pickle. No pyspark in here, no Kafka and no catalog: records come as Arrow, and the table to
-write for as an outline.
+Sent to the executors by pickle. No pyspark in here and no catalog: the table to write for comes as an outline.
 """
 
 from __future__ import annotations
 
-import itertools
-import pickle
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from airflow_lakestream.core.ledger import Counts, TopicIdentity
-from airflow_lakestream.core.ports import Decoder
+from airflow_lakestream.core.batch import Batch
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.pieces import Piece, Share
+from airflow_lakestream.core.plan import Plan, TopicState
+from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.processes import Failed
-from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta_design import delta_design
@@ -29,43 +25,16 @@ from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.handover import Outline
 from airflow_lakestream.iceberg.rejects import RejectingSink as IcebergRejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.rejects.sink import RejectingSink
-
-# The one column of what a task returns: `Told` or `Failed`, pickled.
-TOLD = pa.schema([("told", pa.binary())])
-# The columns that a task is given; the last two only where they are needed.
-PARTITION, OFFSET, MILLIS, VALUE, KEY, HEADERS = "partition", "offset", "millis", "value", "key", "headers"
-# Spark's own type says of each part whether it may be null, too.
-_HEADERS_TYPE = metadata_schema(["headers"]).field(0).type
-
-
-@dataclass
-class Told:
-    """What became of the records of one task.
-
-    `counts` by partition; `spans` the first and the last offset read, by partition; `size` in bytes; `files` as
-    `core.ports.Sink.hand_over` has them, None without any record.
-    """
-
-    counts: dict[int, Counts] = field(default_factory=dict)
-    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
-    size: int = 0
-    files: Mapping[str, Any] | None = None
-
-    def add(self, batch: RawBatch, counts: Counts) -> None:
-        """Count a batch."""
-        p = batch.partition
-        first, last = int(batch.offsets[0]), int(batch.offsets[-1])
-        known = self.spans.get(p, (first, last))
-        self.counts[p] = self.counts.get(p, Counts()) + counts
-        self.spans[p] = min(first, known[0]), max(last, known[1])
-        self.size += batch.values.nbytes
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the tasks of one landing do, each with its share of the records.
+    """What the tasks of one landing do, each with its share.
 
+    :param kafka: librdkafka configuration, with no path of the driver's machine.
+    :param where: what to call it in errors.
     :param target: the table, as it is or is going to be.
     :param design: what the table is held to; it has all columns already, so that nothing is left to change.
     :param folder: of the table's data, for the files.
@@ -73,45 +42,55 @@ class Work:
     """
 
     run_id: str
-    identity: TopicIdentity
     consumer_group: str
+    # Holds passwords.
+    kafka: Mapping[str, Any] = field(repr=False)
+    poll_timeout: float
+    where: str
     target: Any
     design: TableDesign
     decoders: RowDecoders
     folder: str
     passes_over: bool
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read one task's records, and return what became of them. Errors of ours are returned, for the driver."""
+    def __call__(self, share: Share) -> Piece | Failed:
+        """Read one share, and return what became of it. Errors of ours are returned, for the driver."""
         try:
-            told: object = self._read(batches)
+            return self._read(share)
         except LakestreamError as e:
             # Raised here, Spark would try the task again, and bring its text back without its facts.
-            told = Failed(e)
-        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(told)], pa.binary())], schema=TOLD)
+            return Failed(e)
 
-    def _read(self, batches: Iterator[pa.RecordBatch]) -> Told:
-        told = Told()
-        first = next(batches, None)
-        if first is None:
-            return told
+    def _read(self, share: Share) -> Piece:
+        state = TopicState(share.identity, {})
+        batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
         sink = self._sink()
         try:
             table = sink.load(self.run_id)
             sink.write_below(self.folder)
             decoder = self.decoders(table.schema, None)
             assert decoder is not None, "a table that is written for has a schema"
-            for batch in itertools.chain([first], batches):
-                for records in raw_batches(self.identity.topic, batch):
-                    self._take(records, decoder, sink, told)
-            told.files = sink.hand_over()
+            # In this thread alone: Spark has given the task one core.
+            with closing(self._reader().read(batch.plan, threading.Event())) as chunks:
+                for chunk in chunks:
+                    batch.add(chunk, self._take(share, chunk, decoder, sink) if len(chunk.batch) else Counts())
+            return batch.piece(sink.hand_over())
         except BaseException:
             sink.discard()
             raise
-        return told
+
+    def _reader(self) -> KafkaReader:
+        return KafkaReader(
+            self.kafka,
+            self.consumer_group,
+            poll_timeout=self.poll_timeout,
+            where=self.where,
+            with_keys=self.decoders.needs_keys,
+            with_headers=self.decoders.needs_headers,
+        )
 
     def _sink(self) -> RejectingSink:
-        # Spark tasks without a name of ours: a catalog that knows the one table, and no ledger to change.
+        # A catalog that knows the one table, and no ledger to change.
         group, catalog = self.consumer_group, self.target
         if not isinstance(catalog, Outline):
             from airflow_lakestream.delta import rejects as delta_rejects
@@ -124,49 +103,16 @@ class Work:
         inner = IcebergSink(known, catalog.name, group, self.design, allow_group_overlap=True)
         return IcebergRejectingSink(inner, known, catalog.name, group, RECORD_SCHEMA)
 
-    def _take(self, records: RawBatch, decoder: Decoder, sink: RejectingSink, told: Told) -> None:
-        outcome = decoder.decode(records)
-        if len(outcome.rows) != outcome.counts.written or outcome.counts.read != len(records):
-            raise AssertionError(f"{len(records)} records became {len(outcome.rows)} rows: {outcome.counts}")
-        sink.write(outcome.rows, self.identity)
+    def _take(self, share: Share, chunk: Chunk, decoder: Decoder, sink: RejectingSink) -> Counts:
+        outcome = decoder.decode(chunk.batch)
+        if len(outcome.rows) != outcome.counts.written:
+            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
+        sink.write(outcome.rows, share.identity)
         if outcome.rejected is not None:
             sink.reject(outcome.rejected)
         if self.passes_over and outcome.rowless is not None:
-            sink.pass_over(self.identity, records.partition, outcome.rowless)
-        told.add(records, outcome.counts)
-
-
-def raw_batches(topic: str, batch: pa.RecordBatch) -> Iterator[RawBatch]:
-    """Yield the records of each partition, in offset order; Spark hands them over one partition after the other."""
-    partitions = batch.column(PARTITION).to_numpy()
-    offsets = batch.column(OFFSET).to_numpy()
-    # A task that reads two ranges of one partition may put them into one batch.
-    breaks = (np.diff(partitions) != 0) | (np.diff(offsets) <= 0)
-    bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(partitions)]
-    names = batch.schema.names
-    for start, end in itertools.pairwise(bounds):
-        if start == end:
-            continue
-        part = batch if end - start == len(partitions) else batch.slice(start, end - start)
-        yield RawBatch(
-            topic,
-            int(partitions[start]),
-            _offsets(offsets[start:end]),
-            _numbers(part.column(MILLIS).to_numpy()),
-            part.column(VALUE),
-            part.column(KEY) if KEY in names else None,
-            part.column(HEADERS).cast(_HEADERS_TYPE) if HEADERS in names else None,
-        )
-
-
-def _offsets(offsets: Any) -> Sequence[int]:
-    first, last = int(offsets[0]), int(offsets[-1])
-    return range(first, last + 1) if last - first + 1 == len(offsets) else _numbers(offsets)
-
-
-def _numbers(values: Any) -> array[int]:
-    # Numbers of Python for whoever takes one, and no Python object for all others.
-    return array("q", np.ascontiguousarray(values, np.int64).tobytes())
+            sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
+        return outcome.counts
 
 
 def for_executors(decoders: RowDecoders) -> RowDecoders:

@@ -1,4 +1,4 @@
-"""librdkafka's settings as the options of Spark's Kafka source, whose client is Java's.
+"""librdkafka's settings as the options of Spark's Kafka source, whose client is Java's, and as executors need them.
 
 What only tunes librdkafka is left to the driver's own clients. Any other setting that has no counterpart is refused:
 left out, it would be missed in the wrong place.
@@ -66,6 +66,18 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
             remedy = "Leave it out of the connection for Spark."
             raise InvalidArgument(f"kafka.{key}", "has no counterpart in Spark's Kafka client.", remedy)
     return {f"kafka.{key}": value for key, value in found.items()}
+
+
+def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the connection for a librdkafka elsewhere: what PEM files hold, which are the driver's, as text.
+
+    Raises InvalidArgument for a file that can't be read.
+    """
+    found = dict(connection)
+    for name in ("ssl.ca", "ssl.certificate", "ssl.key"):
+        if (text := _pem(found, name)) is not None:
+            found[f"{name}.pem"] = text
+    return found
 
 
 def _sasl(given: Mapping[str, Any]) -> dict[str, str]:

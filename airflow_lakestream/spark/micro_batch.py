@@ -25,7 +25,7 @@ from airflow_lakestream.fan_out import RunReport, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.cdc_crew import MirrorCrew
 from airflow_lakestream.spark.crew import SparkCrew
-from airflow_lakestream.spark.kafka_options import kafka_options
+from airflow_lakestream.spark.kafka_options import for_executors, kafka_options
 from airflow_lakestream.spark.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -65,20 +65,14 @@ class MicroBatches:
 
     @cached_property
     def options(self) -> Mapping[str, str]:
-        """The options of Spark's Kafka source for reading."""
-        return {
-            "kafka.max.poll.records": "10000",
-            "kafka.max.partition.fetch.bytes": str(4 * 2**20),
-            "kafka.receive.buffer.bytes": str(2**20),
-            "kafkaConsumer.pollTimeoutMs": str(int(self.extract.poll_seconds * 1000)),
-            **kafka_options(self.config.kafka),
-        }
+        """The options of Spark's Kafka source, which says when a batch is due and where it ends."""
+        return kafka_options(self.config.kafka)
 
     @cached_property
     def crew(self) -> SparkCrew:
         """Who reads."""
         kind = MirrorCrew if isinstance(self.extract, MirrorConfig) else SparkCrew
-        return kind(self.spark, self.extract, self.options)
+        return kind(self.spark, self.extract, for_executors(self.config.kafka), WHERE)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
         """Land what is lacking below these offsets; without any, what the mode says. Raises what a landing raises.

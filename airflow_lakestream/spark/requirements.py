@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACKAGE = "airflow_lakestream"
-# Each module with the distribution that brings it. PySpark asks for pandas wherever Arrow goes to Python.
+# Each module with the distribution that brings it.
 _MODULES = {
     PACKAGE: "airflow-lakestream",
     "pyarrow": "pyarrow",
     "pyiceberg": "pyiceberg",
-    "pandas": "pandas>=2",
+    "confluent_kafka": "confluent-kafka",
     "numpy": "numpy",
     "duckdb": "duckdb",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.kafka_options import REDACTED, kafka_options
+from airflow_lakestream.spark.kafka_options import REDACTED, for_executors, kafka_options
 
 SERVERS = {"bootstrap.servers": "a:1,b:2"}
 KEY = "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n"
@@ -97,3 +97,27 @@ def test_what_has_no_counterpart_is_refused_by_its_name(given: dict[str, object]
     with pytest.raises(InvalidArgument) as caught:
         kafka_options(SERVERS | given)
     assert words in str(caught.value)
+
+
+def test_executors_get_what_files_of_the_driver_hold(tmp_path: Path) -> None:
+    authority, chain, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.write_text("CA")
+    chain.write_text("CHAIN")
+    key.write_text(KEY)
+    given = {
+        **SERVERS,
+        "ssl.ca.location": str(authority),
+        "ssl.certificate.location": str(chain),
+        "ssl.key.location": str(key),
+        "sasl.password": "p",
+    }
+    assert for_executors(given) == {
+        **SERVERS,
+        "ssl.ca.pem": "CA",
+        "ssl.certificate.pem": "CHAIN",
+        "ssl.key.pem": KEY,
+        "sasl.password": "p",
+    }
+    assert for_executors({**SERVERS, "ssl.ca.location": "probe"}) == SERVERS
+    with pytest.raises(InvalidArgument, match=r"kafka\.ssl\.key\.location"):
+        for_executors({"ssl.key.location": str(tmp_path / "none.pem")})
