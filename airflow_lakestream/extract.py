@@ -103,6 +103,11 @@ def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
     from airflow_lakestream.delta.sink import DeltaSink
 
     assert config.delta is not None
-    table, group = config.table, config.consumer_group
-    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=config.allow_group_overlap)
+    table, group, overlap = config.table, config.consumer_group, config.allow_group_overlap
+    if isinstance(config, MirrorConfig):
+        from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+
+        mirror = DeltaMirrorSink(tables, table, group, config.mirror, allow_group_overlap=overlap)
+        return RejectingDeltaSink(mirror, tables, table, group, RECORD_SCHEMA)
+    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=overlap)
     return RejectingDeltaSink(sink, tables, table, group, RECORD_SCHEMA)

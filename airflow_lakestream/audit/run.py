@@ -18,10 +18,10 @@ from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult, ByCount
 from airflow_lakestream.audit.rows import RowsFound, check_positions, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import table_files
+from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import fan_out_books, ledger_store
-from airflow_lakestream.iceberg.mirrors import refuse_mirror
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader

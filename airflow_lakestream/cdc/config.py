@@ -16,7 +16,6 @@ from airflow_lakestream.iceberg.design import TableDesign
 
 # Arguments of a landing that a mirror leaves no choice of.
 _FIXED = {
-    "table_format": "mirrors are Iceberg tables",
     "envelope": "a mirror is made of Debezium's events",
     "tombstones": "a tombstone says nothing that the event before it does not",
     "metadata_columns": "a mirror keeps partition and offset of each row's last event",
@@ -87,4 +86,5 @@ class MirrorConfig(ExtractConfig):
     @property
     def design(self) -> TableDesign:
         """How executors write events: with all columns that come up in them."""
-        return TableDesign(metadata=super().design.metadata, evolution=SchemaEvolution.WIDEN, grows=True)
+        evolution = SchemaEvolution.ADD if self.is_delta else SchemaEvolution.WIDEN
+        return TableDesign(metadata=super().design.metadata, evolution=evolution, grows=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
+from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.mirrors import MIRROR
 from airflow_lakestream.iceberg.schema import to_schema
 
 
@@ -28,9 +27,9 @@ class MirrorDesign:
     key: tuple[str, ...] | None = None
     soft_delete: bool = False
 
-    def of_table(self, table: Table) -> MirrorDesign:
+    def of_table(self, name: str, properties: Mapping[str, str]) -> MirrorDesign:
         """Return the design with the key that an existing mirror has. Raises InvalidArgument where they contradict."""
-        name, note = ledger_store.name_of(table), table.metadata.properties.get(MIRROR)
+        note = properties.get(MIRROR)
         if note is None:
             problem = f"{name} is there, and no mirror."
             raise InvalidArgument("table", problem, "Choose a table that is not there yet, or drop it.")

@@ -35,8 +35,8 @@ class EventPayload(Payload):
         return event_columns(super().columns(first))
 
     def decoder(self, schema: pa.Schema) -> Any:
-        """Return the decoder of events for these columns."""
-        return _GrowingEvents(self, schema)
+        """Return the decoder of events for these columns, with where they stand in the source or with what tells it."""
+        return _GrowingEvents(self, event_columns(schema))
 
     def of_columns(self, schema: pa.Schema) -> Any:
         """Return the decoder for exactly these columns."""
@@ -45,7 +45,7 @@ class EventPayload(Payload):
 
 @dataclass
 class _GrowingEvents:
-    """Decodes events, with a column more when one has come up."""
+    """Decodes events, with a column more when one has come up; they come with where they stand in the source."""
 
     payload: EventPayload
     schema: pa.Schema
@@ -67,12 +67,13 @@ class _GrowingEvents:
 
     def _decode(self, schema: pa.Schema, batch: RawBatch) -> Decoded:
         decoded: Decoded = self.payload.of_columns(schema).decode(batch)
-        return decoded
+        return replace(decoded, rows=placed(decoded.rows))
 
 
 def event_columns(row: pa.Schema) -> pa.Schema:
     """Return the columns that events are decoded into, for a mirror with these, or for what they were flattened to."""
-    own = [field.with_nullable(True) for field in row if field.name not in EVENT_COLUMNS]
+    beside = (*EVENT_COLUMNS, COMMIT, POSITION)
+    own = [field.with_nullable(True) for field in row if field.name not in beside]
     return pa.schema([*own, pa.field(OP, pa.string()), pa.field(SOURCE, _SOURCE_TYPE)])
 
 

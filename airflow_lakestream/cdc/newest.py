@@ -110,12 +110,12 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
     """Return the places of deletions that no other event of their partition follows."""
     ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
-    of_partition = dict(zip(ends[PARTITION].to_pylist(), ends[f"{OFFSET}_max"].to_pylist(), strict=True))
-    found = []
-    for place in np.flatnonzero(_is(rows, "d")[last]).tolist():
-        at = int(last[place])
-        if rows[OFFSET][at].as_py() == of_partition[rows[PARTITION][at].as_py()]:
-            found.append(place)
+    deletes = np.flatnonzero(_is(rows, "d")[last])
+    partitions, offsets = (rows[name].to_numpy()[last[deletes]] for name in (PARTITION, OFFSET))
+    is_end = np.zeros(len(deletes), np.bool_)
+    for partition, end in zip(ends[PARTITION].to_pylist(), ends[f"{OFFSET}_max"].to_pylist(), strict=True):
+        is_end |= (partitions == partition) & (offsets == end)
+    found: list[int] = deletes[is_end].tolist()
     return found
 
 

@@ -16,8 +16,8 @@ def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
     if not len(rows) or not len(among):
         return found
     names = list(key)
-    mine = _plain(rows.select(names)).append_column("__mine", pa.array(np.arange(len(rows))))
-    theirs = _plain(among.select(names)).append_column("__theirs", pa.array(np.arange(len(among))))
+    mine = plain(rows.select(names)).append_column("__mine", pa.array(np.arange(len(rows))))
+    theirs = plain(among.select(names)).append_column("__theirs", pa.array(np.arange(len(among))))
     both = mine.join(
         theirs.cast(mine.select(names).schema.append(pa.field("__theirs", pa.int64()))), names, join_type="inner"
     )
@@ -25,8 +25,8 @@ def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
     return found
 
 
-def _plain(keys: pa.Table) -> pa.Table:
-    """Return keys of types that Arrow can join by."""
+def plain(keys: pa.Table) -> pa.Table:
+    """Return keys of types that Arrow can join and sort by."""
     columns = [
         column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
         for column in keys.columns

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, StaleFiles, TableState
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.delta import handover, ledger_store
@@ -87,6 +88,8 @@ class DeltaSink:
             self._check_new(self._fit)
             return TableState(Ledger(self._group), schema=self._fit and self._fit.decoder, exists=False)
         check_writable(head)
+        if MIRROR not in self._design.notes:
+            refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
         ledger_store.check_not_taken_away(head, self._group, self._store)
         self._fit = fit = self._design.columns.fit(head.schema, self._name)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)

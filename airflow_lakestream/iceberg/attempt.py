@@ -73,7 +73,7 @@ class AppendAttempt:
         return _landed(self._guard, table)
 
     def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        _append(transaction, files, self._summary | transaction.notes, self._producers)
+        append_files(transaction, files, self._summary | transaction.notes, self._producers)
 
     def clean_up(self, keep: int | None) -> None:
         """Delete the manifests of the tries that were not applied."""
@@ -101,7 +101,7 @@ class CreateAttempt:
             if self._change is not None:
                 # Private in PyIceberg: columns that came up after the table was staged.
                 self._new.transaction._stage(self._change.updates())
-            _append(self._new.transaction, files, self._summary, self._producers)
+            append_files(self._new.transaction, files, self._summary, self._producers)
         self._new.transaction.commit_transaction()
         return _landed(self._guard, self._new.table)
 
@@ -110,10 +110,11 @@ class CreateAttempt:
         _clean(self._producers, keep)
 
 
-def _append(
-    transaction: Transaction, files: Sequence[DataFile], summary: dict[str, str], producers: list[Producer]
+def append_files(
+    transaction: Transaction, files: Sequence[DataFile], summary: Mapping[str, str], producers: list[Producer]
 ) -> None:
-    update = transaction.update_snapshot(snapshot_properties=summary)
+    """Stage a snapshot that puts files in; its producer is noted."""
+    update = transaction.update_snapshot(snapshot_properties=dict(summary))
     merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
     producer: Producer = update.merge_append() if merge else update.fast_append()
     _note(producer, producers)

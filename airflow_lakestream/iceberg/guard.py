@@ -224,6 +224,13 @@ class CommitGuard:
             raise OutcomeUnknown(f"the commit was reported as failed, and the table can't be read: {e}") from e
 
 
+class HeadGuard(CommitGuard):
+    """The compare-and-set of a landing that takes files out: made for one head, it is made anew for another."""
+
+    def _not_applied(self, why: str) -> Exception:
+        return NotApplied(why)
+
+
 def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:
     """Tell whether a request that was reported as failed could still be applied: main is where it asserts it to be.
 

@@ -28,7 +28,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.files import delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied
+from airflow_lakestream.iceberg.guard import HeadGuard
 from airflow_lakestream.iceberg.hits import is_hit, live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.schema import METADATA_PREFIX, to_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
@@ -203,12 +203,9 @@ class RejectTable(IcebergSink):
             self._add, self._settlement = (), Settlement()
 
     def _attempt(self, landing: Landing) -> Attempt:
-        target = self._target(None)
-        added = {one.key: one.encode() for one in self._add}
-        settled = [one.key for one in self._settlement.settled]
-        base = self._change.base if self._change else target.metadata
-        guard = _Guard(self._catalog, self._group, landing, base, change=self._change)
-        guard.added, guard.settled = added, settled
+        guard = self._guard(landing, _Guard)
+        guard.added = {one.key: one.encode() for one in self._add}
+        guard.settled = [one.key for one in self._settlement.settled]
         summary = codec.encode_summary(self._group, landing)
         if self._table is None:
             assert self._staged is not None
@@ -216,7 +213,7 @@ class RejectTable(IcebergSink):
         return _Settling(self._catalog, self._name, guard, summary, self._settlement)
 
 
-class _Guard(CommitGuard):
+class _Guard(HeadGuard):
     """Notes and settles pending landings in the commit; no ledger forbids one."""
 
     added: Mapping[str, str]
@@ -232,10 +229,6 @@ class _Guard(CommitGuard):
             known = self._catalog.load_table(table.name()).metadata.properties
             updates = (*updates, RemovePropertiesUpdate(removals=[key for key in self.settled if key in known]))
         return super()._commit(table, requirements, updates)
-
-    def _not_applied(self, why: str) -> Exception:
-        # Not a CommitFailedException: what is to be removed has to be found anew on another head.
-        return NotApplied(why)
 
 
 class _Settling(AppendAttempt):

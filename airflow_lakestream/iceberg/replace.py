@@ -22,7 +22,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt, overwriting
-from airflow_lakestream.iceberg.guard import CommitGuard, NotApplied, Refused
+from airflow_lakestream.iceberg.guard import HeadGuard, Refused
 from airflow_lakestream.iceberg.schema_change import SchemaChange
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.takeout import Finder, Takeout
@@ -39,7 +39,7 @@ def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
     return changes[0][0], changes[0][1].replaced
 
 
-class ReplaceGuard(CommitGuard):
+class ReplaceGuard(HeadGuard):
     """The compare-and-set of a replace.
 
     :param first: the table as this run first saw it.
@@ -103,9 +103,6 @@ class ReplaceGuard(CommitGuard):
 
     def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
         return ReplacedMeanwhile(table, ranges)
-
-    def _not_applied(self, why: str) -> Exception:
-        return NotApplied(why)
 
 
 class ReplaceAttempt(AppendAttempt):

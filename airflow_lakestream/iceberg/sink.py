@@ -1,22 +1,22 @@
 """One Iceberg table as a sink: rows become data files, and a landing commits them together with the ledger.
 
-The one transaction is PyIceberg's; what makes it exactly once is the guard inside its retry. Read `guard` with this.
+The one transaction is PyIceberg's; what makes it exactly once is the guard inside its retry. Read `committing` and
+`guard` with this.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -24,18 +24,20 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
-from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
+from airflow_lakestream.iceberg.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
+from airflow_lakestream.iceberg.committing import CommitRefused as CommitRefused
+from airflow_lakestream.iceberg.committing import Committer
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
 from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import CommitGuard, Refused, StaleFiles
-from airflow_lakestream.iceberg.mirrors import MIRROR, refuse_mirror
+from airflow_lakestream.iceberg.guard import CommitGuard, StaleFiles
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.orphans import delete_unreferenced
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
@@ -50,30 +52,8 @@ log = logging.getLogger(__name__)
 FILE_BYTES = 64 * 2**20
 # One piece is written while the next comes together; a third would only cost memory.
 WRITES_AHEAD = 1
-COMMIT_TRIES = 8
-RETRY_PAUSE = 0.2
 
-
-class CommitOutcomeUnknown(LakestreamError, Transient):
-    """The catalog did not say whether the commit was applied, and could not be asked afterwards."""
-
-    def __init__(self, table: str, files: int, cause: BaseException) -> None:
-        super().__init__(
-            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), however often asked. "
-            f"Its {files} data files were left in place, since the commit may still land. A retry finds out: the "
-            "ledger is in the same commit as the rows, so nothing is doubled or lost."
-        )
-
-
-class CommitRefused(LakestreamError, Transient):
-    """The catalog refused the commit again and again, with nothing of it applied."""
-
-    def __init__(self, table: str) -> None:
-        super().__init__(
-            f"{table}: the commit lost against other writers {COMMIT_TRIES} times, each time after PyIceberg's own "
-            "retries. Nothing was applied and its files were deleted. Retry, or raise the table properties "
-            "commit.retry.num-retries and commit.retry.total-timeout-ms."
-        )
+Kind = TypeVar("Kind", bound=CommitGuard)
 
 
 class IcebergSink:
@@ -324,16 +304,7 @@ class IcebergSink:
             self._files += self._writes.pop(0).result()
 
     def _attempt(self, landing: Landing) -> Attempt:
-        target = self._target(None)
-        guard = CommitGuard(
-            self._catalog,
-            self._group,
-            landing,
-            self._change.base if self._change else target.metadata,
-            allow_group_overlap=self._allow_group_overlap,
-            change=self._change,
-        )
-        guard.notes = self._design.notes
+        guard = self._guard(landing, CommitGuard, allow_group_overlap=self._allow_group_overlap)
         summary = codec.encode_summary(self._group, landing)
         if self._table is None:
             assert self._staged is not None
@@ -341,77 +312,35 @@ class IcebergSink:
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
     def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
-        guard = ReplaceGuard(
-            self._catalog,
-            self._group,
-            landing,
-            table.metadata,
-            first=self._first or FirstLook(),
-            own=self._landed,
-            change=self._change,
-        )
-        guard.notes = self._design.notes
+        guard = self._guard(landing, ReplaceGuard, first=self._first or FirstLook(), own=self._landed)
         metadata = self._target(None).metadata
         write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
         finder = Finder(ranges, self._files, write, self._passed_over)
         return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
 
-    def _drive(self, attempt: Attempt, landing: Landing) -> int:
-        """Commit, trying again for as long as that can help."""
-        unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                # Growing: the writer that got in first, or the catalog, needs the time.
-                time.sleep(RETRY_PAUSE * number)
-            try:
-                snapshot_id = attempt.commit([*self._files, *self._adopted])
-            except Refused as refused:
-                attempt.clean_up(keep=None)
-                raise refused.error from None
-            except (CommitFailedException, ValidationException) as e:
-                log.info("Commit to %s not applied (%s), trying again.", self._name, e)
-            except Exception as e:
-                # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
-                if not attempt.reached_catalog:
-                    attempt.clean_up(keep=None)
-                    raise
-                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._name, e)
-                unknown = e
-            except BaseException:
-                # Interrupted in the middle of it: what may have been applied must not lose its files.
-                self._leave_in_place() if attempt.reached_catalog else attempt.clean_up(keep=None)
-                raise
-            else:
-                return self._committed(attempt, landing, snapshot_id)
-        return self._give_up(attempt, landing, unknown)
+    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
+        """Return a landing's guard, for the table that files are written for; `facts` are what the kind takes more."""
+        self._target(None)
+        assert self._change is not None, "there is one for each target"
+        guard = kind(self._catalog, self._group, landing, self._change.base, change=self._change, **facts)
+        guard.notes = self._design.notes
+        return guard
 
-    def _committed(self, attempt: Attempt, landing: Landing, snapshot_id: int) -> int:
-        attempt.clean_up(keep=snapshot_id)
+    def _drive(self, attempt: Attempt, landing: Landing) -> int:
+        committer = Committer(self._catalog, self._name, self._group, landing, attempt)
+        try:
+            snapshot_id = committer.commit([*self._files, *self._adopted])
+        except BaseException:
+            # Refused, or interrupted in the middle of it: what may have been applied must not lose its files.
+            if committer.may_be_applied:
+                self._leave_in_place()
+            raise
         self._landed.add(landing.landing_id)
         self._leave_in_place()
         # The next rows are written for what the table is now: it may only just have been created.
         self._table = self._catalog.load_table(self._name)
         self._change = SchemaChange.none(self._table.metadata)
         return snapshot_id
-
-    def _give_up(self, attempt: Attempt, landing: Landing, unknown: BaseException | None) -> int:
-        if unknown is None:
-            attempt.clean_up(keep=None)
-            raise CommitRefused(self._name)
-        # The last try, too, may have been applied and only its answer lost.
-        if (snapshot_id := self._look_once_more(landing)) is not None:
-            return self._committed(attempt, landing, snapshot_id)
-        files = len(self._files) + len(self._adopted)
-        self._leave_in_place()
-        raise CommitOutcomeUnknown(self._name, files, unknown) from unknown
-
-    def _look_once_more(self, landing: Landing) -> int | None:
-        try:
-            table = self._catalog.load_table(self._name)
-            return ledger_store.snapshot_of_landing(table, self._group, landing.landing_id)
-        except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
-            log.info("%s can't be asked either: %r", self._name, e)
-            return None
 
     def _leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""

@@ -19,7 +19,7 @@ from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.spark.app_config import AVAILABLE_NOW, AppConfig
-from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, MAINTAIN_ICEBERG, check_app
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease_record import fingerprint_of
 from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
@@ -155,10 +155,11 @@ def _check_json(content: Mapping[str, Any]) -> None:
 
 
 def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
-    if app == KAFKA_TO_DELTA:
+    if app in DELTA_APPS:
         return {"storage": _storage(connections.storage)}
     if is_given(connections.storage):
-        raise InvalidArgument("storage_conn_id", f"goes with {KAFKA_TO_DELTA!r}: a catalog says where its tables lie.")
+        apps = " and ".join(map(repr, DELTA_APPS))
+        raise InvalidArgument("storage_conn_id", f"goes with {apps}: a catalog says where the others' tables lie.")
     if connections.iceberg is None:
         raise InvalidArgument("iceberg_conn_id", f"is None, which the app {app!r} can't do without.")
     return {"catalog": _catalog(connections.iceberg)}

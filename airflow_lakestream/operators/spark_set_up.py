@@ -18,7 +18,7 @@ from airflow_lakestream.operators.spark_arguments import count_from_zero
 from airflow_lakestream.operators.spark_config import ConnectionIds, DriverConfig, bundled, new_folder, own
 from airflow_lakestream.operators.spark_place import Place, folder_of, place_of
 from airflow_lakestream.spark import s3a
-from airflow_lakestream.spark.apps import KAFKA_TO_DELTA, MAINTAIN_ICEBERG, app_path, package_zip
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, app_path, package_zip
 from airflow_lakestream.spark.backends import BackendKind, Job
 from airflow_lakestream.spark.catalog_options import catalog_packages
 from airflow_lakestream.spark.driving import Driving, StreamSpec
@@ -178,6 +178,6 @@ def _store(operator: SparkStreamingSubmitOperator) -> str | None:
     location = operator.checkpoint_location
     if not is_given(location) or not is_object_store(str(location)):
         return None
-    if operator.app == KAFKA_TO_DELTA or operator.iceberg_conn_id is None:
+    if operator.app in DELTA_APPS or operator.iceberg_conn_id is None:
         return operator.storage_conn_id
     return operator.iceberg_conn_id

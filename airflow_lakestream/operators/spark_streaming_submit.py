@@ -87,7 +87,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
     :param kafka_conn_id: connection of type `kafka`; None for an application that needs none (templated)
     :param iceberg_conn_id: connection of type `iceberg`; None likewise (templated)
     :param spark_conn_id: connection of type `spark`: master, deploy-mode, queue (templated)
-    :param storage_conn_id: for `kafka_to_delta`, as `KafkaExtractOperator` takes it (templated)
+    :param storage_conn_id: for the apps of Delta, as `KafkaExtractOperator` takes it (templated)
     :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
     :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param packages: Maven coordinates; default: those that a bundled app needs, fitting the installed Spark, fetched

@@ -19,12 +19,12 @@ from airflow_lakestream.core.policies import ModeName, TableFormat, is_given, se
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.registry.config import RegistryConfig
-from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, check_app
+from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
 
 AVAILABLE_NOW = "available_now"
 # The apps that land records. Others have configurations of their own.
-LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG)
+LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
 # Arguments of the extract path that say how one worker reads, and what says it of Spark.
 _OTHERWISE = {
     "parallelism": "Spark's own settings say how many read",
@@ -42,7 +42,7 @@ class AppConfig(Configuration):
     """The configuration of an app that lands.
 
     :param kafka: librdkafka settings, as for the extract path; secrets among them.
-    :param storage: for kafka_to_delta, the storage options of delta-rs for the table; secrets among them.
+    :param storage: for the apps of Delta, the storage options of delta-rs for the table; secrets among them.
     :param landing: what the app lands, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
     :param checkpoint_location: where the query keeps its checkpoint, a path or URI; needed by a query.
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
@@ -93,12 +93,14 @@ class AppConfig(Configuration):
     @property
     def extract(self) -> ExtractConfig:
         """What to land, as the extract path is told. Raises InvalidArgument."""
-        kind = MirrorConfig if self.app == CDC_TO_ICEBERG else ExtractConfig
-        is_delta = self.app == KAFKA_TO_DELTA
+        kind = MirrorConfig if self.app in MIRROR_APPS else ExtractConfig
+        is_delta = self.app in DELTA_APPS
         if self.landing.get("table_format", self._table_format) != self._table_format:
             raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
         if self.storage and not is_delta:
-            raise InvalidArgument("storage", f"goes with {KAFKA_TO_DELTA}.", "A catalog says where its tables lie.")
+            raise InvalidArgument(
+                "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
+            )
         check_keys("landing", self.landing, [one.name for one in fields(kind)])
         for key in ("topic", "table", "consumer_group"):
             if not is_given(self.landing.get(key)):
@@ -110,7 +112,7 @@ class AppConfig(Configuration):
 
     @property
     def _table_format(self) -> str:
-        return str(TableFormat.DELTA if self.app == KAFKA_TO_DELTA else TableFormat.ICEBERG)
+        return str(TableFormat.DELTA if self.app in DELTA_APPS else TableFormat.ICEBERG)
 
     @property
     def is_query(self) -> bool:
@@ -143,14 +145,14 @@ class AppConfig(Configuration):
     @property
     def store_properties(self) -> dict[str, str]:
         """What opens the object store of lease, progress and checkpoint: the catalog's, for Delta the table's own."""
-        return dict(self.storage) if self.app == KAFKA_TO_DELTA else self.catalog_properties
+        return dict(self.storage) if self.app in DELTA_APPS else self.catalog_properties
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AppConfig:
         """Return the configuration that a mapping says. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "kafka", "catalog", "landing"):
-            if key not in given and not (key == "catalog" and given.get("app") == KAFKA_TO_DELTA):
+            if key not in given and not (key == "catalog" and given.get("app") in DELTA_APPS):
                 raise InvalidArgument(key, "is missing in the configuration of the app.")
         return cls(**{"catalog": {}, **given})
 

@@ -12,7 +12,11 @@ from airflow_lakestream.exceptions import InvalidArgument
 KAFKA_TO_ICEBERG = "kafka_to_iceberg"
 KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
+CDC_TO_DELTA = "cdc_to_delta"
 MAINTAIN_ICEBERG = "maintain_iceberg"
+# Those whose tables are Delta's, and those that keep mirrors.
+DELTA_APPS = (KAFKA_TO_DELTA, CDC_TO_DELTA)
+MIRROR_APPS = (CDC_TO_ICEBERG, CDC_TO_DELTA)
 _PACKAGE = Path(airflow_lakestream.__file__).parent
 # In a wheel they lie in the package, in a checkout beside it.
 _PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
@@ -25,7 +29,7 @@ def apps() -> list[str]:
 
     Not from the files: a driver that has the package from the zip for executors has none beside it.
     """
-    return sorted((KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG, MAINTAIN_ICEBERG))
+    return sorted((KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG, CDC_TO_DELTA, MAINTAIN_ICEBERG))
 
 
 def check_app(name: str) -> str:

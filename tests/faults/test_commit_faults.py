@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 
 from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.iceberg import committing
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
 from tests.support.faults import (
@@ -54,7 +54,7 @@ KINDS = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sink try again at once."""
-    monkeypatch.setattr(sink_module, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(committing, "RETRY_PAUSE", 0.0)
 
 
 class Case:
@@ -123,7 +123,7 @@ def test_only_the_last_try_is_applied_and_reported_otherwise(
     make_case: MakeCase, error: Exception, last: Exception, retries: int, creates: bool
 ) -> None:
     case = make_case(creates=creates, retries=retries)
-    faults = [unapplied(error)] * (sink_module.COMMIT_TRIES - 1)
+    faults = [unapplied(error)] * (committing.COMMIT_TRIES - 1)
     case.assert_landed_once(case.run(FaultyCatalog(case.lake.catalog(), *faults, applied(last))))
 
 

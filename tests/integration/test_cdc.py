@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.iceberg.mirrors import IsMirror
 from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, app_path
 from airflow_lakestream.spark.progress import read_progress
 from airflow_lakestream.spark.stream import kafka_to_iceberg

@@ -17,7 +17,7 @@ from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
 
 from airflow_lakestream.core import contention
-from airflow_lakestream.iceberg import sink, transaction
+from airflow_lakestream.iceberg import committing, transaction
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
 from tests.support.fault_world import World
@@ -63,7 +63,7 @@ def _quick() -> Iterator[None]:
     get_schema = AvroFileHeader.get_schema
     try:
         with (
-            mock.patch.object(sink, "RETRY_PAUSE", 0.0),
+            mock.patch.object(committing, "RETRY_PAUSE", 0.0),
             mock.patch.object(contention, "GIVE_WAY", 0.0),
             mock.patch.object(AvroFileHeader, "get_schema", lambda header: schemas(header.meta["avro.schema"])),
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.columns import DELETED, UNAVAILABLE
+from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.events import placed
 from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.design import TableDesign
+from tests.support.delta_table import live_files
 
 IDENTITY = TopicIdentity("shop.public.orders", "topic-id", "cluster")
 TABLE = "lake.orders"
@@ -121,7 +126,7 @@ def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
         ],
         pa.schema(list((columns | {"big": plain}).items())),
     )
-    return rows.cast(pa.schema(list(columns.items())))
+    return placed(rows.cast(pa.schema(list(columns.items()))))
 
 
 def come_to(events: Iterable[Event]) -> dict[int, Values]:
@@ -164,11 +169,11 @@ class HandMirror:
         self.kind = KINDS[kind]
         self.design = MirrorDesign(table, key=("id",), soft_delete=soft_delete)
 
-    def sink(self) -> MirrorSink:
+    def sink(self) -> Any:
         """Return a sink of its own, such as another process would have."""
         return MirrorSink(self.catalog, TABLE, "g", self.design)
 
-    def land(self, events: Sequence[Event], sink: MirrorSink | None = None) -> int:
+    def land(self, events: Sequence[Event], sink: Any = None) -> int:
         """Land events in one commit."""
         sink = sink or self.sink()
         sink.load("run")
@@ -179,6 +184,12 @@ class HandMirror:
         """Load the table anew."""
         return self.catalog.load_table(TABLE)
 
+    def keys_by_file(self) -> list[list[int]]:
+        """Return the keys that each data file has."""
+        table = self.table()
+        files = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+        return [pq.read_table(file, columns=["id"])["id"].to_pylist() for file in files]
+
     def rows(self) -> dict[int, Values]:
         """Return the rows that are not deleted; each key once, or it is an error."""
         return self._rows(deleted=False)
@@ -187,12 +198,33 @@ class HandMirror:
         """Return the rows that stay, marked."""
         return self._rows(deleted=True)
 
+    def found(self) -> list[dict[str, Any]]:
+        """Return the table's rows as they are."""
+        return self.table().scan().to_arrow().to_pylist()
+
     def _rows(self, *, deleted: bool) -> dict[int, Values]:
-        found = [row for row in self.table().scan().to_arrow().to_pylist() if row.get(DELETED, False) == deleted]
+        found = [row for row in self.found() if row.get(DELETED, False) == deleted]
         bigs = [None if row["big"] is None else self.kind.decode(row["big"]) for row in found]
         rows = {row["id"]: (row["name"], big) for row, big in zip(found, bigs, strict=True)}
         assert len(rows) == len(found), "a key is there twice"
         return rows
+
+
+class HandDeltaMirror(HandMirror):
+    """The same in a Delta table, which is read without any of its libraries."""
+
+    def __init__(self, folder: Path, *, soft_delete: bool = False, kind: str = "text", **properties: str) -> None:
+        super().__init__(folder, soft_delete=soft_delete, kind=kind, **properties)
+        self.place = str(folder / "orders")
+
+    def sink(self) -> Any:
+        """Return a sink of its own, such as another process would have."""
+        return DeltaMirrorSink(DeltaStorage(), self.place, "g", self.design)
+
+    def found(self) -> list[dict[str, Any]]:
+        """Return the table's rows as they are."""
+        paths = [Path(self.place, path) for path in live_files(self.place)]
+        return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def landing_of(events: Iterable[Event]) -> Landing:

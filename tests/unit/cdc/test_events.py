@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.cdc.events import EventPayload, event_columns, placed
+from airflow_lakestream.cdc.events import EventPayload, event_columns
 from airflow_lakestream.cdc.places import places
 from airflow_lakestream.cdc.unavailable import left_out, may_be_left_out
 from airflow_lakestream.core.policies import OnError, Tombstones
@@ -34,7 +34,7 @@ def decoded(schema: pa.Schema | None, values: list[bytes | None]) -> pa.Table:
     payload = pickle.loads(pickle.dumps(EventPayload(envelope="debezium")))
     decoder = RowDecoders(payload, ("partition", "offset"), None, OnError.FAIL, Tombstones.SKIP)(schema, batch(values))
     assert decoder is not None
-    return placed(decoder.decode(batch(values)).rows)
+    return decoder.decode(batch(values)).rows
 
 
 def test_the_commit_before_it_says_where_an_event_stands_then_its_place_in_the_log() -> None:
@@ -77,7 +77,6 @@ def test_columns_come_up_and_become_wider() -> None:
         ("sql", "select 1"),
         ("unknown_fields", "fail"),
         ("replace", True),
-        ("table_format", "delta"),
     ],
 )
 def test_what_a_mirror_leaves_no_choice_of_is_refused_by_name(argument: str, value: Any) -> None:

@@ -10,63 +10,28 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
+from airflow_lakestream.cdc import merge as merging
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.merge import Merged, Merger, ValueMissing
+from airflow_lakestream.cdc.head import Head
+from airflow_lakestream.cdc.merge import Merged, Merger
 from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.cdc.values import ValueMissing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from tests.support.lake import assert_files_are_whole
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandMirror, again, come_to, deleted_by
+from tests.unit.cdc.strategies import cut, histories
 
-KEYS = range(5)
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
 
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> HandMirror:
     return HandMirror(tmp_path)
-
-
-@st.composite
-def histories(draw: st.DrawFn, *, leaves_out: bool) -> list[Event]:
-    """Return the events of a source, in its order: of transactions that are possible there."""
-    rows: dict[int, tuple[str, str]] = {}
-    events: list[Event] = []
-    for commit in range(1, draw(st.integers(1, 14)) + 1):
-        for _ in range(draw(st.integers(1, 3))):
-            at = (commit * 100, len(events) + 1)
-            key, name = draw(st.sampled_from(KEYS)), f"n{len(events)}"
-            kind = draw(st.sampled_from(["write"] * 5 + ["delete", "move", "read"] + ["truncate"] * (commit % 5 == 0)))
-            if kind == "truncate":
-                rows = {}
-                events.append(Event("t", None, None, *at))
-            elif key not in rows:
-                rows[key] = (name, f"big{len(events)}")
-                events.append(Event("c", key, rows[key], *at))
-            elif kind == "delete":
-                del rows[key]
-                events.append(Event("d", key, None, *at))
-            elif kind == "move" and (free := [one for one in KEYS if one not in rows]):
-                rows[free[0]] = (name, rows.pop(key)[1])
-                big = UNAVAILABLE if leaves_out else rows[free[0]][1]
-                # Both at one place of the source.
-                events += [Event("d", key, None, *at), Event("c", free[0], (name, big), *at)]
-            else:
-                big = draw(st.sampled_from([rows[key][1], f"big{len(events)}"]))
-                sent = UNAVAILABLE if leaves_out and big == rows[key][1] else big
-                rows[key] = (name, big)
-                events.append(Event("u", key, (name, sent), *at))
-    return [replace(one, offset=number) for number, one in enumerate(events)]
-
-
-def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
-    ends = sorted(draw(st.sets(st.integers(1, max(1, len(events) - 1)), max_size=4)))
-    return [part for a, b in zip([0, *ends], [*ends, len(events)], strict=True) if (part := events[a:b])]
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -128,6 +93,30 @@ def test_only_files_with_a_changed_key_are_written_anew(mirror: HandMirror) -> N
     assert head.summary is not None
     assert head.summary.operation is Operation.OVERWRITE
     assert head.summary.additional_properties["total-records"] == "149"
+
+
+def test_rows_stay_in_the_range_of_their_file_and_new_ones_get_another(
+    mirror: HandMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small that no two files become one.
+    monkeypatch.setattr(merging, "PART_BYTES", 1)
+    for start in (0, 100, 200):
+        mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
+    updates = [Event("u", key, ("new", "X"), 500, key, offset=500 + key) for key in (7, 120, 230)]
+    mirror.land(
+        [*updates, Event("c", 300, ("more", "X"), 500, 300, offset=800), Event("d", 8, None, 500, 8, offset=801)]
+    )
+    spans = sorted((min(keys), max(keys), len(keys)) for keys in map(set, mirror.keys_by_file()))
+    assert spans == [(0, 49, 49), (100, 149, 50), (200, 249, 50), (300, 300, 1)]
+    assert [mirror.rows()[key][0] for key in (7, 120, 230, 300)] == ["new", "new", "new", "more"]
+
+
+def test_small_files_that_change_become_one(mirror: HandMirror) -> None:
+    for start in (0, 100, 200, 300):
+        mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
+    mirror.land([Event("u", key, ("new", "X"), 500, key, offset=500 + key) for key in (7, 120, 330)])
+    assert sorted(map(len, mirror.keys_by_file())) == [50, 150]
+    assert len(mirror.rows()) == 200
 
 
 def test_deleted_rows_stay_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -213,8 +202,8 @@ def test_a_writer_that_got_in_first_is_seen_and_the_batch_merged_anew(
     mirror.land([Event("c", 1, ("a", "A"), 100, 1, offset=0)])
     merge, others = Merger.merge, [[Event("u", 1, ("other", "O"), 300, 1, offset=2)]]
 
-    def with_another(self: Merger, table: Table | None) -> Merged:
-        merged = merge(self, table)
+    def with_another(self: Merger, head: Head | None) -> Merged:
+        merged = merge(self, head)
         if others:
             mirror.land(others.pop())
         return merged

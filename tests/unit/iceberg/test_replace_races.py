@@ -15,7 +15,7 @@ from pyiceberg.types import StringType
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.iceberg import committing
 from airflow_lakestream.iceberg.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
 from tests.support.delete_files import delete_positions
@@ -55,7 +55,7 @@ PART = ranges((0, 5, 20))
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sink try again at once."""
-    monkeypatch.setattr(sink_module, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(committing, "RETRY_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_files_that_stay_are_not_read_or_written_again(made: HandMade) -> None:
     # Others commit each time that the replace tries to, but for the last.
     catalog = BusyTable(made)
     made.run(catalog).replace(PART)
-    assert catalog.commits == sink_module.COMMIT_TRIES
+    assert catalog.commits == committing.COMMIT_TRIES
     assert not catalog.written
     assert made.rows() == versions((WHOLE, "old"), (PART, "new"), *catalog.landed)
     assert_files_are_whole(made.table())
@@ -164,7 +164,7 @@ def test_files_that_stay_are_not_read_or_written_again(made: HandMade) -> None:
 class BusyTable(WrappedCatalog):
     """Lets another run land before each commit, and notes the data files that were written from the first one on."""
 
-    def __init__(self, made: HandMade, quiet_after: int = sink_module.COMMIT_TRIES) -> None:
+    def __init__(self, made: HandMade, quiet_after: int = committing.COMMIT_TRIES) -> None:
         super().__init__(made.catalog())
         self._made = made
         self._quiet_after = quiet_after
@@ -347,7 +347,7 @@ def test_a_commit_that_was_applied_all_the_same(made: HandMade, error: Exception
 @ERRORS
 @pytest.mark.parametrize("last", [FAILED, TIMEOUT], ids=["the last said to have failed", "the last timed out"])
 def test_only_the_last_try_is_applied_and_reported_otherwise(made: HandMade, error: Exception, last: Exception) -> None:
-    faults = [unapplied(error)] * (sink_module.COMMIT_TRIES - 1)
+    faults = [unapplied(error)] * (committing.COMMIT_TRIES - 1)
     made.run(FaultyCatalog(made.catalog(), *faults, applied(last))).replace(PART)
     assert_replaced_once(made, 4)
 

@@ -19,6 +19,7 @@ from pyiceberg.types import StringType
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import committing
 from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
@@ -34,7 +35,7 @@ ERRORS = pytest.mark.parametrize("error", [FAILED, TIMEOUT], ids=["reported as f
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sink try again at once."""
-    monkeypatch.setattr(sink_module, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(committing, "RETRY_PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""A mirror that is a Delta table: its rows at a head, and its entries of what is deleted."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.cdc import memory
+from airflow_lakestream.cdc.columns import no_rows, version_schema
+from airflow_lakestream.cdc.memory import MIRROR_ID, ROW, SUFFIX, condensed
+from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.delta.columns import conform
+from airflow_lakestream.delta.committing import Committer
+from airflow_lakestream.delta.files import Add, delete_files, read_file
+from airflow_lakestream.delta.guard import check_fit
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.log import Action
+from airflow_lakestream.delta.protocol import check_removable
+from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
+from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.takeout import live_files, remove_action
+from airflow_lakestream.delta_design import delta_design
+from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.schema import to_schema
+
+# As in Iceberg: a ledger without any topic.
+ENTRIES_GROUP = "mirror"
+NO_TOPIC = TopicIdentity("", "", "")
+
+
+class DeltaHead:
+    """`cdc.head.Head` of a Delta table; `schema` are the columns that a commit gives it."""
+
+    def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
+        self._store, self._head, self._schema = store, head, schema
+
+    def files(self) -> Sequence[Add]:
+        """Return the data files. Raises UnfitTable and CannotReplace where rows can't be taken out of them."""
+        check_removable(self._head)
+        return list(live_files(self._head))
+
+    def rows_in(self, file: Add) -> int:
+        """Return how many rows a file has."""
+        return int(file["stats"]["numRecords"] or 0)
+
+    def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
+        """Return the bounds of a column that the log tells."""
+        low, high = (file["stats"][side].get(column) for side in ("minValues", "maxValues"))
+        is_plain = isinstance(low, int | str) and type(low) is type(high) and not isinstance(low, bool)
+        return (low, high) if is_plain else None
+
+    def read(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the rows of a file, at once."""
+        yield read_file(self._store, file, self._schema, columns or None)
+
+    def conform(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the mirror's columns."""
+        return conform(rows, self._schema)
+
+
+class DeltaEntries(DeltaSink):
+    """`cdc.memory.Entries` in a Delta table.
+
+    :param mirror: where the mirror lies.
+    :param mirror_id: its own id.
+    :param key: the columns of its key.
+    """
+
+    def __init__(self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema) -> None:
+        columns = pa.schema([*(field.with_nullable(True) for field in key), pa.field(ROW, pa.binary())])
+        design = TableDesign(version_schema(), to_schema(columns), argument="key", notes={MIRROR_ID: mirror_id})
+        name = f"{mirror.rstrip('/')}{SUFFIX}"
+        super().__init__(tables, name, ENTRIES_GROUP, delta_design(design), allow_group_overlap=True)
+        self._id, self._key = mirror_id, key.names
+
+    def read(self) -> pa.Table | None:
+        """Return all entries."""
+        head = self._tables.open(self._name)
+        return None if head is None or not self._is_own(head) else self._read(head, list(live_files(head)))
+
+    def add(self, entries: pa.Table) -> None:
+        """Write entries down; in the same commit many files become one."""
+        name = f"entries {uuid.uuid4().hex}"
+        try:
+            self.load(name)
+            self.write(entries, NO_TOPIC)
+            self.commit(Landing(name, name, {}))
+        except BaseException:
+            self.discard()
+            raise
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the entries taken."""
+        adds, target, made = list(self._buffer.flush()), self._target(), list[Add]()
+
+        def make(head: Head | None) -> list[Action]:
+            check_fit(head, target, self._name)
+            old = [] if head is None else list(live_files(head))
+            is_own = head is not None and self._is_own(head)
+            if head is None or (is_own and len(old) < memory.MOST_FILES):
+                files: list[Action] = [{"add": dict(add)} for add in adds]
+                return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
+            # Of a mirror that was dropped, they are none.
+            kept = self._write_files(condensed(self._read(head, old), self._key)) if is_own else []
+            made.extend(kept)
+            now = time.time_ns() // 1_000_000
+            files = [*(remove_action(add, now) for add in old), *({"add": dict(add)} for add in (*kept, *adds))]
+            return self._actions(head, target, landing, files, OVERWRITE)
+
+        return self._drive_and_clean(Committer(self._tables, self._name, landing.landing_id, make), made)
+
+    def _drive_and_clean(self, committer: Committer, made: Sequence[Add]) -> int:
+        try:
+            return self._drive(committer)
+        except BaseException:
+            if not committer.may_be_applied():
+                delete_files(self._store, made)
+            raise
+
+    def _is_own(self, head: Head) -> bool:
+        properties: Mapping[str, str] = head.properties
+        return properties.get(MIRROR_ID) == self._id
+
+    def _read(self, head: Head, files: Sequence[Add]) -> pa.Table:
+        parts = [read_file(self._store, add, head.schema) for add in files]
+        return pa.concat_tables([no_rows(head.schema), *parts])

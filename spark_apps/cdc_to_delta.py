@@ -1,0 +1,25 @@
+"""Change events of a database into mirrors of its tables, Delta tables, by Spark: a supervised query.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 cdc_to_delta.py --config app.json
+
+Exit code 0: done, or stopped on request. Else the last line of the log says what went wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from airflow_lakestream.spark.program import run_program
+from airflow_lakestream.spark.stream import kafka_to_iceberg
+
+
+def main() -> int:
+    """Read the configuration, and mirror what it says: the sink is the only difference."""
+    parser = argparse.ArgumentParser(description="Mirror a database's tables in Delta tables, change by change.")
+    parser.add_argument("--config", required=True, help="the app's configuration, a JSON file; see docs/cdc.md")
+    return run_program(parser.parse_args().config, kafka_to_iceberg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

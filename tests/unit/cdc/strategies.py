@@ -1,0 +1,49 @@
+"""Histories of a database's table, of transactions that are possible there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from airflow_lakestream.cdc.columns import UNAVAILABLE
+from tests.support.mirroring import Event
+
+KEYS = range(5)
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, leaves_out: bool) -> list[Event]:
+    """Return the events of a source, in its order: of transactions that are possible there."""
+    rows: dict[int, tuple[str, str]] = {}
+    events: list[Event] = []
+    for commit in range(1, draw(st.integers(1, 14)) + 1):
+        for _ in range(draw(st.integers(1, 3))):
+            at = (commit * 100, len(events) + 1)
+            key, name = draw(st.sampled_from(KEYS)), f"n{len(events)}"
+            kind = draw(st.sampled_from(["write"] * 5 + ["delete", "move", "read"] + ["truncate"] * (commit % 5 == 0)))
+            if kind == "truncate":
+                rows = {}
+                events.append(Event("t", None, None, *at))
+            elif key not in rows:
+                rows[key] = (name, f"big{len(events)}")
+                events.append(Event("c", key, rows[key], *at))
+            elif kind == "delete":
+                del rows[key]
+                events.append(Event("d", key, None, *at))
+            elif kind == "move" and (free := [one for one in KEYS if one not in rows]):
+                rows[free[0]] = (name, rows.pop(key)[1])
+                big = UNAVAILABLE if leaves_out else rows[free[0]][1]
+                # Both at one place of the source.
+                events += [Event("d", key, None, *at), Event("c", free[0], (name, big), *at)]
+            else:
+                big = draw(st.sampled_from([rows[key][1], f"big{len(events)}"]))
+                sent = UNAVAILABLE if leaves_out and big == rows[key][1] else big
+                rows[key] = (name, big)
+                events.append(Event("u", key, (name, sent), *at))
+    return [replace(one, offset=number) for number, one in enumerate(events)]
+
+
+def cut(draw: st.DrawFn, events: list[Event]) -> list[list[Event]]:
+    ends = sorted(draw(st.sets(st.integers(1, max(1, len(events) - 1)), max_size=4)))
+    return [part for a, b in zip([0, *ends], [*ends, len(events)], strict=True) if (part := events[a:b])]

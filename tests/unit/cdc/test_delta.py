@@ -1,0 +1,207 @@
+"""A mirror that is a Delta table comes to the same, whatever happens around its commits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from airflow_lakestream.cdc import memory
+from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.delta_sink import ColumnBecameWider
+from airflow_lakestream.cdc.values import ValueMissing
+from airflow_lakestream.core.mirrors import IsMirror
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.delta import committing
+from airflow_lakestream.exceptions import InvalidArgument
+from tests.support.delta_table import (
+    Fault,
+    Put,
+    a_sink,
+    after,
+    applied,
+    faulty,
+    live_files,
+    stray_files,
+    unapplied,
+    versions,
+)
+from tests.support.mirroring import (
+    IDENTITY,
+    KINDS,
+    Event,
+    HandDeltaMirror,
+    again,
+    come_to,
+    deleted_by,
+    landing_of,
+    rows_of,
+)
+from tests.unit.cdc.strategies import cut, histories
+
+FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 4
+# Delta has no type for the others.
+DELTA_KINDS = sorted(set(KINDS) - {"uuids of their own type"})
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "RETRY_PAUSE", 0.001)
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> HandDeltaMirror:
+    return HandDeltaMirror(tmp_path)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the next commits, of any table, meet faults."""
+
+    def meet(*some: Fault) -> None:
+        monkeypatch.setattr(committing, "put_commit", faulty(*some))
+
+    return meet
+
+
+def passed(real: Put, *request: Any) -> bool:
+    """Let a commit through."""
+    return real(*request)
+
+
+def assert_whole(mirror: HandDeltaMirror) -> None:
+    for place in (mirror.place, f"{mirror.place}{memory.SUFFIX}"):
+        assert not Path(place).exists() or not stray_files(place)
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans())
+def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(data: st.DataObject, soft_delete: bool) -> None:
+    events = data.draw(histories(leaves_out=False))
+    events = [replace(one, partition=hash((one.key, one.op == "t")) % 2) for one in events]
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = HandDeltaMirror(Path(folder), soft_delete=soft_delete)
+        seen: list[Event] = []
+        for part in cut(data.draw, data.draw(st.permutations(events))):
+            mirror.land(part)
+            seen += part
+            assert mirror.rows() == come_to(seen)
+        assert_whole(mirror)
+
+
+@settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans(), st.sampled_from(DELTA_KINDS))
+def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete: bool, kind: str) -> None:
+    events = data.draw(histories(leaves_out=True))
+    repeated = data.draw(st.integers(0, len(events)))
+    with tempfile.TemporaryDirectory() as folder:
+        mirror = HandDeltaMirror(Path(folder), soft_delete=soft_delete, kind=kind)
+        for part in cut(data.draw, events + again(events[len(events) - repeated :], len(events))):
+            mirror.land(part)
+        assert mirror.rows() == come_to(events)
+        if soft_delete:
+            assert mirror.deleted() == deleted_by(events)
+
+
+CREATED = [Event("c", n, (f"n{n}", "X"), 100, n, offset=n) for n in range(4)]
+
+
+@pytest.mark.parametrize("fault", [applied, unapplied])
+@pytest.mark.parametrize("place", ["entries", "mirror"])
+def test_a_lost_answer_changes_nothing(
+    mirror: HandDeltaMirror, faults: Callable[..., None], fault: Callable[[Exception], Fault], place: str
+) -> None:
+    mirror.land(CREATED)
+    # The entry is written first.
+    faults(*([] if place == "entries" else [passed]), fault(OSError("no answer")))
+    mirror.land([Event("d", 1, None, 200, 1, offset=4)])
+    mirror.land([Event("u", 1, ("late", "L"), 150, 1, partition=1, offset=0)])
+    assert sorted(mirror.rows()) == [0, 2, 3]
+    assert_whole(mirror)
+    with pytest.raises(LedgerConflict):
+        mirror.land(CREATED)
+
+
+def test_a_writer_that_gets_in_between_is_merged_on(mirror: HandDeltaMirror, faults: Callable[..., None]) -> None:
+    mirror.land(CREATED)
+    other = [Event("u", 1, ("other", "O"), 300, 1, offset=5)]
+    faults(after(lambda: mirror.land(other)))
+    mirror.land([Event("u", 1, ("older", "A"), 200, 1, offset=4), Event("c", 9, ("b", "B"), 200, 2, offset=6)])
+    assert {key: values[0] for key, values in mirror.rows().items()} == {0: "n0", 1: "other", 2: "n2", 3: "n3", 9: "b"}
+    assert_whole(mirror)
+
+
+def test_many_files_of_entries_become_one(mirror: HandDeltaMirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MOST_FILES", 2)
+    mirror.land(CREATED)
+    for n in range(4):
+        mirror.land([Event("d", n, None, 200, n, offset=4 + n)])
+    assert len(live_files(f"{mirror.place}{memory.SUFFIX}")) == 2
+    mirror.land([Event("u", n, ("late", "L"), 150, n, partition=1, offset=n) for n in range(4)])
+    assert mirror.rows() == {}
+    assert_whole(mirror)
+
+
+def test_entries_of_a_mirror_that_was_dropped_are_none(mirror: HandDeltaMirror) -> None:
+    mirror.land(CREATED)
+    mirror.land([Event("d", 1, None, 200, 1, offset=4)])
+    Path(mirror.place).rename(f"{mirror.place}-gone")
+    mirror.land([Event("c", 1, ("anew", "X"), 120, 0, offset=20)])
+    assert mirror.rows() == {1: ("anew", "X")}
+    mirror.land([Event("d", 1, None, 300, 0, offset=21)])
+    assert len(live_files(f"{mirror.place}{memory.SUFFIX}")) == 1
+
+
+def test_rows_of_a_batch_and_its_ledger_are_restored_together(mirror: HandDeltaMirror) -> None:
+    mirror.land(CREATED)
+    update = [Event("u", 1, ("new", "N"), 200, 1, offset=4)]
+    mirror.land(update)
+    DeltaTable(mirror.place).restore(0)
+    assert mirror.rows()[1] == ("n1", "X")
+    mirror.land(update)
+    assert mirror.rows()[1] == ("new", "N")
+
+
+def test_a_value_that_nobody_has_is_an_error_and_nothing_lands(mirror: HandDeltaMirror) -> None:
+    mirror.land(CREATED)
+    with pytest.raises(ValueMissing, match="partition 0, offset 4 leaves out big"):
+        mirror.land([Event("u", 7, ("b", UNAVAILABLE), 200, 1, offset=4)])
+    assert len(versions(mirror.place)) == 1
+    assert_whole(mirror)
+
+
+def test_columns_come_up_and_another_type_is_an_error_that_names_the_column(mirror: HandDeltaMirror) -> None:
+    mirror.land(CREATED)
+
+    def land(kind: pa.DataType, offset: int) -> None:
+        events = [Event("u", 1, ("new", "N"), 200, offset, offset=offset)]
+        sink = mirror.sink()
+        sink.load("run")
+        sink.write(rows_of(events, mirror.kind).append_column("extra", pa.array([7], kind)), IDENTITY)
+        try:
+            sink.commit(landing_of(events))
+        finally:
+            sink.discard()
+
+    land(pa.int32(), 4)
+    assert {row["id"]: row["extra"] for row in mirror.found() if "extra" in row}[1] == 7
+    with pytest.raises(ColumnBecameWider, match="'extra'"):
+        land(pa.int64(), 5)
+    assert_whole(mirror)
+
+
+def test_records_do_not_go_into_a_mirror(mirror: HandDeltaMirror) -> None:
+    mirror.land(CREATED)
+    with pytest.raises(IsMirror, match="can't be landed into"):
+        a_sink(mirror.place).load("run")
+    mirror.design = replace(mirror.design, key=("name",))
+    with pytest.raises(InvalidArgument, match="is mirrored by id, not by name"):
+        mirror.sink().load("run")
