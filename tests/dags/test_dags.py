@@ -20,8 +20,9 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
 from tests.support.lake import assert_files_are_whole
 
 ALL_FILES = sorted(DAGS.glob("*.py"))
-# Those that land; the other one is tested in test_maintenance_dag.py.
-LANDING_FILES = [file for file in ALL_FILES if file.stem != "lake_maintenance"]
+# Those that land nothing, and what their forms ask for; they run in test_maintenance_dag.py and test_watching_dags.py.
+OTHERS = {"lake_maintenance": "tables", "supervise_lakestream": "streams", "clickstream_hourly": "table"}
+LANDING_FILES = [file for file in ALL_FILES if file.stem not in OTHERS]
 # Those of Spark run in test_spark_dags.py.
 FILES = [file for file in LANDING_FILES if "SparkStreamingSubmitOperator" not in file.read_text()]
 
@@ -118,7 +119,7 @@ def test_lands_where_the_form_says(
 @pytest.mark.parametrize("file", ALL_FILES, ids=lambda file: file.stem)
 def test_its_form_explains_each_field(file: Path, airflow: AirflowHome) -> None:
     dag = airflow.dag(file)
-    assert ({"topic", "table"} if file in LANDING_FILES else {"tables"}) <= set(dag.params)
+    assert ({"topic", "table"} if file in LANDING_FILES else {OTHERS[file.stem]}) <= set(dag.params)
     for name in dag.params:
         param = dag.params.get_param(name)
         assert param.schema.get("title"), name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import struct
 import subprocess
@@ -54,7 +56,8 @@ SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.
 IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan")
-IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in IS_DAG]
+IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in IS_DAG and s not in IS_SENSOR]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
 
@@ -116,6 +119,17 @@ def rows_of(connections: Connections, table: str) -> pa.Table:
 def test_a_documented_configuration_is_one(snippet: Snippet) -> None:
     given = json.loads(snippet.text)
     assert AppConfig.parse(given).app == given["app"]
+
+
+@pytest.mark.parametrize("snippet", IS_SENSOR, ids=str)
+def test_a_documented_sensor_can_be_made(snippet: Snippet) -> None:
+    import airflow_lakestream.sensors as sensors
+
+    modules = [
+        importlib.import_module(f"{sensors.__name__}.{one.name}") for one in pkgutil.iter_modules(sensors.__path__)
+    ]
+    known = {name: kind for module in modules for name, kind in vars(module).items() if name.endswith("Sensor")}
+    exec(compile(snippet.text, snippet.page.name, "exec"), known)
 
 
 @pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)

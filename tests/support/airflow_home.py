@@ -213,8 +213,8 @@ class AirflowHome:
         file.write_text(text)
         return file
 
-    def start(self, dag: DAG, conf: Mapping[str, Any] | None = None) -> Run:
-        """Make a run as the scheduler does, and leave its tasks to `process`."""
+    def start(self, dag: DAG, conf: Mapping[str, Any] | None = None, state: str = "running") -> Run:
+        """Make a run as the scheduler does, and leave its tasks to `process`; or leave it `"queued"`."""
         from airflow.models.dagbag import DBDagBag
         from airflow.utils.session import create_session
         from airflow.utils.state import DagRunState
@@ -232,7 +232,7 @@ class AirflowHome:
                 conf=dict(conf or {}),
                 run_type=DagRunType.MANUAL,
                 triggered_by=DagRunTriggeredByType.TEST,
-                state=DagRunState.RUNNING,
+                state=DagRunState(state),
                 session=session,
             )
             return Run(dag.dag_id, run.run_id, str(run.state))

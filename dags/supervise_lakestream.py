@@ -1,0 +1,80 @@
+"""Supervises streams: each table is fresh, each consumer keeps up, and no record expires before it is landed.
+
+The form, or the Airflow variable `lakestream_streams`, lists the streams; each is a row of mapped tasks. What is not as
+it should be fails its task, which says why by name and calls `tell`: put a notifier of your own in its place. So does a
+run that is not done in time.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG, Param, Variable, task
+from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference
+from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only
+
+from airflow_lakestream.alerts import tell, tell_deadline
+from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
+from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
+from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
+
+# What a stream of the list may leave out.
+USUAL = {"max_age": "30m", "max_lag_seconds": "30m", "min_time_left": "6h"}
+
+with DAG(
+    dag_id="supervise_lakestream",
+    schedule=CronDataIntervalTimetable("*/15 * * * *", timezone="UTC"),
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"on_failure_callback": tell},
+    deadline=DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(minutes=10),
+        callback=AsyncCallback(tell_deadline),
+    ),
+    tags=["lakestream"],
+    doc_md=__doc__,
+    params={
+        "streams": Param(
+            [],
+            type="array",
+            items={"type": "object", "required": ["table", "consumer_group"]},
+            title="Streams",
+            description="Each with table and consumer_group, and where the usual does not do: max_age, "
+            "max_lag_seconds, min_time_left. Empty for those of the Airflow variable lakestream_streams.",
+        ),
+    },
+) as dag:
+
+    @task
+    def streams(params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return the streams, with the usual limits where they say none."""
+        given = (params or {})["streams"] or Variable.get("lakestream_streams", default=[], deserialize_json=True)
+        return [{**USUAL, **one} for one in given]
+
+    def limited_by(limit: str) -> Any:
+        """Return the arguments of a sensor that knows one of the limits, for each stream."""
+        return listed.map(lambda one: {name: one[name] for name in ("table", "consumer_group", limit)})
+
+    listed = streams()
+
+    IcebergSnapshotFreshnessSensor.partial(
+        task_id="is_fresh",
+        kafka_conn_id="kafka_default",
+        fail_when_stale=True,
+        map_index_template="{{ task.table }}",
+    ).expand_kwargs(limited_by("max_age"))
+
+    CheckpointLagSensor.partial(
+        task_id="keeps_up",
+        fail_when_behind=True,
+        map_index_template="{{ task.table }}",
+    ).expand_kwargs(limited_by("max_lag_seconds"))
+
+    RetentionRiskSensor.partial(
+        task_id="loses_nothing",
+        map_index_template="{{ task.table }}",
+    ).expand_kwargs(limited_by("min_time_left"))
