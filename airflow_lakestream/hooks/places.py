@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.hooks.store import store_properties
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -28,8 +29,8 @@ class AirflowPlaces:
         return IcebergHook(conn_id).open_catalog()
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return what opens the object store of a connection's catalog; None without a connection."""
-        return IcebergHook(conn_id).properties() if conn_id else None
+        """Return what opens an object store; None without a connection. Raises InvalidArgument."""
+        return store_properties(conn_id)
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
         """Open the store of Delta tables. Raises InvalidArgument."""

@@ -33,8 +33,8 @@ class CheckpointLagSensor(LookSensor):
     :param table_format: `"iceberg"` or `"delta"` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: of a Delta table's store; of a checkpoint's, an Iceberg connection whose catalog lies on the
-        same one (templated)
+    :param storage_conn_id: of the store of a Delta table, or of a checkpoint: type `aws`, `generic` or `iceberg`
+        (templated)
     :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -127,7 +126,7 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
     positions: dict[str, dict[int, int]] = {}
     for (topic, p), offset in ends.items():
         positions.setdefault(topic, {})[p] = offset
-    newest = _begun_at(checkpoint, checkpoint.committed[-1]) if checkpoint.committed else None
+    newest = checkpoint.begun_at(checkpoint.committed[-1]) if checkpoint.committed else None
     steps = tuple(_steps(checkpoint)) if with_steps else None
     name, reasons = f"checkpoint {location}", _of_query(location, properties)
     # Spark begins partitions that are new at their start.
@@ -160,20 +159,11 @@ def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reas
 def _steps(checkpoint: Checkpoint) -> Iterator[Step]:
     known = set(checkpoint.planned)
     for batch in reversed(checkpoint.committed[-_BATCHES:]):
-        at = _begun_at(checkpoint, batch) if batch in known else None
+        at = checkpoint.begun_at(batch) if batch in known else None
         if at is None or (batch > 0 and batch - 1 not in known):
             return
         starts, ends = checkpoint.starts(batch), checkpoint.ends(batch)
         yield Step(at, str(batch), {key: end - starts.get(key, 0) for key, end in ends.items()})
-
-
-def _begun_at(checkpoint: Checkpoint, batch: int) -> float | None:
-    """Return when a batch was begun. Not every store keeps the time of a file; Spark writes that of its batches."""
-    lines = (checkpoint._text(f"offsets/{batch}") or "").splitlines()
-    try:
-        return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
-    except (IndexError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _no_ledger(name: str, consumer_group: str, groups: tuple[str, ...]) -> str:

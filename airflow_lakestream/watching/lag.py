@@ -93,7 +93,9 @@ class Lag:
             near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is near enough, {self._text(behind, worst)}")
             return Verdict(Outcome.DONE, (near, *lost), value)
         outcome = Outcome.FAILED if fail else Outcome.WAITING
-        late = 0 < len(far) < len(lags) and len(behind) < len(lags)
+        # A partition that nothing ever came to is no other one.
+        used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
+        late = 0 < len(far) < used and len(behind) < used
         return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
 
     def _causes(self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool) -> list[Reason]:

@@ -21,7 +21,7 @@ class Places(Protocol):
         """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return what opens the object store of a connection's catalog; None without a connection."""
+        """Return what opens an object store; None without a connection. Raises InvalidArgument."""
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
         """Open the store of Delta tables. Raises InvalidArgument."""

@@ -1,0 +1,96 @@
+"""RetentionRiskSensor: fails before Kafka removes what a consumer has not read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.sensors.base import LookSensor
+
+
+class RetentionRiskSensor(LookSensor):
+    """Fail while there is still time: before retention removes records that a consumer has not read.
+
+    Looks once, and is done where no unread record leaves within `min_time_left`; with `watch_for` it goes on looking
+    for so long, and fails as soon as one would. How long a record stays follows from the topic's `retention.ms` and
+    `retention.bytes`, the rate at which records come, and the rate at which the consumer's last runs or batches read
+    them; of a consumer group that is not known, and it is taken for stopped. In the last quarter of `min_time_left` no
+    rate is trusted. Records that are gone already fail it as well.
+
+    Returns, or leaves as XCom where it fails: `time_left` and `time_left_if_stopped` (seconds; None: they stay),
+    `partitions` (the first by topic and partition), `unread`, `lost`, `records_per_second` and `max_records` (what
+    would catch up in half of the time).
+
+    .. seealso:: docs/sensors.md
+
+    :param checkpoint_location: of a Spark query, as Spark takes it (templated)
+    :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
+    :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
+    :param group_id: a consumer group, by its committed offsets (templated)
+    :param topic: one topic or a list; default: all that the consumer has read of (templated)
+    :param min_time_left: unread records have to stay so much longer, such as `"6h"` (templated)
+    :param watch_for: how long to go on looking; default: look once (templated)
+    :param run_interval: how far apart the landing's runs are, to say how large they have to be; default: as its last
+        ones were (templated)
+    :param table_format: `"iceberg"` or `"delta"` (templated)
+    :param kafka_conn_id: connection of type `kafka` (templated)
+    :param iceberg_conn_id: connection of type `iceberg` (templated)
+    :param storage_conn_id: of the store of a Delta table, or of a checkpoint: type `aws`, `generic` or `iceberg`
+        (templated)
+    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    """
+
+    check_name = "retention_risk"
+    template_fields: Sequence[str] = (
+        "checkpoint_location",
+        "table",
+        "consumer_group",
+        "group_id",
+        "topic",
+        "min_time_left",
+        "watch_for",
+        "run_interval",
+        "table_format",
+        "kafka_conn_id",
+        "iceberg_conn_id",
+        "storage_conn_id",
+        "missing",
+    )
+
+    def __init__(
+        self,
+        *,
+        checkpoint_location: str | None = None,
+        table: str | None = None,
+        consumer_group: str = "{{ dag.dag_id }}",
+        group_id: str | None = None,
+        topic: str | Sequence[str] | None = None,
+        min_time_left: float | str = "1h",
+        watch_for: float | str | None = None,
+        run_interval: float | str | None = None,
+        table_format: str = "iceberg",
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not any(is_given(one) for one in (checkpoint_location, table, group_id)):
+            raise InvalidArgument(
+                "checkpoint_location", "one of checkpoint_location, table and group_id has to be given."
+            )
+        self.checkpoint_location = checkpoint_location
+        self.table = table
+        self.consumer_group = consumer_group
+        self.group_id = group_id
+        self.topic = topic
+        self.min_time_left = min_time_left
+        self.watch_for = watch_for
+        self.run_interval = run_interval
+        self.table_format = table_format
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.storage_conn_id = storage_conn_id
+        self.ready()

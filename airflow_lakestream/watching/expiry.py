@@ -1,0 +1,78 @@
+"""When unread records leave the log, at the rates at which it is written and read now: arithmetic alone.
+
+By time, a record leaves once it is older than `retention.ms`, at the earliest. A consumer that reads on pushes that
+moment away, as fast as it gets through the time in which the records were written. By size, it leaves once so much
+was written behind it that the log is full; a consumer moves away from that end as it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# No rate is trusted in the last part of the time that is asked for: a consumer may stop at any moment.
+LAST_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """One partition at one moment. Rates are records a second; times are seconds since the epoch.
+
+    `unread` is how many records are left to read, `first_at` the timestamp of the first of them. `capacity` is how many
+    records the log holds before it is full by size, None without such a limit.
+    """
+
+    unread: int
+    first_at: float | None
+    produced: float
+    landed: float
+    retention: float | None
+    capacity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Seconds until the first unread record leaves: at today's rates, and if nothing more is read."""
+
+    going_on: float = math.inf
+    stopped: float = math.inf
+
+    def is_short(self, wanted: float) -> bool:
+        """Whether that is less than what is wanted."""
+        return self.going_on < wanted or self.stopped < wanted / LAST_PART
+
+
+def time_left(view: PartitionView, now: float) -> TimeLeft:
+    """Return how long the first unread record stays."""
+    if not view.unread:
+        return TimeLeft()
+    by_time, by_size = _by_time(view, now), _by_size(view)
+    return TimeLeft(min(by_time.going_on, by_size.going_on), min(by_time.stopped, by_size.stopped))
+
+
+def _by_time(view: PartitionView, now: float) -> TimeLeft:
+    if view.retention is None or view.first_at is None:
+        return TimeLeft()
+    stopped = max(0.0, view.first_at + view.retention - now)
+    # So many records of what is unread were written in each second of it: reading as many gains a second.
+    density = view.unread / max(1.0, now - view.first_at)
+    gained = view.landed / density
+    return TimeLeft(math.inf if gained >= 1 else stopped / (1 - gained), stopped)
+
+
+def _by_size(view: PartitionView) -> TimeLeft:
+    if view.capacity is None or view.produced <= 0:
+        return TimeLeft()
+    room = max(0.0, view.capacity - view.unread)
+    growth = view.produced - view.landed
+    return TimeLeft(math.inf if growth <= 0 else room / growth, room / view.produced)
+
+
+def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
+    """Return the records a second that read everything within half of the time that is left."""
+    if not view.unread:
+        return 0.0
+    within = left.stopped / 2
+    if not math.isfinite(within):
+        return view.produced
+    return view.produced + view.unread / max(1.0, within)

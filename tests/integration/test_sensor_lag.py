@@ -1,0 +1,286 @@
+"""How far consumers are behind, on real topics, tables and checkpoints; and each thing that is wrong, by its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from airflow_lakestream.watching.causes import Cause
+from airflow_lakestream.watching.verdict import Outcome, Verdict
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics, poll_until
+from tests.support.lake import GROUP, TABLE, Lake, compact, events
+from tests.support.sensing import commit, look
+from tests.support.spark import SparkRun
+from tests.support.transactions import Transaction
+
+pytestmark = pytest.mark.integration
+
+OF_TABLE = {"table": TABLE, "consumer_group": GROUP}
+
+
+def lag(lake: Lake, **arguments: Any) -> Verdict:
+    return look(lake, "checkpoint_lag", **arguments)
+
+
+def seen(verdict: Verdict) -> tuple[Outcome, Cause, int]:
+    assert verdict.value is not None, verdict.text
+    return verdict.outcome, verdict.reasons[0].cause, verdict.value["lag"]
+
+
+@pytest.fixture
+def name(topic: Topics, produce: Producing) -> str:
+    """Give a topic with ten records in each of two partitions, and an empty third one."""
+    name = topic(3)
+    for p in (0, 1):
+        produce(name, p, events(p, 0, 10))
+    return name
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:8]}"
+
+
+# A table's ledger
+
+
+def test_a_table_that_holds_all_is_caught_up_and_one_that_does_not_is_behind(
+    lake: Lake, name: str, produce: Producing
+) -> None:
+    lake.land(name)
+    assert seen(lag(lake, **OF_TABLE)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    produce(name, 2, events(2, 0, 4), timestamps=[int((time.time() - 600) * 1000)] * 4)
+    late = lag(lake, **OF_TABLE)
+    assert seen(late) == (Outcome.WAITING, Cause.LATE_PARTITION, 4)
+    assert late.value is not None
+    assert late.value["worst"] == {"topic": name, "partition": 2, "lag": 4}
+    assert late.value["seconds"] == pytest.approx(600, abs=60)
+    assert lag(lake, **OF_TABLE, max_lag_seconds="20m").outcome is Outcome.DONE
+    assert lag(lake, **OF_TABLE, max_lag_seconds="5m").outcome is Outcome.WAITING
+    assert lag(lake, **OF_TABLE, max_lag_records=4).outcome is Outcome.DONE
+    assert lag(lake, **OF_TABLE, max_batch_age="1h").outcome is Outcome.DONE
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 4)
+
+
+def test_an_idle_topic_is_no_stopped_consumer(lake: Lake, name: str) -> None:
+    lake.land(name)
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (Outcome.DONE, Cause.IDLE_TOPIC, 0)
+
+
+def test_a_hole_that_an_interval_left_is_lag_and_what_lies_above_is_not(lake: Lake, name: str) -> None:
+    lake.land(name, max_records=4)
+    lake.land(name, mode="ranges", ranges=[[0, 8, 10]])
+    verdict = lag(lake, **OF_TABLE)
+    assert verdict.value is not None
+    landed = sum(end - start for ranges in lake.landed(name).values() for start, end in ranges)
+    assert verdict.value["lag"] == 20 - landed
+
+
+def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing) -> None:
+    lake.land(name)
+    produce(name, 0, events(0, 10, 3))
+    before = lag(lake, **OF_TABLE).value
+    compact(lake.table())
+    after = lag(lake, **OF_TABLE).value
+    assert before is not None
+    assert after is not None
+    assert after["lag"] == before["lag"] == 3
+    assert after["batch_age"] >= before["batch_age"]
+
+
+def test_a_rollback_is_told_by_its_name(lake: Lake, name: str, produce: Producing) -> None:
+    lake.land(name)
+    produce(name, 0, events(0, 10, 5))
+    lake.land(name)
+    lake.table().manage_snapshots().set_current_snapshot(lake.snapshots()[0]).commit()
+    assert seen(lag(lake, **OF_TABLE)) == (Outcome.WAITING, Cause.ROLLBACK, 5)
+
+
+def test_a_topic_that_was_made_anew_is_refused(lake: Lake, name: str, topic: Topics) -> None:
+    lake.land(name)
+    topic.delete(name)
+    topic(3, name=name)
+    verdict = lag(lake, **OF_TABLE, missing="wait")
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.terminal
+    assert "deleted and created anew" in verdict.text
+
+
+def test_a_table_without_the_groups_ledger_names_those_that_it_has(lake: Lake, name: str) -> None:
+    lake.land(name)
+    verdict = lag(lake, table=TABLE, consumer_group="other")
+    assert verdict.outcome is Outcome.FAILED
+    assert f"it has of {GROUP}" in verdict.text
+
+
+def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producing, tmp_path: Path) -> None:
+    from airflow_lakestream.core.landing import land
+    from airflow_lakestream.delta.storage import DeltaStorage
+    from airflow_lakestream.extract import ExtractConfig, build_job
+
+    place = str(tmp_path / "delta" / "events")
+    config = ExtractConfig(topic=name, table=place, consumer_group=GROUP, table_format="delta")
+    land(build_job(config, lake.kafka, DeltaStorage(), run_id=uuid.uuid4().hex))
+    produce(name, 0, events(0, 10, 2))
+    verdict = lag(lake, table=place, consumer_group=GROUP, table_format="delta")
+    assert seen(verdict) == (Outcome.WAITING, Cause.LATE_PARTITION, 2)
+    assert verdict.value is not None
+    assert 0 <= verdict.value["batch_age"] < 600
+
+
+# A consumer group
+
+
+def test_a_group_is_behind_by_what_it_has_not_committed(lake: Lake, name: str, group: str, admin: AdminClient) -> None:
+    commit(admin, group, name, {0: 4, 1: 10})
+    assert seen(lag(lake, group_id=group)) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 6)
+    commit(admin, group, name, {0: 10})
+    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+
+
+def test_a_group_with_a_member_is_slow_and_not_stopped(lake: Lake, name: str, group: str, kafka: Kafka) -> None:
+    settings = {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 2}
+    consumer = Consumer({**kafka.client_config(), **settings})
+    consumer.subscribe([name])
+    try:
+        poll_until(lambda: bool(consumer.poll(0.2)), "a record")
+        consumer.commit(offsets=[TopicPartition(name, 0, 1), TopicPartition(name, 1, 1)], asynchronous=False)
+        assert seen(lag(lake, group_id=group)) == (Outcome.WAITING, Cause.SLOW_CONSUMER, 18)
+    finally:
+        consumer.close()
+
+
+def test_markers_of_transactions_at_the_end_are_no_lag(
+    lake: Lake, topic: Topics, group: str, produce: Producing, kafka: Kafka, admin: AdminClient
+) -> None:
+    name, transaction = topic(1), Transaction(kafka, admin)
+    produce(name, 0, ["a", "b"])
+    commit(admin, group, name, {0: 2})
+    transaction.begin(name, 0, ["x", "y"])
+    transaction.abort()
+    # Two aborted records and a marker: nothing that a consumer would ever get.
+    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    transaction.begin(name, 0, ["c"])
+    # Nor what is not committed.
+    assert lag(lake, group_id=group).outcome is Outcome.DONE
+    transaction.commit()
+    behind = lag(lake, group_id=group)
+    assert behind.outcome is Outcome.WAITING
+    assert behind.value is not None
+    # The record and its marker; the aborted ones in front of it do not count.
+    assert behind.value["lag"] == 2
+
+
+def test_what_retention_took_is_told_apart(lake: Lake, name: str, group: str, admin: AdminClient) -> None:
+    commit(admin, group, name, {0: 2, 1: 10})
+    admin.delete_records([TopicPartition(name, 0, 7)])[TopicPartition(name, 0, 7)].result(30)
+    verdict = lag(lake, group_id=group)
+    assert verdict.value is not None
+    assert (verdict.value["lag"], verdict.value["lost"]) == (3, 5)
+    assert Cause.LOST_RECORDS in [reason.cause for reason in verdict.reasons]
+    assert f"{name}[0] [2,7)" in verdict.text
+
+
+# A checkpoint
+
+
+def test_a_checkpoint_of_a_real_query_is_followed(lake: Lake, name: str, produce: Producing, spark: Any) -> None:
+    run = SparkRun(lake, name)
+    run.run(spark, max_offsets_per_trigger=12)
+    where = {"checkpoint_location": str(run.checkpoint)}
+    assert seen(lag(lake, **where)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    produce(name, 0, events(0, 10, 6))
+    ended = lag(lake, **where)
+    assert seen(ended) == (Outcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert "its driver has ended (done)" in ended.text
+    assert lag(lake, **where, max_lag_records=6).outcome is Outcome.DONE
+    assert lag(lake, **where, max_lag_records=6, max_batch_age="1ms").outcome is Outcome.WAITING
+    # Of somebody else's query there is no lease: its batches alone tell.
+    shutil.rmtree(f"{run.checkpoint}.lakestream")
+    assert seen(lag(lake, **where, max_batch_age="1ms")) == (Outcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert seen(lag(lake, **where, max_batch_age="1h"))[0] is Outcome.DONE
+    # A batch that was planned and not committed is not landed.
+    last = max(int(one.name) for one in (run.checkpoint / "commits").iterdir() if one.name.isdigit())
+    (run.checkpoint / "commits" / str(last)).unlink()
+    assert seen(lag(lake, **where))[2] > 6
+
+
+def checkpoint(folder: Path, **files: str) -> dict[str, str]:
+    """Write a checkpoint; returns the sensor's argument."""
+    for path, text in {
+        "metadata": '{"id":"0f3c"}',
+        **{key.replace("__", "/"): text for key, text in files.items()},
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return {"checkpoint_location": str(folder)}
+
+
+def batch(offsets: dict[str, dict[str, int]], at: float = 0) -> str:
+    header = {"batchWatermarkMs": 0, "batchTimestampMs": int(at * 1000), "conf": {}}
+    return f"v1\n{json.dumps(header)}\n{json.dumps(offsets)}"
+
+
+def test_a_checkpoint_whose_old_entries_spark_has_deleted_is_read(lake: Lake, name: str, tmp_path: Path) -> None:
+    ends = {name: {"0": 9, "1": 10}}
+    given = checkpoint(tmp_path / "c", offsets__107=batch(ends, time.time()), commits__107="v1\n{}")
+    assert seen(lag(lake, **given, max_batch_age="1m", max_lag_records=0)) == (Outcome.WAITING, Cause.LATE_PARTITION, 1)
+
+
+def test_a_query_that_has_begun_and_committed_nothing_lacks_all_from_its_start(
+    lake: Lake, name: str, tmp_path: Path
+) -> None:
+    start = "\0v1\n" + json.dumps({name: {"0": 4, "1": 0, "2": 0}})
+    given = checkpoint(tmp_path / "c", sources__0__0=start, offsets__0=batch({name: {"0": 10, "1": 10, "2": 0}}))
+    assert seen(lag(lake, **given))[2] == 16
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "may_come"),
+    [
+        (None, "there is no checkpoint", True),
+        ({"metadata": '{"id":'}, "metadata was written in part", True),
+        ({"metadata": '{"id":"a"}', "sources__0__0": "\0v"}, "sources/0/0 does not begin with v1", True),
+        ({"offsets__0": "v1\n{}", "commits__0": "v1"}, "offsets/0 ends before its offsets", True),
+        ({"commits__3": "v1"}, "offsets/3 is missing", True),
+        ({}, "has not begun to read", True),
+        ({"offsets__0": 'v1\n{}\n{"logOffset":3}', "commits__0": "v1"}, "whose source is not Kafka", False),
+        ({"offsets__0": "v1\n{}\n-\n-", "commits__0": "v1"}, "2 sources", False),
+        ({"offsets__0": batch({"of-somebody": {"0": 1}}), "commits__0": "v1"}, "of-somebody", True),
+    ],
+)
+def test_a_checkpoint_that_tells_nothing_is_named_and_awaited_where_it_may_come(
+    lake: Lake, kafka: Kafka, tmp_path: Path, files: dict[str, str] | None, text: str, may_come: bool
+) -> None:
+    folder = tmp_path / "c"
+    given = {"checkpoint_location": str(folder)} if files is None else checkpoint(folder, **files)
+    failed, awaited = lag(lake, **given), lag(lake, **given, missing="wait")
+    assert failed.outcome is Outcome.FAILED
+    assert failed.terminal
+    assert text in failed.text
+    assert awaited.outcome is (Outcome.WAITING if may_come else Outcome.FAILED)
+
+
+def test_a_folder_of_something_else_is_foreign(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "data.parquet").write_text("x")
+    assert "there is something else in it" in lag(lake, checkpoint_location=str(tmp_path / "c")).text
+
+
+def test_a_checkpoint_on_another_kind_of_store_is_read(lake: Lake, name: str) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/c/metadata", b'{"id":"0f3c"}')
+    memory.pipe_file("/c/offsets/0", batch({name: {"0": 10, "1": 7}}).encode())
+    memory.pipe_file("/c/commits/0", b"v1\n{}")
+    assert seen(lag(lake, checkpoint_location="memory://c"))[2] == 3

@@ -1,0 +1,113 @@
+"""Nothing of a deferred sensor blocks the triggerer's event loop: no file, no socket, no client, no catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from airflow_lakestream.triggers import look as triggers_look
+from tests.support.airflow_home import Connections
+from tests.support.broker import Producing, Topics
+from tests.support.lake import GROUP, TABLE, Lake, events
+from tests.support.sensing import commit
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+
+# What Python itself tells of: an audit hook stays for good, and looks at one thread while that runs a loop.
+BLOCKING = ("open", "os.listdir", "os.scandir", "time.sleep", "socket.connect", "socket.getaddrinfo", "sqlite3.connect")
+# And whose code does the rest: librdkafka tells no audit hook.
+CLIENTS = ("/confluent_kafka/", "/pyiceberg/catalog/", "/pyiceberg/io/", "/sqlalchemy/", "/airflow_lakestream/hooks/")
+_watched: dict[str, Any] = {}
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in BLOCKING and _watched.get("loop") == threading.get_ident():
+        _watched["seen"].append((event, str(arguments)[:200]))
+
+
+def _profile(frame: FrameType, event: str, called: Any) -> None:
+    if event == "call" and any(part in frame.f_code.co_filename for part in CLIENTS):
+        _watched["seen"].append((frame.f_code.co_filename, frame.f_code.co_name))
+    elif event == "c_call" and str(getattr(called, "__module__", "")).startswith("confluent_kafka"):
+        _watched["seen"].append(("confluent_kafka", called.__name__))
+
+
+def in_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, list[tuple[str, str]]]:
+    """Run a coroutine in a loop of its own; return its result, and what blocked the loop."""
+    if not _watched:
+        sys.addaudithook(_audit)
+
+    async def watched() -> Any:
+        _watched.update(loop=threading.get_ident(), seen=[])
+        sys.setprofile(_profile)
+        try:
+            return await asyncio.wait_for(work(), 120)
+        finally:
+            sys.setprofile(None)
+            _watched["loop"] = None
+
+    return asyncio.run(watched()), _watched["seen"]
+
+
+async def event_of(trigger: triggers_look.LookTrigger) -> dict[str, Any]:
+    async for event in trigger.run():
+        return dict(event.payload)
+    raise AssertionError("no event")
+
+
+def trigger(check: str = "checkpoint_lag", **arguments: Any) -> triggers_look.LookTrigger:
+    return triggers_look.LookTrigger(check=check, poll_interval=0.3, timeout=3, **arguments)
+
+
+@pytest.fixture
+def subjects(
+    connections: Connections, lake: Lake, topic: Topics, produce: Producing, admin: AdminClient
+) -> list[dict[str, Any]]:
+    """Give a table and a group that are behind."""
+    connections.iceberg(
+        {"type": "sql", "uri": f"sqlite:///{lake.folder}/catalog.db", "warehouse": f"file://{lake.folder}/warehouse"}
+    )
+    name, group = topic(1), f"g-{uuid.uuid4().hex[:8]}"
+    produce(name, 0, events(0, 0, 5))
+    lake.land(name)
+    produce(name, 0, events(0, 5, 5))
+    commit(admin, group, name, {0: 0})
+    return [{"table": TABLE, "consumer_group": GROUP}, {"group_id": group}]
+
+
+@pytest.mark.parametrize("check", ["checkpoint_lag", "retention_risk"])
+def test_nothing_blocks_the_triggerers_loop(subjects: list[dict[str, Any]], check: str) -> None:
+    more = {"watch_for": "1m"} if check == "retention_risk" else {}
+
+    async def all_of_them() -> list[dict[str, Any]]:
+        return await asyncio.gather(*(event_of(trigger(check, **one, **more)) for one in subjects))
+
+    told, seen = in_loop(all_of_them)
+    assert [one["outcome"] for one in told] == ["timed out", "timed out"]
+    assert [one["value"]["lag" if check == "checkpoint_lag" else "unread"] for one in told] == [5, 10]
+    assert seen == []
+
+
+def test_a_trigger_that_looks_in_the_loop_is_seen(subjects: list[dict[str, Any]], monkeypatch: Any) -> None:
+    class InTheLoop:
+        async def in_thread(self, work: Callable[[], Any]) -> Any:
+            return work()
+
+        async def look(self, looking: Any, interval: float) -> Any:
+            from airflow_lakestream.watching.asking import look_now
+
+            return look_now(looking)
+
+    monkeypatch.setattr(triggers_look, "shared_looks", InTheLoop)
+    for subject in subjects:
+        told, seen = in_loop(lambda given=subject: event_of(trigger(**given)))
+        assert told["outcome"] == "timed out"
+        assert seen
