@@ -189,7 +189,10 @@ class RejectTable(IcebergSink):
                     key = landing_id, group, TopicIdentity(topic, topic_id, "")
                     found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
         now = time.time_ns() // 1_000_000
-        return [Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now) for key, ranges in found.items()]
+        return [
+            Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now, after=settlement.marks(key[1]))
+            for key, ranges in found.items()
+        ]
 
     def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
         """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
