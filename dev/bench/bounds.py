@@ -37,9 +37,17 @@ RATIOS = (
     Ratio("protobuf", "json", 1),
     Ratio("json-bad", "json", 0.7),
     Ratio("json", "json-1", None),
+    Ratio("app-json-warm", "spark-warm", 1.3),
+    Ratio("app-json-cold", "spark-cold", 1.3),
+    Ratio("app-json-start", "spark-start", None),
+    Ratio("app-avro-warm", "app-json-warm", 1),
+    Ratio("app-protobuf-warm", "app-json-warm", 1),
+    Ratio("app-json-warm", "json", None),
 )
 # Where nothing but the start counts: a large topic's first commit comes when `max_batch_bytes` is full.
 FIRST_COMMIT_ROW = "json-few"
+# What the operator adds to the very same app.
+SUBMIT_ROWS, SUBMIT_S = ("submit", "submit-bare"), 3
 
 
 def median(samples: Sequence[Sample], name: str) -> float | None:
@@ -71,6 +79,10 @@ def verdicts(samples: Sequence[Sample]) -> Iterator[Figure]:
         seconds = median(rows[FIRST_COMMIT_ROW], "first_commit_seconds") or 0.0
         holds = seconds < FIRST_COMMIT_S
         yield Figure(FIRST_COMMIT_ROW, "execute() to first commit", seconds, "s", f"< {FIRST_COMMIT_S}", holds)
+    if all(name in rows for name in SUBMIT_ROWS):
+        operator, bare = (median(rows[name], "seconds") or 0.0 for name in SUBMIT_ROWS)
+        added = operator - bare
+        yield Figure("submit", "seconds added to spark-submit", added, "s", f"< {SUBMIT_S}", added < SUBMIT_S)
 
 
 def _ratio(ratio: Ratio, rows: Mapping[str, Sequence[Sample]]) -> Figure:

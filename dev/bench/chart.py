@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from dev.bench.rows import ROWS, Row
 
 OURS, LIMIT, PEERS = "#1f77b4", "#9a9a9a", "#d08a2e"
-_COLOURS = {"extract": OURS, "kcat": LIMIT}
+_COLOURS = {"extract": OURS, "landing_app": OURS, "kcat": LIMIT}
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ def main() -> None:
     """Draw."""
     source, target = map(Path, sys.argv[1:3])
     bars = read(json.loads(source.read_text())["samples"])
-    small = [
-        bar for bar in bars if bar.row.topic in ("json", "avro", "protobuf", "json-bad") and "few" not in bar.row.name
-    ]
+    small = [bar for bar in bars if bar.row.topic in ("json", "avro", "protobuf", "json-bad") and bar.row.most != 1_000]
     large = [bar for bar in bars if bar.row.topic.endswith(("-1k", "mib"))]
     panels = [(small, "200 B records: thousand records per second", 1 / 1000)] if small else []
     panels += [(large, "larger records: MB per second", None)] if large else []

@@ -47,6 +47,16 @@ def _extract(name: str, title: str, topic: str, **options: Any) -> tuple[Row, Ro
     )
 
 
+def _landing_app(name: str, title: str, topic: str, runs: int | None, **options: Any) -> tuple[Row, Row, Row]:
+    """With a JVM that is cold, its start counted or not, and one that is warm: three rows of one run."""
+    kinds = {"warm": "warm", "cold": "cold", "start": "cold, start counted"}
+    warm, cold, start = (
+        Row(f"{name}-{kind}", f"kafka_to_iceberg {title}, {how}", "landing_app", topic, name, None, runs, options)
+        for kind, how in kinds.items()
+    )
+    return warm, cold, start
+
+
 ROWS = (
     Row("kcat", "kcat to nowhere: the limit of reading", "kcat"),
     *_extract("json", "extract JSON 200 B", "json"),
@@ -72,6 +82,11 @@ ROWS = (
     Row("spark-warm", "Spark availableNow, warm", "spark", group="spark"),
     Row("spark-cold", "Spark availableNow, cold, start not counted", "spark", group="spark"),
     Row("spark-start", "Spark availableNow, cold, start counted", "spark", group="spark"),
+    *_landing_app("app-json", "JSON 200 B", "json", None, schema=DDL),
+    *_landing_app("app-avro", "Avro 200 B", "avro", 2, format="avro"),
+    *_landing_app("app-protobuf", "Protobuf 200 B", "protobuf", 2, format="protobuf"),
+    Row("submit-bare", "kafka_to_iceberg, 1,000 records, spark-submit", "submit", most=1_000, options={"by": "hand"}),
+    Row("submit", "kafka_to_iceberg, 1,000 records, the operator", "submit", most=1_000, options={"by": "operator"}),
     *_extract("json-1k", "extract JSON 1 KB", "json-1k"),
     *_extract("avro-1k", "extract Avro 1 KB", "avro-1k", format="avro"),
     *_extract("protobuf-1k", "extract Protobuf 1 KB", "protobuf-1k", format="protobuf"),

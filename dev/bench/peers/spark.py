@@ -58,11 +58,11 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
                 raise LandedWrong(row, topic.records, landed.rows)
             found[row.name] = sample_of(row, number, topic, topic.records, told[name], done, landed)
         if "spark-start" in found:
-            found["spark-start"] = _with_start(found["spark-start"], told)
+            found["spark-start"] = with_start(found["spark-start"], told)
         return found
 
 
-def _with_start(cold: Sample, told: Mapping[str, Mapping[str, float]]) -> Sample:
+def with_start(cold: Sample, told: Mapping[str, Mapping[str, float]]) -> Sample:
     """Return the cold query with the start of Python and JVM before it."""
     start, before = told["start"], told["cold"]["began_at"] - told["start"]["began_at"]
     assert cold.first_commit_seconds is not None
