@@ -28,12 +28,16 @@ class SparkLacks(LakestreamError, Terminal):
 
 
 def open_session(config: AppConfig) -> SparkSession:
-    """Start Spark, or join the one that `spark-submit` has started. Raises SparkLacks without a Kafka source."""
+    """Start Spark, or join the one that `spark-submit` has started.
+
+    Raises SparkLacks for a query without a Kafka source, which says what it is to land; the records come without one.
+    """
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
     on_s3 = s3a.is_on_s3a(config.checkpoint_location)
-    packages = [*kafka_packages(), *(s3a.packages() if on_s3 else ())]
+    packages = [*(kafka_packages() if config.is_query else ()), *(s3a.packages() if on_s3 else ())]
     spark = start_session(config.app, settings, packages, s3a.left_out() if on_s3 else ())
-    check_class(spark, _KAFKA_SOURCE, "Spark has no Kafka source.", kafka_packages(spark.version))
+    if config.is_query:
+        check_class(spark, _KAFKA_SOURCE, "Spark has no Kafka source.", kafka_packages(spark.version))
     if on_s3:
         check_class(spark, s3a.FILE_SYSTEM, "Spark has no client of S3.", s3a.packages())
     return spark
@@ -50,7 +54,7 @@ def start_session(
 
     # What executors hand over as text, and the driver reads, is in one time zone.
     settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
+    if packages and "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
         settings["spark.jars"] = ",".join(resolve(packages, without=without))
     if _master(settings).startswith("local"):
         # On one machine the executors' Python is this one, not whatever is first on the PATH.
