@@ -95,20 +95,22 @@ def test_a_check_fails_where_the_consumer_is_behind(
         assert "4 records behind in 2 of 2 partitions" in str(run.errors[0])
 
 
-@pytest.mark.parametrize("mode", IN_LINE)
-@pytest.mark.parametrize("missing", ["fail", "wait"])
+WRONG = {
+    "connection": ({"kafka_conn_id": "nowhere"}, "there is no connection 'nowhere'"),
+    "topic": ({"topic": "nothing-here"}, "nothing-here"),
+    "group": ({"group_id": "nobody"}, "has committed no offset"),
+    "table": ({"group_id": None, "table": "lake.none"}, "there is no table 'lake.none'"),
+}
+
+
 @pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"kafka_conn_id": "nowhere"}, "there is no connection 'nowhere'"),
-        ({"topic": "nothing-here"}, "nothing-here"),
-        ({"group_id": "nobody"}, "has committed no offset"),
-        ({"group_id": None, "table": "lake.none"}, "there is no table 'lake.none'"),
-    ],
+    ("mode", "what"), [*((mode, "connection") for mode in IN_LINE), *(("poke", what) for what in WRONG)]
 )
+@pytest.mark.parametrize("missing", ["fail", "wait"])
 def test_what_is_missing_fails_it_or_is_awaited_with_its_name(
-    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str, missing: str, wrong: dict[str, Any], text: str
+    sensing: Sensing, consumer: Consumer, dag_id: str, mode: str, missing: str, what: str
 ) -> None:
+    wrong, text = WRONG[what]
     given = {**IN_LINE[mode], **consumer.arguments, "missing": missing, "timeout": 1, "retries": 1, **wrong}
     run = sensing.run(dag_id, **given)
     assert task(run)[0] == "failed"
@@ -129,26 +131,27 @@ def test_it_waits_in_a_real_triggerer(sensing: Sensing, consumer: Consumer, dag_
     assert xcom["partitions"] == {consumer.topic: {"0": 0, "1": 0}}
 
 
-@pytest.mark.parametrize(
-    ("given", "state", "text"),
-    [
-        ({"timeout": 3}, "failed", "Sensor has timed out after 3 seconds. stopped consumer"),
-        ({"timeout": 3, "soft_fail": True}, "skipped", "stopped consumer"),
-        ({"fail_when_behind": True}, "failed", "4 records behind"),
-        ({"kafka_conn_id": "nowhere"}, "failed", "there is no connection 'nowhere'"),
-        ({"kafka_conn_id": "nowhere", "missing": "wait", "timeout": 3}, "failed", "there is no connection 'nowhere'"),
-    ],
-)
-def test_one_that_begins_in_the_triggerer_ends_as_the_others(
-    sensing: Sensing, consumer: Consumer, dag_id: str, given: dict[str, Any], state: str, text: str
-) -> None:
-    run, file = sensing.write(dag_id, start_from_trigger=True, **{**consumer.arguments, **given})
-    assert sensing.schedule(run) == "deferred"
+ENDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"timeout": 3}, "failed", "Sensor has timed out after 3 seconds. stopped consumer"),
+    ({"timeout": 3, "soft_fail": True}, "skipped", "stopped consumer"),
+    ({"fail_when_behind": True}, "failed", "4 records behind"),
+    ({"kafka_conn_id": "nowhere"}, "failed", "there is no connection 'nowhere'"),
+    ({"kafka_conn_id": "nowhere", "missing": "wait", "timeout": 3}, "failed", "there is no connection 'nowhere'"),
+]
+
+
+def test_those_that_begin_in_the_triggerer_end_as_the_others(sensing: Sensing, consumer: Consumer, dag_id: str) -> None:
+    written = [
+        sensing.write(f"{dag_id}_{n}", start_from_trigger=True, **{**consumer.arguments, **given})
+        for n, (given, _, _) in enumerate(ENDS)
+    ]
+    assert [sensing.schedule(run) for run, _ in written] == ["deferred"] * len(ENDS)
     sensing.triggerer.start()
-    sensing.await_state(run, "scheduled")
-    log = sensing.work(run, file)
-    assert task(run)[0] == state
-    assert text in log
+    for (run, file), (given, state, text) in zip(written, ENDS, strict=True):
+        sensing.await_state(run, "scheduled")
+        log = sensing.work(run, file)
+        assert task(run)[0] == state, given
+        assert text in log
 
 
 def test_no_secret_is_kept_with_a_deferred_task(

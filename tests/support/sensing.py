@@ -142,8 +142,14 @@ def sensing(airflow: AirflowHome, tmp_path: Path) -> Iterator[Sensing]:
 
 def commit(admin: AdminClient, group: str, topic: str, offsets: dict[int, int]) -> None:
     """Commit offsets as a consumer of the group would."""
-    wanted = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
-    admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])[group].result(30)
+    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, offset) for p, offset in offsets.items()])
+
+    def committed() -> bool:
+        # The first one of a broker finds no coordinator yet, and each partition says so for itself.
+        answer = admin.alter_consumer_group_offsets([request])[group].result(30)
+        return all(one.error is None for one in answer.topic_partitions)
+
+    poll_until(committed, f"the offsets of {group}")
 
 
 @dataclass
