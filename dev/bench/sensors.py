@@ -25,6 +25,7 @@ from dev.bench.airflow_home import airflow_env
 from dev.bench.lake import NAMESPACE, Lake
 from dev.bench.machine import describe
 from dev.service import CHECKOUT
+from dev.services.airflow import database_of
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 
@@ -128,6 +129,8 @@ def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
             ti.trigger_id, ti.state, ti.start_date = trigger.id, TaskInstanceState.DEFERRED, now
             ti.next_method, ti.next_kwargs, ti.try_number = "execute_complete", {}, 1
             ti.trigger_timeout = now + timedelta(days=7)
+            # The triggerer writes to the same file, and waits no longer than a minute for its turn.
+            session.commit()
 
 
 def await_running(count: int, log: Path) -> None:
@@ -169,6 +172,7 @@ def measure(count: int, of: int, minutes: float) -> None:
         (lake.folder / "warehouse").mkdir(parents=True)
         env = {
             **airflow_env(folder / "airflow"),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database_of(folder / "airflow"),
             "AIRFLOW__TRIGGERER__CAPACITY": str(count + 100),
             "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka.client_config()}),
             "AIRFLOW_CONN_ICEBERG_DEFAULT": lake.connection(),

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dev.services.airflow import database_of
+
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
     from airflow.sdk import DAG
@@ -46,6 +48,8 @@ def settings(home: Path) -> dict[str, str]:
     bundles = [{"name": name, "classpath": _BUNDLE, "kwargs": {"path": str(path)}} for name, path in folders.items()]
     return {
         "AIRFLOW_HOME": str(home),
+        # A triggerer and task processes write to the file as well, and wait their turn.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database_of(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
