@@ -23,6 +23,7 @@ _SIZE = "added-files-size"
 _OF_SENSORS: Mapping[str, Mapping[str, str]] = {
     "freshness": {"age": "freshness"},
     "checkpoint_lag": {"lag": "lag", "seconds": "lag_seconds"},
+    "retention_risk": {"time_left": "time_left"},
 }
 # What tells one stream from another; of a sensor those that it has.
 _OF_STREAM = ("table", "topic", "consumer_group")

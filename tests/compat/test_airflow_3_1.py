@@ -17,7 +17,7 @@ def test_airflow_finds_the_provider_and_all_that_it_lists() -> None:
 
     found = ProvidersManager().providers["airflow-lakestream"]
     assert get_provider_info().items() <= found.data.items()
-    for kind in ("operators", "hooks"):
+    for kind in ("operators", "sensors", "hooks"):
         for entry in found.data[kind]:
             for module in entry["python-modules"]:
                 importlib.import_module(module)
@@ -44,3 +44,24 @@ def test_a_topic_lands(dag_id: str, produce, airflow: AirflowHome, connections: 
 
     again = airflow.run(dag, {"topic": name})
     assert (again.state, again.task().xcom["snapshot_ids"], again.asset_events) == ("success", [], [])
+
+
+def test_a_list_of_streams_is_supervised(airflow: AirflowHome, connections: Connections, kafka, topic) -> None:
+    name = topic()
+    produce_clickstream(kafka.client_config(), name, count=100, rate=0)
+    assert airflow.run(airflow.dag(DAGS / "clickstream_to_lake.py"), {"topic": name}).state == "success"
+    stream = {"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"}
+    dag = airflow.dag(DAGS / "supervise_lakestream.py")
+    assert [alert.callback.path for alert in dag.deadline] == ["airflow_lakestream.alerts.tell_deadline"]
+    # `dag.test()` has no scheduler to look after it.
+    dag.deadline = None
+    run = airflow.run(dag, {"streams": [stream]})
+    assert (run.state, run.errors) == ("success", [])
+
+
+def test_a_sensor_that_should_begin_in_the_triggerer_begins_in_a_worker() -> None:
+    from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
+
+    with pytest.warns(UserWarning, match="start_from_trigger needs Airflow 3.3"):
+        sensor = IcebergSnapshotFreshnessSensor(task_id="s", table="lake.t", max_age="1h", start_from_trigger=True)
+    assert (sensor.start_from_trigger, sensor.deferrable) == (False, True)
