@@ -15,6 +15,7 @@ from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTabl
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, is_hit
+from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.files import Add, read_file
@@ -39,10 +40,11 @@ class DeltaAudit(Audit):
     def look(self, storage: DeltaStorage) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
-        Raises InvalidArgument where there is no Delta table, NoLedger, NoPositions, LedgerTakenAway, UnreadableTable,
+        Raises InvalidArgument where there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway, UnreadableTable,
         and the errors of the Kafka side.
         """
         main, rejects = _both(storage, self.table)
+        refuse_mirror(self.table, main.properties, "audited by topic, partition and offset")
         if missing := [name for name in COORDINATES if name not in main.schema.names]:
             raise NoPositions(self.table, missing)
         for group in sorted({*ledger_store.groups(main), self.consumer_group}):

@@ -20,8 +20,8 @@ _SCHEME = "s3a"
 _SDK = "software.amazon.awssdk"
 # All of Amazon's clients in one jar of half a gigabyte, which hadoop-aws brings.
 _BUNDLE = f"{_SDK}:bundle"
-# The clients that are needed, of the version that a Hadoop was made for.
-_SDK_OF_HADOOP = {"3.4.0": "2.23.19", "3.4.1": "2.24.6", "3.4.2": "2.29.52"}
+# The clients that are needed, of the last version whose requests are those that Hadoop 3.4 was made for.
+_SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
 _CLIENTS = ("s3", "s3-transfer-manager", "sts")
 # Storage options of delta-rs, and what Hadoop calls them for one bucket.
 _SETTINGS = {

@@ -13,19 +13,19 @@ from tests.dags.test_dags import landed
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
 
 
+@pytest.fixture(autouse=True)
+def local_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the connection lead to a Spark on this machine, which would listen on all addresses."""
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+
+
 def test_small_files_become_one_and_landings_go_on(
     airflow: AirflowHome,
     connections: Connections,
     kafka: Kafka,
     topic: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    extra = json.dumps({"deploy-mode": "client"})
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]", "extra": extra})
-    )
-    # Spark would listen on all addresses.
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     name, land = topic(1), airflow.dag(DAGS / "clickstream_to_lake.py")
     produce_clickstream(kafka.client_config(), name, rate=0, count=600)
     for _ in range(6):
