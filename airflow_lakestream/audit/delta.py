@@ -40,8 +40,8 @@ class DeltaAudit(Audit):
     def look(self, storage: DeltaStorage) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
-        Raises InvalidArgument where there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway, UnreadableTable,
-        and the errors of the Kafka side.
+        Raises InvalidArgument where there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
+        UnreadableTable, and the errors of the Kafka side.
         """
         main, rejects = _both(storage, self.table)
         refuse_mirror(self.table, main.properties, "audited by topic, partition and offset")
