@@ -136,6 +136,8 @@ def _reasons(streams: list[Stream]) -> Iterator[str]:
 
 
 def _name(stream: Stream) -> str:
+    if not stream.table:
+        return f"{stream.topic} -> {stream.checkpoint}"
     return f"{stream.topic or '?'} -> {stream.table} ({stream.consumer_group or '?'})"
 
 

@@ -31,10 +31,10 @@ class Backlog:
         return self.state.identity.topic
 
 
-def backlog_of(ledger: Ledger, state: TopicState, table: str, overdue: Mapping[int, Boundary] | None = None) -> Backlog:
+def backlog_of(ledger: Ledger, state: TopicState, table: str, bounds: Mapping[int, Boundary] | None = None) -> Backlog:
     """Return what a ledger lacks of a topic.
 
-    :param overdue: by partition, where that begins which is not overdue yet.
+    :param bounds: by partition, where that begins which is not overdue yet.
 
     Raises TopicReplaced, LogTruncated.
     """
@@ -44,8 +44,12 @@ def backlog_of(ledger: Ledger, state: TopicState, table: str, overdue: Mapping[i
     check_log(entry, state, table)
     missing = _wanted(entry, state) - entry.held
     lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
-    late = union(RangeSet.of(topic, p, 0, bound.offset) for p, bound in (overdue or {}).items())
-    return Backlog(state, entry, missing - lost, lost, (missing - lost) & late)
+    return Backlog(state, entry, missing - lost, lost, (missing - lost) & overdue(topic, bounds or {}))
+
+
+def overdue(topic: str, bounds: Mapping[int, Boundary]) -> RangeSet:
+    """Return all offsets of a topic that are older than a time, which stands at these boundaries."""
+    return union(RangeSet.of(topic, p, 0, bound.offset) for p, bound in bounds.items())
 
 
 def topics_of(ledger: Ledger) -> tuple[str, ...]:

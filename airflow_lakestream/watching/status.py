@@ -75,7 +75,11 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of one stream; `problem` is what keeps it from being looked at."""
+    """What was seen of one stream; `problem` is what keeps it from being looked at.
+
+    Of a query that is none of the bundled apps' all is known from its `checkpoint`: no table, no group, no lease; and
+    `got_on_ms`, when it last got on, in milliseconds since the epoch.
+    """
 
     table: str
     consumer_group: str
@@ -85,6 +89,14 @@ class Facts:
     query: Query | None = None
     problem: Reason | None = None
     entry: TopicEntry | None = None
+    checkpoint: str | None = None
+    got_on_ms: int | None = None
+
+    @property
+    def reached_ms(self) -> int | None:
+        """When it last got on, in milliseconds since the epoch."""
+        newest = self.history.newest
+        return self.got_on_ms if newest is None else newest.at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +146,7 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
 
     :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
     """
-    newest = facts.history.newest
-    age = None if newest is None else max(0, now_ms - newest.at_ms) / 1000
+    age = None if facts.reached_ms is None else max(0, now_ms - facts.reached_ms) / 1000
     state, reasons = _decide(facts, now_ms, max_age, age)
     backlog = facts.backlog
     entry = backlog.entry if backlog is not None else facts.entry
@@ -153,7 +164,7 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
         rejected=0 if entry is None else entry.counts.rejected,
         landings=facts.history.recent,
         partitions={} if backlog is None else _partitions(backlog),
-        checkpoint=None if query is None else query.location,
+        checkpoint=facts.checkpoint if query is None else query.location,
         driver=None if query is None else query.lease.state(now_ms / 1000).value,
     )
 
@@ -175,7 +186,7 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
         return State.FAILING, [lost, *of_query, *beside]
     lands = age is not None and age <= max_age
     if backlog.overdue:
-        state, waits = _overdue(backlog, max_age, age, lands)
+        state, waits = _overdue(facts, backlog, max_age, age)
         late = waits if query is None else Reason(query.cause, f"{query.text}; {waits.text}")
         return state, [late, *_late(backlog), *beside]
     # What waits has come just now.
@@ -184,12 +195,13 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
     return State.IDLE, [*of_query, Reason(Cause.IDLE_TOPIC, f"all of {facts.topic} is landed"), *beside]
 
 
-def _overdue(backlog: Backlog, max_age: float, age: float | None, lands: bool) -> tuple[State, Reason]:
+def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) -> tuple[State, Reason]:
     waits = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {some(backlog.overdue)}"
-    if lands:
+    if age is not None and age <= max_age:
         return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)
+    stopped = Cause.STOPPED_CONSUMER if facts.checkpoint is None else Cause.STOPPED_QUERY
     since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
-    return State.STALLED, Reason(Cause.STOPPED_CONSUMER, f"{since}, and {waits}")
+    return State.STALLED, Reason(stopped, f"{since}, and {waits}")
 
 
 def _late(backlog: Backlog | None) -> Iterator[Reason]:
@@ -204,7 +216,7 @@ def _late(backlog: Backlog | None) -> Iterator[Reason]:
 
 def _engine(facts: Facts) -> Engine | None:
     newest = facts.history.newest
-    if facts.query is not None:
+    if facts.query is not None or facts.checkpoint is not None:
         return Engine.SPARK
     if newest is None or newest.landing is None:
         return None

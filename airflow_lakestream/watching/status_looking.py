@@ -13,13 +13,15 @@ from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.plan import LogTruncated, TopicReplaced
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.spark.lease import read_lease
 from airflow_lakestream.spark.progress import read_progress
-from airflow_lakestream.watching.backlog import Backlog, backlog_of, topics_of
+from airflow_lakestream.watching.backlog import Backlog, backlog_of, overdue, topics_of
+from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.landings import ledgers, look_back
 from airflow_lakestream.watching.status import Facts, Query, Stream, status
@@ -41,7 +43,7 @@ class StreamSearch:
 
     :param tables: `namespace.table`, each.
     :param namespaces: all of whose tables with a ledger are looked at.
-    :param checkpoints: of Spark's queries; their tables are looked at, too.
+    :param checkpoints: of Spark's queries; the tables of the bundled apps' are looked at, too.
     :param group: only the streams of this consumer group.
     :param properties: the catalog's, for checkpoints on its object store.
     """
@@ -57,13 +59,18 @@ class StreamSearch:
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
         """Look at all of them; see `status.status` for the arguments.
 
-        Raises InvalidArgument for a table, namespace or checkpoint that is not there, KafkaUnavailable, KafkaRefused.
+        Raises InvalidArgument for a table or a namespace that is not there, NotThere, CheckpointDamaged and
+        ForeignCheckpoint for a checkpoint; KafkaUnavailable, KafkaRefused.
         """
-        queries = [self._query(location) for location in self.checkpoints]
-        found = []
+        found, queries, before_ms = [], [], int(now_ms - max_age * 1000)
+        for location in self.checkpoints:
+            if (query := self._query(location)) is not None:
+                queries.append(query)
+                continue
+            found += [status(facts, now_ms, max_age) for facts in self._of_checkpoint(location, before_ms)]
         for name in self._names(queries):
             own = [query for query in queries if query.inputs["table"] == name]
-            found += [status(facts, now_ms, max_age) for facts in self._of_table(name, own, now_ms, max_age)]
+            found += [status(facts, now_ms, max_age) for facts in self._of_table(name, own, before_ms)]
         return found
 
     def _names(self, queries: Iterable[Query]) -> list[str]:
@@ -75,17 +82,28 @@ class StreamSearch:
                 raise InvalidArgument("namespace", f"there is no namespace {namespace!r} in the catalog.") from e
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
-    def _query(self, location: str) -> Query:
+    def _query(self, location: str) -> Query | None:
+        """Return a query of a bundled app; None for one of another application, which keeps no lease."""
         lease = read_lease(location, self.properties)
         if lease is None or not lease.inputs.get("table"):
-            raise InvalidArgument(
-                "checkpoint",
-                f"{location}: no bundled app has worked on it, so its table is not known.",
-                "Give the checkpoint_location of a stream, or its table by --table.",
-            )
+            return None
         return Query(location, lease, read_progress(location, self.properties))
 
-    def _of_table(self, name: str, queries: list[Query], now_ms: int, max_age: float) -> Iterator[Facts]:
+    def _of_checkpoint(self, location: str, before_ms: int) -> Iterator[Facts]:
+        """Tell of another application's query, by its checkpoint alone."""
+        known = of_checkpoint(location, self.properties)
+        got_on = None if known.newest_at is None else int(known.newest_at * 1000)
+        for topic in known.topics:
+            facts = Facts("", "", topic, checkpoint=location, got_on_ms=got_on)
+            try:
+                state = self.kafka.topic(topic)
+                lacking, lost = known.unread(state)
+                late = overdue(topic, self.kafka.boundaries(state, before_ms)) if lacking else RangeSet()
+                yield replace(facts, backlog=Backlog(state, TopicEntry(), lacking, lost, lacking & late))
+            except _OF_ONE as e:
+                yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
+
+    def _of_table(self, name: str, queries: list[Query], before_ms: int) -> Iterator[Facts]:
         try:
             table = self.catalog.load_table(name)
         except NoSuchTableError as e:
@@ -98,7 +116,7 @@ class StreamSearch:
             if self.group in (None, group):
                 own = next((query for query in left if query.inputs.get("group") == group), None)
                 left = [query for query in left if query is not own]
-                for facts in self._of_group(table, name, group, int(now_ms - max_age * 1000)):
+                for facts in self._of_group(table, name, group, before_ms):
                     yield replace(facts, query=own)
         yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
 

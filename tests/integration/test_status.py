@@ -148,7 +148,7 @@ def test_what_can_not_be_looked_at_is_exit_code_2(lake: Lake, capsys: pytest.Cap
         ([], "--table"),
         (["--table", "lake.nothing"], "lake.nothing"),
         (["--namespace", "nowhere"], "nowhere"),
-        (["--checkpoint", str(lake.folder / "none")], "no bundled app has worked on it"),
+        (["--checkpoint", str(lake.folder / "none")], "there is no checkpoint"),
         (["--table", TABLE, "--kafka-conn", "nowhere"], "nowhere"),
         (["--table", TABLE, "--max-age", "soon"], "--max-age"),
     ):
@@ -266,3 +266,28 @@ def test_a_query_that_has_landed_nothing_yet_is_a_stream_too(
     drivers.end()
     code, [stream] = told(LONG, "--checkpoint", str(drivers.location))
     assert (code, stream["table"], stream["topic"], causes(stream)) == (0, TABLE, name, ["no landing"])
+
+
+def test_another_applications_query_is_known_by_its_checkpoint(
+    lake: Lake, name: str, produce: Producing, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for partition in (0, 1):
+        produce(name, partition, events(partition, 0, 5), timestamps=old(5))
+    folder, now = lake.folder / "theirs", int(time.time() * 1000)
+    header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": now, "conf": {}})
+    for file, text in (
+        ("metadata", '{"id": "0f3c"}'),
+        ("sources/0/0", "\0v1\n" + json.dumps({name: {"0": 0, "1": 0}})),
+        ("offsets/0", f"v1\n{header}\n" + json.dumps({name: {"0": 5, "1": 2}})),
+        ("commits/0", "v1\n{}"),
+    ):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    query = ("--checkpoint", str(folder))
+    code, [stream] = told(LONG, *query)
+    assert (code, stream["state"], stream["engine"], stream["lag"]) == (1, "behind", "spark", 3)
+    assert (stream["table"], stream["topic"], stream["checkpoint"]) == ("", name, str(folder))
+    code, [stream] = told(AT_ONCE, *query)
+    assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped Spark query", "late partition"])
+    assert run(["status", *query, "--max-age", LONG]) == 1
+    assert f"{name} -> {folder} is behind" in capsys.readouterr().out
