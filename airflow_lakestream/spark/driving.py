@@ -21,6 +21,9 @@ from airflow_lakestream.spark.watch import Look, Watch
 
 log = logging.getLogger(__name__)
 
+# Seconds between two glances at a process of this machine, which cost next to nothing.
+_GLANCE = 0.5
+
 
 @dataclass(frozen=True)
 class StreamSpec:
@@ -110,7 +113,7 @@ class Driving:
             starting = look.sight.driver is DriverState.STARTING
             if look.decision.action is not Action.WAIT or (until_started and not starting):
                 return look.decision
-            self._wait(self.spec.poll_interval)
+            self._rest()
 
     def pause(self, until: float) -> None:
         """Wait until a time, in seconds since 1970."""
@@ -139,6 +142,16 @@ class Driving:
     def log_tail(self) -> list[str]:
         """Return the last lines of the driver's log, where they can be had."""
         return self._backend.log_tail(self.handle) if self.handle else []
+
+    def _rest(self) -> None:
+        """Wait until it is time for another look: at once when a driver of this machine has ended meanwhile."""
+        end, was_over = time.monotonic() + self.spec.poll_interval, self._is_over
+        while (left := end - time.monotonic()) > 0 and self._is_over == was_over:
+            self._wait(min(left, _GLANCE))
+
+    @property
+    def _is_over(self) -> bool:
+        return self.handle is not None and self.handle.is_over
 
     def _job(self) -> JobState:
         return self._backend.state(self.handle) if self.handle else JobState.UNKNOWN
