@@ -33,8 +33,8 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "Lakestream",
                 "python-modules": [
                     "airflow_lakestream.sensors.checkpoint_lag",
-                    "airflow_lakestream.sensors.retention_risk",
                     "airflow_lakestream.sensors.iceberg_snapshot_freshness",
+                    "airflow_lakestream.sensors.retention_risk",
                 ],
             }
         ],

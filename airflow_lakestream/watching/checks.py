@@ -11,7 +11,6 @@ from airflow_lakestream.watching.asking import Check
 
 CHECKS = {
     "checkpoint_lag": "airflow_lakestream.watching.lag.LagCheck",
-    "retention_risk": "airflow_lakestream.watching.risk.RiskCheck",
     "freshness": "airflow_lakestream.watching.freshness_check.FreshnessCheck",
     "retention_risk": "airflow_lakestream.watching.risk.RiskCheck",
 }
