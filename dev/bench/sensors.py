@@ -2,12 +2,14 @@
 
     python -m dev.bench.sensors -n 1000 --subjects 20 --minutes 3
 
-Half of the sensors look at consumer groups, half at ledgers of tables; all are behind and poll every 60 seconds.
+Half of the sensors look at consumer groups, half at ledgers of tables; all are behind and poll every 60 seconds. With
+`--looks-only` their triggers run in this process, without Airflow's triggerer. Shares are of CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -163,7 +165,29 @@ def cores(process: psutil.Process, seconds: float) -> tuple[float, float]:
     return share, memory / 2**20
 
 
-def measure(count: int, of: int, minutes: float) -> None:
+async def looks_alone(count: int, given: list[dict[str, Any]], minutes: float) -> float:
+    """Return the share of a core that the triggers take in this process, all polling."""
+    from airflow_lakestream.triggers.look import LookTrigger
+
+    async def fired(arguments: dict[str, Any]) -> None:
+        trigger = LookTrigger("checkpoint_lag", poll_interval=POLL, timeout=7 * 86_400, began=time.time(), **arguments)
+        async for event in trigger.run():
+            raise AssertionError(f"it was to wait: {event}")
+
+    waiting = [asyncio.ensure_future(fired(given[n % len(given)])) for n in range(count)]
+    await asyncio.sleep(1.5 * POLL)  # the first looks import what they need
+    before, began = time.process_time(), time.monotonic()
+    ended, _ = await asyncio.wait(waiting, timeout=minutes * 60)
+    share = (time.process_time() - before) / (time.monotonic() - began)
+    for one in ended:
+        one.result()
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return share
+
+
+def measure(count: int, of: int, minutes: float, looks_only: bool) -> None:
     """Measure, and print what came out."""
     with Stack.owned("sensors") as stack:
         kafka = stack.up_kafka()
@@ -179,6 +203,11 @@ def measure(count: int, of: int, minutes: float) -> None:
         }
         os.environ.update(env)
         given = subjects(kafka, lake, of)
+        if looks_only:
+            share = asyncio.run(looks_alone(count, given, minutes))
+            print(describe())
+            print(f"{count} deferred sensors on {of} subjects, the looks alone: {share:.2%} of a core")
+            return
         log = folder / "triggerer.log"
         command = [sys.executable, "-m", "airflow", "triggerer", "--skip-serve-logs"]
         with log.open("ab") as output:
@@ -206,5 +235,6 @@ if __name__ == "__main__":
     parser.add_argument("-n", type=int, default=1000, help="how many sensors")
     parser.add_argument("--subjects", type=int, default=20, help="how many topics and tables they look at")
     parser.add_argument("--minutes", type=float, default=3, help="how long each state is measured")
+    parser.add_argument("--looks-only", action="store_true", help="the triggers alone, without Airflow's triggerer")
     asked = parser.parse_args()
-    measure(asked.n, asked.subjects, asked.minutes)
+    measure(asked.n, asked.subjects, asked.minutes, asked.looks_only)

@@ -96,7 +96,10 @@ class Sensing:
     def work(self, run: Run, file: Path) -> str:
         """Let a worker run the task as far as it goes; return what it logged."""
         with self.airflow.process(run, file, TASK) as process:
-            process.wait(PATIENCE)
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(process.log) from None
             return process.log
 
     def state(self, run: Run) -> str:
