@@ -70,9 +70,14 @@ class Oracle:
 
     # Told by the runs
 
-    def loaded(self, run: Run, state: TableState) -> None:
-        """Remember the books that a run is about to plan from."""
-        self._loaded[run] = state.ledger.entry(self._log(run).identity), self._world.rollbacks
+    @property
+    def rollbacks(self) -> int:
+        """How often the table was rolled back so far."""
+        return self._world.rollbacks
+
+    def loaded(self, run: Run, state: TableState, rollbacks: int) -> None:
+        """Remember the books that a run is about to plan from, and how many rollbacks there were before them."""
+        self._loaded[run] = state.ledger.entry(self._log(run).identity), rollbacks
         self._seen_replaces.setdefault(run, len(self._replaces))
 
     def looked(self, run: Run) -> None:

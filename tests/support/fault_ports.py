@@ -180,8 +180,10 @@ class RunSink:
         return getattr(self._sink, name)
 
     def load(self, run_id: str) -> TableState:
+        # A load gives the turn away more than once: the books may be from before what others did meanwhile.
+        rollbacks = self._watch.rollbacks
         state = self._sink.load(run_id)
-        self._watch.loaded(self._run, state)
+        self._watch.loaded(self._run, state, rollbacks)
         return state
 
     def write(self, *rows: Any, **more: Any) -> None:

@@ -103,6 +103,8 @@ class Run:
         self.report: LandingReport | None = None
         self.error: BaseException | None = None
         self.dead = self.down = False
+        # How many other runs were alive at some time while this one was.
+        self.beside = 0
         self.met_commit_fault = self.trims_midway = False
         # A request that the catalog was sent, and has not decided upon yet.
         self.pending: Callable[[], object] | None = None

@@ -243,6 +243,9 @@ class World:
             # One process: threads here go on one at a time, as the seed says.
             children=None,
         )
+        for other in self.alive:
+            other.beside += 1
+            run.beside += 1
         self.runs.append(run)
         self.tell(f"run {run} {fate}")
         self._go_on(run)
@@ -263,8 +266,8 @@ class World:
     def _may_end_so(self, run: Run) -> bool:
         if isinstance(run.error, CommitOutcomeUnknown):
             return run.met_commit_fault
-        # Others may keep getting in first, and pauses between the tries take no time here. Alone, a run never gives up.
-        return isinstance(run.error, (Contention, CommitRefused)) and len(self.alive) > 1
+        # Others may keep getting in first, and pauses between the tries take no time here. Beside one, no run gives up.
+        return isinstance(run.error, (Contention, CommitRefused)) and run.beside > 1
 
     def table(self) -> Table | None:
         return self._load(self.name)
