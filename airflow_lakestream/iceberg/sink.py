@@ -268,7 +268,9 @@ class IcebergSink:
         payload = fields_from_arrow(pa.schema([f for f in rows.schema if f.name not in names]), "rows")
         self._target(rows)
         assert self._change is not None
-        change, problems = self._change.and_then(payload, SchemaEvolution.ADD)
+        # Wider types come only where the decoder was told to follow the records: in a mirror's events.
+        policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
+        change, problems = self._change.and_then(payload, policy)
         if problems:
             # The decoder knew the table as it was: another run has changed it meanwhile.
             raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")

@@ -14,6 +14,7 @@ from pyiceberg.table.snapshots import Operation
 
 from airflow_lakestream.cdc import merge as merging
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.cdc.head import Head
 from airflow_lakestream.cdc.merge import Merged, Merger
 from airflow_lakestream.cdc.sink import MirrorSink
@@ -22,8 +23,20 @@ from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.sink import IcebergSink
 from tests.support.lake import assert_files_are_whole
-from tests.support.mirroring import IDENTITY, KINDS, Event, HandMirror, again, come_to, deleted_by
+from tests.support.mirroring import (
+    IDENTITY,
+    KINDS,
+    TABLE,
+    Event,
+    HandMirror,
+    again,
+    come_to,
+    deleted_by,
+    landing_of,
+    rows_of,
+)
 from tests.unit.cdc.strategies import cut, histories
 
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
@@ -117,6 +130,28 @@ def test_small_files_that_change_become_one(mirror: HandMirror) -> None:
     mirror.land([Event("u", key, ("new", "X"), 500, key, offset=500 + key) for key in (7, 120, 330)])
     assert sorted(map(len, mirror.keys_by_file())) == [50, 150]
     assert len(mirror.rows()) == 200
+
+
+def test_types_that_become_wider_come_by_way_of_executors_too(mirror: HandMirror) -> None:
+    def events(number: int, kind: pa.DataType, offset: int) -> pa.Table:
+        rows = rows_of([Event("u", 1, ("a", "A"), 100 + offset, 1, offset=offset)], mirror.kind)
+        return rows.append_column("number", pa.array([number], kind))
+
+    first, sink = Event("u", 1, ("a", "A"), 100, 1, offset=0), mirror.sink()
+    sink.load("run")
+    sink.write(events(7, pa.int32(), 0), IDENTITY)
+    sink.commit(landing_of([first]))
+    sink = mirror.sink()
+    sink.load("run 2")
+    outline = sink.outline()
+    design = MirrorConfig(topic="t", table=TABLE, consumer_group="g", key=["id"]).design
+    executor = IcebergSink(outline, outline.name, "g", design, allow_group_overlap=True)
+    executor.load("task")
+    executor.write(events(7, pa.int32(), 1), IDENTITY)
+    executor.write(events(2**40, pa.int64(), 2), IDENTITY)
+    sink.take_over(executor.hand_over())
+    sink.commit(landing_of([replace(first, offset=1), replace(first, offset=2)]))
+    assert [row["number"] for row in mirror.found()] == [2**40]
 
 
 def test_deleted_rows_stay_where_that_is_asked_for(tmp_path: Path) -> None:
