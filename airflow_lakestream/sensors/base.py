@@ -126,6 +126,8 @@ class LookSensor(BaseSensorOperator):
             self._keep(context, verdict)
             text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
             if self.soft_fail:
+                # Airflow puts a text of its own in the place of this one, which says nothing of why.
+                log.warning("Skipped. %s", text)
                 raise AirflowSkipException(text)
             raise AirflowSensorTimeout(text)
         raise self._failure(context, verdict)
@@ -187,6 +189,7 @@ class LookSensor(BaseSensorOperator):
         """Return what to raise: Airflow skips, fails without retries, or tries again."""
         self._keep(context, verdict)
         if self.soft_fail or self.never_fail:
+            log.warning("Skipped. %s", verdict.text)
             return AirflowSkipException(verdict.text)
         return AirflowFailException(verdict.text) if verdict.terminal else CheckFailed(verdict.text)
 
