@@ -1,0 +1,77 @@
+"""cdc_to_delta: a real broker and a real Spark; the app ends anywhere, repeats batches, loses its checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.core.mirrors import IsMirror
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.apps import CDC_TO_DELTA
+from airflow_lakestream.spark.stream import kafka_to_iceberg
+from tests.support.broker import Producing, Topics
+from tests.support.cdc import change
+from tests.support.delta_lake import DeltaLake
+from tests.support.lake import GROUP
+
+pytestmark = pytest.mark.integration
+
+KEYS = 20
+
+
+class Source:
+    """A database's table: rows come, change and go."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        self._place = 0
+
+    def changes(self, count: int) -> list[bytes | None]:
+        """Make so many changes, and return their events."""
+        found: list[bytes | None] = []
+        for _ in range(count):
+            self._place += 1
+            key, place = self._place * 7 % KEYS, self._place
+            if key in self.rows and place % 5 == 0:
+                del self.rows[key]
+                found += [change("d", {"id": key}, place), None]
+                continue
+            found.append(change("u" if key in self.rows else "c", {"id": key, "total": place}, place))
+            self.rows[key] = place
+        return found
+
+
+def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(
+    lake: DeltaLake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    read, source = topic(1), Source()
+    checkpoint = lake.folder / "checkpoint"
+
+    def run(**settings: object) -> None:
+        landing = {"topic": read, "table": lake.place, "consumer_group": GROUP, "key": ["id"]}
+        given = {"app": CDC_TO_DELTA, "kafka": lake.kafka, "landing": landing, "checkpoint_location": str(checkpoint)}
+        kafka_to_iceberg(AppConfig.parse({**given, **settings}), spark)
+
+    def assert_same() -> None:
+        found = lake.all_rows().to_pylist()
+        assert {row["id"]: row["total"] for row in found} == source.rows
+        assert len(found) == len(source.rows)
+
+    produce(read, 0, source.changes(60))
+    run(max_offsets_per_trigger=30, max_batches=1)
+    run(max_offsets_per_trigger=30)
+    assert_same()
+    # The driver died after its commit: Spark repeats the batch.
+    last = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    for entry in (checkpoint / "commits").glob(f"*{last}*"):
+        entry.unlink()
+    versions = lake.snapshots()
+    run()
+    assert lake.snapshots() == versions
+    produce(read, 0, source.changes(20))
+    checkpoint.rename(lake.folder / "lost")
+    run()
+    assert_same()
+    assert not lake.stray()
+    with pytest.raises(IsMirror, match="can't be landed into"):
+        lake.land(read)
