@@ -104,7 +104,9 @@ class LookSensor(BaseSensorOperator):
         except AirflowSensorTimeout as e:
             # Airflow's own text says how long, and not why.
             self._keep(context, self._last)
-            raise AirflowSensorTimeout(f"{e} {self._last.text if self._last else ''}") from None
+            text = f"{e} {self._last.text if self._last else ''}"
+            # As Airflow does it with deferred sensors.
+            raise (AirflowSkipException if self.never_fail else AirflowSensorTimeout)(text) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once."""
