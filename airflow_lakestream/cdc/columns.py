@@ -10,7 +10,8 @@ PARTITION, OFFSET = "_kafka_partition", "_kafka_offset"
 # In this order they say which of two events of one key is the later one.
 VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
 # Only where deleted rows stay.
-DELETED = "_deleted"
+# Not `_deleted`: Iceberg keeps that name for itself, and Spark compacts no table that has it.
+DELETED = "_is_deleted"
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
 OF_EVENTS = (OP, SOURCE, RECORD_KEY)

@@ -36,7 +36,7 @@ class MirrorConfig(ExtractConfig):
     """Arguments of `ExtractConfig` that make sense for a mirror, and its own.
 
     :param key: the columns of the primary key; None takes them from the records' keys, where those are JSON.
-    :param soft_delete: whether deleted rows stay, with `_deleted` true.
+    :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
     """
 
     envelope: str | None = Envelope.DEBEZIUM

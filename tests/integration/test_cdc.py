@@ -121,7 +121,7 @@ def test_large_values_of_each_type_are_kept_where_updates_leave_them_out(
     sql.execute(f"delete from {table} where id = 2")
     captured.await_all_sent()
     kafka_to_iceberg(config, spark)
-    found = mirrored(lake, f"{columns}, _deleted")
+    found = mirrored(lake, f"{columns}, _is_deleted")
     for key, deleted in ((1, False), (2, True)):
         lost = {n: b[:2] for n, a, b in zip(LARGE, before[key][2:], found[key][2:], strict=False) if a != b}
         assert (found[key][1], found[key][-1], lost) == ("new", deleted, {})

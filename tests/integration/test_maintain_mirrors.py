@@ -58,6 +58,21 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
         assert_every_snapshot_reads(lake.table(report.table))
 
 
+def test_a_mirror_that_keeps_deleted_rows_is_compacted(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, tmp_path: Path
+) -> None:
+    name = topic(1)
+    config = mirror_config(lake, name, tmp_path, soft_delete=True)
+    for place, op in enumerate("cd", start=1):
+        produce(name, 0, [change(op, {"id": 1, "name": "first"}, place)], keys=['{"id":1}'])
+        kafka_to_iceberg(config, spark)
+
+    [report] = maintained(lake, spark, MIRROR, **ALL)
+
+    assert report.after.files == 1
+    assert mirrored(lake, "id, name, _is_deleted") == {1: (1, "first", True)}
+
+
 def test_rejected_records_stay_and_a_replace_afterwards_finds_them(
     lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
 ) -> None:

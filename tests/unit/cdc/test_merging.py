@@ -158,10 +158,10 @@ def test_deleted_rows_stay_where_that_is_asked_for(tmp_path: Path) -> None:
     mirror = HandMirror(tmp_path, soft_delete=True)
     mirror.land([Event("c", n, (f"n{n}", "X"), 100, n, offset=n) for n in range(3)])
     mirror.land([Event("d", 1, None, 200, 1, offset=3)])
-    found = {row["id"]: (row["name"], row["_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
+    found = {row["id"]: (row["name"], row["_is_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
     assert found == {0: ("n0", False), 1: ("n1", True), 2: ("n2", False)}
     mirror.land([Event("t", None, None, 300, 1, offset=4), Event("c", 1, ("back", "X"), 400, 1, offset=5)])
-    found = {row["id"]: (row["name"], row["_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
+    found = {row["id"]: (row["name"], row["_is_deleted"]) for row in mirror.table().scan().to_arrow().to_pylist()}
     assert found == {0: ("n0", True), 1: ("back", False), 2: ("n2", True)}
 
 
