@@ -89,6 +89,7 @@ def test_the_metadata_names_version_license_and_extras(wheel: Path) -> None:
     spark = [line for line in found.get_all("Requires-Dist") if "extra == 'spark'" in line]
     assert {re.split(r"[<>=;]", line)[0] for line in spark} == {
         "apache-airflow-providers-apache-spark",
+        "obstore",
         "pyspark",
         "pyspark-client",
     }
