@@ -58,7 +58,7 @@ def status(
     try:
         while True:
             code = _look(search, age, lambda found: json.dumps(_json(found)) if as_json else _CLEAR + render(found))
-            time.sleep(pause)
+            time.sleep(pause)  # what --watch asks for
     except KeyboardInterrupt:
         return code
 

@@ -45,7 +45,7 @@ from airflow_lakestream.spark.lease import Lease
 
 spark = SparkSession.builder.getOrCreate()
 with Lease.take(sys.argv[1], "same", "a batch that hangs", ttl=1.5):
-    spark.sparkContext.parallelize([0], 1).foreach(lambda _: time.sleep(3600))
+    spark.sparkContext.parallelize([0], 1).foreach(lambda _: time.sleep(3600))  # it hangs: that is what is tested
 """
 
 

@@ -52,7 +52,7 @@ def kill_at_random(start: Callable[[], subprocess.Popen[str]], commits: Callable
             poll_until(lambda: commits() > before or driver.poll() is not None, "a landing", 240, every=0.3)  # noqa: B023  # asked in this turn only
             assert driver.poll() is None, log.read_text()[-3000:]
             # Anywhere in a batch: while it reads, writes, commits, or between the commit and Spark's own log.
-            time.sleep(dice.uniform(0, 2))
+            time.sleep(dice.uniform(0, 2))  # the kill comes at any moment
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()

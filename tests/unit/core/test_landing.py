@@ -136,7 +136,7 @@ def decoders(schema: object, first: RawBatch | None) -> FakeDecoder | None:
 
 def job(topic: FakeTopic, table: FakeTable, **more: object) -> Job:
     made = Job("this-run", TABLE, GROUP, topic, topic, decoders, table)
-    return replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)  # type: ignore[arg-type]  # a keyword each, of fields of several types
 
 
 def all_of(topic: FakeTopic) -> Rows:

@@ -189,7 +189,7 @@ def test_a_file_system_that_can_not_list_says_so() -> None:
         """A FileIO without a file system behind it."""
 
     with pytest.raises(CannotList, match="Blind can't list"):
-        list(list_files(Blind(), "s3://a/b"))  # type: ignore[arg-type]
+        list(list_files(Blind(), "s3://a/b"))  # type: ignore[arg-type]  # only what is asked of it
 
 
 def append(table: Table, files: Sequence[DataFile]) -> None:

@@ -86,8 +86,8 @@ def test_one_text_may_hold_several_terms() -> None:
 
 @pytest.mark.parametrize("nothing", [None, [], "", ()])
 def test_nothing_asked_for_is_no_partitions_and_no_order(nothing: object) -> None:
-    assert partition_spec(SCHEMA, nothing).is_unpartitioned()  # type: ignore[arg-type]
-    assert sort_order(SCHEMA, nothing) == UNSORTED_SORT_ORDER  # type: ignore[arg-type]
+    assert partition_spec(SCHEMA, nothing).is_unpartitioned()  # type: ignore[arg-type]  # only what is asked of it
+    assert sort_order(SCHEMA, nothing) == UNSORTED_SORT_ORDER  # type: ignore[arg-type]  # only what is asked of it
 
 
 BAD_TERMS = [

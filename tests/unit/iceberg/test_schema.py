@@ -130,7 +130,7 @@ def test_all_three_ways_to_give_a_schema_say_the_same() -> None:
 )
 def test_a_schema_that_cant_be_one_is_refused(value: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        to_schema(value)  # type: ignore[arg-type]
+        to_schema(value)  # type: ignore[arg-type]  # only what is asked of it
 
 
 def test_metadata_columns_come_last_optional_and_with_ids_of_their_own() -> None:

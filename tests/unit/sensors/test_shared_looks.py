@@ -97,7 +97,7 @@ def test_who_is_cancelled_leaves_the_answer_to_the_others() -> None:
         ask = Ask(("topic",), slow)
         leaving = asyncio.ensure_future(looks.look(looking(ask), 60))
         staying = asyncio.ensure_future(looks.look(looking(ask), 60))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the other tasks get on
         leaving.cancel()
         may_end.set()
         with pytest.raises(asyncio.CancelledError):
@@ -114,7 +114,7 @@ def test_a_broker_that_hangs_takes_one_thread_and_holds_up_nobody_else() -> None
 
     async def beside(looks: SharedLooks) -> Verdict:
         stuck = [asyncio.ensure_future(looks.look(looking(Ask(("a",), hanging)), 60)) for _ in range(100)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the other tasks get on
         verdict = await asyncio.wait_for(looks.look(looking(Ask(("b",), other)), 60), 30)
         may_end.set()
         await asyncio.gather(*stuck)

@@ -29,7 +29,7 @@ def found(
 
 
 def landed(*ranges: tuple[int, int, int], **more: object) -> TopicEntry:
-    return TopicEntry(landed=RangeSet(OffsetRange("t", *one) for one in ranges), **more)  # type: ignore[arg-type]
+    return TopicEntry(landed=RangeSet(OffsetRange("t", *one) for one in ranges), **more)  # type: ignore[arg-type]  # a keyword each, of fields of several types
 
 
 def causes(one: Completeness) -> list[Cause]:

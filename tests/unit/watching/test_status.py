@@ -41,13 +41,13 @@ def backlog(landed: int, end: int, overdue: int = 0, *, other: int = 0, low: int
 def query(**changes: object) -> Query:
     lease = LeaseRecord(3, "f", "a task", ProcessIdentity.of(os.getpid()), {"table": "lake.t", "group": "g"})
     now = NOW / 1000
-    lease = replace(lease, **{"taken_at": now - 5000, "beat_at": now - 60, **changes})  # type: ignore[arg-type]
+    lease = replace(lease, **{"taken_at": now - 5000, "beat_at": now - 60, **changes})  # type: ignore[arg-type]  # a keyword each, of fields of several types
     return Query("/checkpoint", lease, Progress(moved_at=now - 30))
 
 
 def look(**facts: object) -> Stream:
     given = {"history": History((landing(60),)), "backlog": backlog(10, 10), **facts}
-    return status(Facts("lake.t", "g", "t", **given), NOW, MAX_AGE)  # type: ignore[arg-type]
+    return status(Facts("lake.t", "g", "t", **given), NOW, MAX_AGE)  # type: ignore[arg-type]  # a keyword each, of fields of several types
 
 
 def causes(stream: Stream) -> list[Cause]:
