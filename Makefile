@@ -9,8 +9,9 @@ OLD := .venv-airflow-3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-# Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files.
-SPREAD = --numprocesses $(JOBS) --dist loadfile
+# Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files. Where one dies the run
+# ends: pytest-xdist 3.8 would wait without end for the files that it had.
+SPREAD = --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50

@@ -1,7 +1,10 @@
 """What all tests share: the fixtures of the real broker, and how hard hypothesis tries."""
 
+import gc
 import os
 
+import psutil
+import pytest
 from hypothesis import settings
 
 pytest_plugins = [
@@ -21,3 +24,14 @@ settings.register_profile("long", max_examples=2000, deadline=None, print_blob=T
 settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# Catalogs and clients of tests that are over wait in cycles for the collector, which comes seldom in a process with all
+# of Airflow. From the 1,024th open file on py4j's select() fails, and a query of Spark waits for Python without end.
+MANY_FILES = 400
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Close what ended tests have left open, once it is much."""
+    if psutil.Process().num_fds() > MANY_FILES:
+        gc.collect()

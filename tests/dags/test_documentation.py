@@ -19,9 +19,12 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.spark.app_config import AppConfig
+from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
-from tests.support.broker import Topics
+from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import DeltaLake
+from tests.support.lake import assert_landed_once, events
 
 CHECKOUT = DAGS.parent
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "dev" / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -57,7 +60,8 @@ IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.tex
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
-IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in IS_DAG and s not in IS_SENSOR]
+IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP]]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
 
@@ -151,6 +155,20 @@ def test_a_documented_reader_finds_the_ledger(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{name} 5 rows {name}[0] [0,5)"
+
+
+@pytest.mark.parametrize("snippet", IS_UPKEEP, ids=str)
+def test_documented_upkeep_leaves_rows_and_ledger(
+    snippet: Snippet, topic: Topics, produce: Producing, kafka: Kafka, tmp_path: Path
+) -> None:
+    lake, name = DeltaLake(tmp_path, kafka.client_config()), topic(1)
+    for batch in range(3):
+        produce(name, 0, events(0, 5 * batch, 5))
+        lake.land(name)
+    exec(compile(snippet.text.replace("s3://bucket/lake/clicks", lake.place), str(snippet.page), "exec"), {})
+    assert len(DeltaTable(lake.place).file_uris()) == 1
+    assert_landed_once(lake, name, {0: 15})
+    assert lake.land(name).counts.read == 0
 
 
 @pytest.mark.parametrize("snippet", IS_BASH, ids=str)

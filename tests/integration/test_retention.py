@@ -168,14 +168,14 @@ def test_a_limit_that_became_no_number_is_refused_before_anything_is_read(
     assert len(lake.snapshots()) == 1
 
 
-@pytest.mark.parametrize("landings", [0, 1])
+@pytest.mark.parametrize("later", [0, 1])
 def test_a_renamed_ledger_is_found_whichever_snapshots_are_gone(
-    lake: Lake, name: str, land_some: Landings, landings: int, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, name: str, land_some: Landings, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lineage, "JOURNAL_LENGTH", 1)
     before = land_some(2 * KEEP + 1)
     renamed = rename(lake, GROUP, "new")
-    after = land_some(landings, consumer_group="new")
+    after = land_some(later, consumer_group="new")
     # The ledgers have to be found without any older metadata file.
     with lake.table().transaction() as transaction:
         transaction.set_properties({"write.metadata.previous-versions-max": "1"})
