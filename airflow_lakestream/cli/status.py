@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,11 +53,16 @@ def status(
     with aside():
         search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, iceberg_conn)
     if not watch:
-        return _look(search, age, lambda found: json.dumps(_json(found), indent=2) if as_json else render(found))
+        found = _look(search, age)
+        typer.echo(json.dumps(_json(found), indent=2) if as_json else render(found))
+        return _verdict(found)
     code = 0
     try:
         while True:
-            code = _look(search, age, lambda found: json.dumps(_json(found)) if as_json else _CLEAR + render(found))
+            found = _look(search, age)
+            # Before it is told: whoever sees a look and interrupts gets the code of that one.
+            code = _verdict(found)
+            typer.echo(json.dumps(_json(found)) if as_json else _CLEAR + render(found))
             time.sleep(pause)  # what --watch asks for
     except KeyboardInterrupt:
         return code
@@ -89,12 +94,14 @@ def _search(
     )
 
 
-def _look(search: StreamSearch, max_age: float, told: Callable[[list[Stream]], str]) -> int:
+def _look(search: StreamSearch, max_age: float) -> list[Stream]:
+    with aside():
+        return search.streams(int(time.time() * 1000), max_age)
+
+
+def _verdict(found: list[Stream]) -> int:
     from airflow_lakestream.watching.status import HEALTHY
 
-    with aside():
-        found = search.streams(int(time.time() * 1000), max_age)
-    typer.echo(told(found))
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 
 
