@@ -17,7 +17,7 @@ SEED ?= 0
 KILLS ?= 50
 ONLY ?=
 RUNS ?= 3
-JOBS ?= 2
+JOBS ?= 3
 BUDGET ?= 25
 
 .PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
