@@ -16,9 +16,9 @@ N ?= 1000
 SEED ?= 0
 KILLS ?= 50
 ONLY ?=
-RUNS ?= 3
+RUNS ?= 2
 JOBS ?= 3
-BUDGET ?= 25
+BUDGET ?= 30
 
 .PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
 
@@ -67,7 +67,7 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
 
-bench: setup ## Measure next to kcat, dlt, Spark: 25 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
+bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
 	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET)
 
