@@ -15,6 +15,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
+from airflow_lakestream.triggers.logs import tell
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 from airflow_lakestream.watching.asking import Check, guarded
 from airflow_lakestream.watching.checks import make_check
@@ -94,7 +95,7 @@ class LookTrigger(BaseTrigger):
                 return verdict
             if left <= 0:
                 return replace(verdict, outcome=Outcome.TIMED_OUT)
-            self._say(verdict)
+            await self._say(verdict)
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
             await asyncio.sleep(max(0.0, min(pause, left)))
 
@@ -118,9 +119,9 @@ class LookTrigger(BaseTrigger):
         # Airflow tells the trigger which task it is of.
         return tags_of(getattr(self, "task_instance", None), vars(self))
 
-    def _say(self, verdict: Verdict) -> None:
+    async def _say(self, verdict: Verdict) -> None:
         causes = " ".join(reason.cause for reason in verdict.reasons)
         self._looks_since += 1
         if causes != self._said or self._looks_since >= _SAY_AGAIN:
             self._said, self._looks_since = causes, 0
-            log.info("Waiting. %s", verdict.text)
+            await tell(log, logging.INFO, "Waiting. %s", verdict.text)

@@ -16,6 +16,7 @@ from airflow_lakestream.metrics import measure_batches, tags_of
 from airflow_lakestream.spark.stopping import stop_driver
 from airflow_lakestream.spark.supervisor import Action, History, Limits, OnKill
 from airflow_lakestream.spark.watch import Look, Watch
+from airflow_lakestream.triggers.logs import tell
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class SparkStreamTrigger(BaseTrigger):
         while True:
             look = await asyncio.to_thread(watch.look)
             for batch in look.batches:
-                log.info("%s", batch)
+                await tell(log, logging.INFO, "%s", batch)
             if look.batches:
                 # Airflow's metrics may look for their server, and read files of their own.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
@@ -98,14 +99,14 @@ class SparkStreamTrigger(BaseTrigger):
                 break
             await asyncio.sleep(self.poll_interval)
         if look.decision.action is Action.RESTART:
-            log.warning("The driver %s. It is restarted.", look.decision.reason)
+            await tell(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
             await asyncio.sleep(max(0.0, look.decision.at - time.time()))
         yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     async def on_kill(self) -> None:
         """Stop the driver: a person has cleared or marked the task. Airflow 3.3 and newer call this."""
         what = await asyncio.to_thread(self._stop)
-        log.info("The task was cleared or marked: %s", what)
+        await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
 
     def _watch(self) -> Watch:
         history = History.parse(self.history)
