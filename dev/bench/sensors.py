@@ -136,9 +136,9 @@ def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
 
 
 def await_running(count: int, log: Path) -> None:
-    """Wait until so many triggers have begun to look."""
+    """Wait until the triggerer, which counts them each minute, has so many triggers."""
     deadline = time.monotonic() + 900
-    while log.read_text(errors="replace").count(" starting") < count:
+    while f" {count} triggers currently running" not in log.read_text(errors="replace"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"not {count} triggers within 15 minutes:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(1)  # between two looks at the log
