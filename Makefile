@@ -41,7 +41,7 @@ test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads 
 	$(OLD)/bin/python -m pytest tests/compat
 
 test-backfill: setup ## Prove Airflow's own backfill of a day of hours, minutes long (needs a JDK 17)
-	$(BIN)/python -m pytest tests/backfill
+	$(BIN)/python -m pytest --timeout 0 tests/backfill
 
 faults: setup ## Play N seeded sequences of faults on a model of Kafka, from SEED on; see docs/faults.md
 	$(BIN)/python -m tests.faults.play -n $(N) --seed $(SEED)
@@ -53,16 +53,17 @@ fuzz: setup ## Fuzz the decoders with N payloads of each format, from SEED on; s
 	$(BIN)/python -m tests.unit.decode.fuzz -n $(N) --seed $(SEED)
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
-	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest \
+	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_spark_program.py tests/integration/test_spark_same_as_extract.py \
 		-k 'killed_at_random or every_way and json-with-all'
 
 soak-cdc: setup ## A mirror of a real PostgreSQL through N=20000 random transactions, its driver killed KILLS=50 times (needs a JDK 17)
-	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest \
+	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_cdc.py -k random_transactions
 
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
-	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest tests/integration/test_sensor_kills.py
+	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
+		tests/integration/test_sensor_kills.py
 
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
