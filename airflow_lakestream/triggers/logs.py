@@ -2,7 +2,8 @@
 
 The triggerer's logs go through a pipe to its supervisor. A thousand triggers that say a line each at once fill it; a
 loop that waits for it to be emptied reads nothing of what its supervisor is sending meanwhile, and the two wait for
-each other without end: seen with Airflow 3.3.2 and 1,000 deferred sensors. Airflow's own lines go out of a thread, too.
+each other without end: seen with Airflow 3.3.2 and 1,000 deferred sensors. The lines that Airflow itself logs in the
+loop stay there.
 """
 
 from __future__ import annotations

@@ -49,12 +49,11 @@ Ratios are what carries over to another machine; rates do not.
 
 kcat counts bytes in C and makes nothing of a record. `confluent-kafka` makes a Python object of each record, and each
 of its parts (offset, time, key, value) is one more call: under one interpreter lock, while librdkafka's own threads,
-Arrow and DuckDB work beside it. 2,000,000 raw records take 4.5 s of processor time from Kafka to Parquet, as JSON 6.7
-s; the broker takes its part of the same two cores, and the first second of a task goes to imports and connections. So
-even with both cores busy all the time, JSON would come to 0.45 of kcat's rate here. What could be had beside it was
-had: the cyclic garbage collector walks past records no more (a fifth of the time), librdkafka's pause for full queues
-is 20 ms and not a second, values go to Arrow as one buffer for each chunk, and a chunk is decoded while the next is
-read. A second process is no faster on two cores. Where the bound is missed it stays missed, and is shown above.
+Arrow and DuckDB work beside it. The table's CPU seconds say what is left to gain on as many cores as there are: the
+broker takes its part of them too, and the first second of a task goes to imports and connections. What was gained
+already: the cyclic garbage collector walks past records no more, librdkafka's pause for full queues is 20 ms and not a
+second, values go to Arrow as one buffer for each chunk, and a chunk is decoded while the next is read. On two cores
+"n processes" is one, for a second was no faster. A bound that is missed stays missed, and is shown above.
 
 ## How it was run
 

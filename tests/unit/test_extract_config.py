@@ -199,7 +199,7 @@ def test_formats_and_their_registry() -> None:
         config(key_format="string", schema="id bigint")
     assert config(key_format="string", schema="id bigint, _key string").payload.needs_keys
     with pytest.raises(InvalidArgument, match="schema_registry") as caught:
-        config(format="avro", schema_registry="http://me:word-4711@schemas")
+        config(format="avro", schema_registry="http://me:word-4711@registry")
     assert "4711" not in str(caught.value)
 
 
