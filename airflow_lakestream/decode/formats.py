@@ -25,7 +25,7 @@ from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
 from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
-from airflow_lakestream.decode.registered import SchemaFinder
+from airflow_lakestream.decode.registered import Found, SchemaFinder
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
@@ -120,16 +120,22 @@ class Payload:
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
-        columns = self._value_columns(first)
-        if self.unknown_fields == UnknownFields.RESCUE:
-            # A field of that name is one more that has no column.
-            others = [column for column in columns if column.name != RESCUED]
-            columns = pa.schema([*others, pa.field(RESCUED, pa.string())])
+        columns = self._with_rescued(self._value_columns(first))
         if self.key_format is None:
             return columns
         if KEY_COLUMN in columns.names:
             raise InvalidArgument("key_format", f"the values have a field {KEY_COLUMN}, too.", "Give a schema.")
         return columns.append(self._key_column(first))
+
+    def foreseen_columns(self, topic: str) -> pa.Schema | None:
+        """Return what `columns` would, whatever the topic's first records; None where they have a say.
+
+        Raises InvalidArgument, SchemaRefused and the registry's errors.
+        """
+        if self.format not in SCHEMA_KINDS or self.registry is None or self.key_format is not None:
+            return None
+        found = self._finder.foreseen(self.format, topic)
+        return None if found is None else self._with_rescued(self._columns_of(found))
 
     def newest_columns(self, topic: str) -> pa.Schema | None:
         """Return the columns of the values by the registry's newest schema for the topic; None where there is none.
@@ -139,10 +145,7 @@ class Payload:
         if self.format not in SCHEMA_KINDS or self.registry is None:
             return None
         found = self._finder.newest(self.format, topic, "value")
-        if found is None:
-            return None
-        columns = found.columns(self.format)
-        return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
+        return None if found is None else self._columns_of(found)
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse columns that have no place for what keys hold. Raises InvalidArgument."""
@@ -166,13 +169,22 @@ class Payload:
         if self.format == Format.RAW:
             return raw.arrow_schema() if self.key_format is None else pa.schema([raw.arrow_schema().field("value")])
         if self.format != Format.JSON:
-            found = self._finder.find(self.format, first.topic, "value", first.values)
-            columns = found.columns(self.format)
-        elif self.envelope is None:
-            columns = infer_schema(first)
-        else:
-            columns = columns_of_connect(first)
+            return self._columns_of(self._finder.find(self.format, first.topic, "value", first.values))
+        columns = infer_schema(first) if self.envelope is None else columns_of_connect(first)
+        return self._unwrapped(columns)
+
+    def _columns_of(self, found: Found) -> pa.Schema:
+        return self._unwrapped(found.columns(self.format))
+
+    def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
         return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
+
+    def _with_rescued(self, columns: pa.Schema) -> pa.Schema:
+        if self.unknown_fields != UnknownFields.RESCUE:
+            return columns
+        # A field of that name is one more that has no column.
+        others = [column for column in columns if column.name != RESCUED]
+        return pa.schema([*others, pa.field(RESCUED, pa.string())])
 
     def _key_column(self, first: RawBatch) -> pa.Field:
         if self.key_format == KeyFormat.STRING:

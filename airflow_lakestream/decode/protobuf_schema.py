@@ -128,6 +128,12 @@ def messages_in(text: str, references: Iterable[tuple[str, str]] = ()) -> int:
     return len(compile_proto(text, tuple(references)).messages.message_type)
 
 
+def is_one_message(text: str, references: Iterable[tuple[str, str]] = ()) -> bool:
+    """Tell whether a .proto file has one message and none inside it, entries of maps apart: all records are of it."""
+    messages = compile_proto(text, tuple(references)).messages.message_type
+    return len(messages) == 1 and all(inner.options.map_entry for inner in messages[0].nested_type)
+
+
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:
     """Return the columns that a table for messages of this schema has; all of them may be null.
 

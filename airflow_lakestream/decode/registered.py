@@ -84,6 +84,13 @@ class SchemaFinder:
         several = schema.kind == "PROTOBUF" and protobuf_schema.messages_in(found.text, found.references) > 1
         return None if several else found
 
+    def foreseen(self, format_name: str, topic: str) -> Found | None:
+        """Return what `find` would for the values, whatever the records; None where it depends on them."""
+        found = None if self.writer_schemas else self.newest(format_name, topic, "value")
+        if found is None or format_name != "protobuf":
+            return found
+        return found if protobuf_schema.is_one_message(found.text, found.references) else None
+
     def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
         subject = f"{topic}-{side}"
         try:

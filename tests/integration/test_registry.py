@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+from dataclasses import replace
 from typing import Any
 
 import avro.io
@@ -17,6 +18,7 @@ from google.protobuf import message_factory
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import avro_schema, protobuf_schema
 from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
@@ -116,6 +118,63 @@ def test_a_schema_of_another_kind_is_no_schema_for_the_record(registry: Registry
     decoder = AvroDecoder(pa.schema([pa.field("id", pa.int64())]), registry=client)
     decoded = decoder.decode(batch([struct.pack(">bI", 0, schema_id) + b"\x02"]))
     assert [row.reason for row in decoded.bad] == [f"schema {schema_id} is of type JSON, not AVRO"]
+
+
+JSON_SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {
+            "name": "before",
+            "type": ["null", {"type": "record", "name": "Row", "fields": [{"name": "a", "type": "int"}]}],
+        },
+        {"name": "after", "type": ["null", "Row"]},
+        {"name": "op", "type": "string"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "settings"),
+    [
+        ("AVRO", json.dumps(MONEY), {"format": "avro"}),
+        ("AVRO", json.dumps(ENVELOPE), {"format": "avro", "envelope": "debezium"}),
+        ("JSON", json.dumps(JSON_SCHEMA), {"format": "json_schema", "unknown_fields": "rescue"}),
+        ("PROTOBUF", 'syntax = "proto3"; message A { int64 a = 1; map<string, int32> b = 2; }', {"format": "protobuf"}),
+    ],
+)
+def test_the_columns_are_foreseen_where_no_record_has_a_say(
+    registry: Registry, kind: str, text: str, settings: dict[str, Any]
+) -> None:
+    topic = f"foreseen-{kind}-{settings.get('envelope')}"
+    payload = Payload(registry=RegistryConfig(registry.url), **settings)
+    assert payload.foreseen_columns(topic) is None
+    registry.register(f"{topic}-value", text, kind)
+    foreseen = payload.foreseen_columns(topic)
+    assert foreseen is not None
+    assert foreseen.equals(payload.columns(replace(batch([]), topic=topic)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "message A { int64 a = 1; } message B { string b = 1; }",
+        "message A { message B { string b = 1; } B b = 1; }",
+    ],
+)
+def test_which_of_several_messages_it_is_only_a_record_says(registry: Registry, text: str) -> None:
+    topic = f"foreseen-{text.count('} m')}-messages"
+    registry.register(f"{topic}-value", f'syntax = "proto3"; {text}', "PROTOBUF")
+    assert Payload("protobuf", registry=RegistryConfig(registry.url)).foreseen_columns(topic) is None
+
+
+def test_schemas_that_are_given_and_keys_are_not_foreseen(registry: Registry) -> None:
+    registry.register("foreseen-given-value", json.dumps(MONEY))
+    config = RegistryConfig(registry.url)
+    assert Payload("avro", registry=config).foreseen_columns("foreseen-given") is not None
+    for more in ({"writer_schemas": (json.dumps(MONEY),)}, {"key_format": "json"}):
+        assert Payload("avro", registry=config, **more).foreseen_columns("foreseen-given") is None
 
 
 def test_a_subject_that_nobody_registered(client: RegistryClient) -> None:

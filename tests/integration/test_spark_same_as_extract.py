@@ -18,7 +18,7 @@ from airflow_lakestream.decode import protobuf_schema
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
-from tests.support.lake import TABLE
+from tests.support.lake import TABLE, Lake
 from tests.support.lake_reading import OpenLake
 from tests.support.spark import SparkRun
 
@@ -123,6 +123,20 @@ def test_protobuf(
     produce(name, 0, [*values, framed(schema_id, b"\x00\x08"), None])
     landing = {"format": "protobuf", "schema_registry": registry.url}
     assert_same(tmp_path, kafka, name, spark, landing, 52)
+
+
+def test_what_the_registry_tells_the_driver_does_not_read(
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry, spark: Any
+) -> None:
+    name = topic(partitions=2)
+    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]})
+    schema_id = registry.register(f"{name}-value", text)
+    for partition in (0, 1):
+        produce(name, partition, [framed(schema_id, bytes([2 * n])) for n in range(50)])
+    SparkRun(lake, name, {"format": "avro", "schema_registry": registry.url}).run(spark)
+    # One task has read so few; the first records, read by the driver for their columns, would be a file of their own.
+    assert len(lake.table().inspect.data_files()) == 1
+    assert lake.table().scan().count() == 100
 
 
 def framed(schema_id: int, payload: bytes) -> bytes:
