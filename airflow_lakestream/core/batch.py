@@ -6,7 +6,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts, union
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.pieces import Files, Piece
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import Chunk
@@ -128,7 +128,7 @@ class Batch:
         """Whether there is anything to commit, rows or not."""
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
-    def landing(self, run_id: str, *, is_last: bool = False) -> Landing:
+    def landing(self, run_id: str, engine: Engine | None, *, is_last: bool = False) -> Landing:
         """Return the change that committing this batch makes to the ledger; the plan's last one adds covered time."""
         # Origin and loss receipts go with the first commit: what they say holds from there on.
         entry = TopicEntry(
@@ -140,7 +140,7 @@ class Batch:
             covered=(self.plan.covered,) if is_last and self.plan.covered else (),
         )
         identity = self.plan.state.identity
-        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts})
+        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts}, engine=engine)
 
     def piece(self, files: Files) -> Piece:
         """Return this batch as a piece to be handed over, with its files."""

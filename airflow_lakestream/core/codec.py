@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Noted, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Noted, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -27,6 +27,7 @@ SUMMARY_RUN_ID = "lakestream.run-id"
 SUMMARY_TOPICS = "lakestream.topics"
 SUMMARY_COUNTS = "lakestream.counts"
 SUMMARY_NOTED = "lakestream.noted"
+SUMMARY_ENGINE = "lakestream.engine"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Summaries of a few partitions stay readable to the eye.
@@ -84,6 +85,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         SUMMARY_TOPICS: _pack(_dump(_topics_to_json(landing.topics))),
         **_encode_counts(landing),
         **({SUMMARY_NOTED: "true"} if landing.noted else {}),
+        **({SUMMARY_ENGINE: landing.engine.value} if landing.engine is not None else {}),
     }
 
 
@@ -102,6 +104,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             topics=(topics := _topics_from_json(json.loads(_unpack(summary[SUMMARY_TOPICS])))),
             by_partition=_decode_counts(topics, summary.get(SUMMARY_COUNTS, "")),
             noted=SUMMARY_NOTED in summary,
+            engine=_engine(summary.get(SUMMARY_ENGINE)),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
@@ -221,6 +224,11 @@ def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIden
         identity: {p: Counts(*map(int, one.split(","))) for p, one in _texts_by_partition(part)}
         for identity, part in zip(sorted(topics), text.split("|"), strict=True)
     }
+
+
+def _engine(name: str | None) -> Engine | None:
+    # Nothing rests on it: one that only a newer version knows is no reason to refuse the ledger.
+    return Engine(name) if name in list(Engine) else None
 
 
 def _check_version(version: object, where: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from airflow_lakestream.core.batch import Batch, Limits, at_most
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed, Piece
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
@@ -88,6 +88,11 @@ class Job:
     children: Children | None = None
     crew: Crew | None = None
     committed: Callable[[Committed], None] | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """What lands: Spark, where its executors may read, or this process."""
+        return Engine.EXTRACT if self.crew is None else Engine.SPARK
 
     def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
         """Tell of a commit whoever wants to know."""

@@ -216,7 +216,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     check_still_there(job, identity)
     counts = batch.total
     check_rejected(job, report.counts + counts, at_commit=True)
-    landing = batch.landing(job.run_id, is_last=is_last)
+    landing = batch.landing(job.run_id, job.engine, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
     report.add(snapshot_id, landing)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -18,6 +19,13 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 # Notes are settled by the next run that looks; so many landings may pass before.
 MOST_NOTED = 64
 MARKS = 8
+
+
+class Engine(StrEnum):
+    """What lands records."""
+
+    EXTRACT = "extract"
+    SPARK = "spark"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -168,7 +176,7 @@ class Landing:
     """The net change that one snapshot makes to one group's ledger.
 
     `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone. `noted` says that the
-    reject table has a note of it.
+    reject table has a note of it. `engine` is None where it is not known: written by an older version, or by none.
     """
 
     landing_id: str
@@ -177,6 +185,8 @@ class Landing:
     # The counts by partition, for the report of the run; the ledger keeps their sum only.
     by_partition: Mapping[TopicIdentity, Mapping[int, Counts]] = field(default_factory=dict, compare=False)
     noted: bool = False
+    # For whoever watches; only the snapshot's summary has it.
+    engine: Engine | None = field(default=None, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

@@ -158,7 +158,8 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
         if first is None or decoder is None:
             return False
         job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
-    landing = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None)).landing(f"{job.run_id}/plan")
+    founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
+    landing = founding.landing(f"{job.run_id}/plan", job.engine)
     check_still_there(job, plan.state.identity)
     job.sink.commit(landing)
     return True

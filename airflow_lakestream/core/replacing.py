@@ -56,7 +56,7 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
         _read_again(job, table, batch)
     check_rejected(job, batch.total, at_commit=True)
     check_still_there(job, identity)
-    landing = batch.landing(job.run_id)
+    landing = batch.landing(job.run_id, job.engine)
     read = landing.topics[identity]
     if read.landed != plan.ranges:
         raise AssertionError(f"read {read.landed} instead of {plan.ranges}")

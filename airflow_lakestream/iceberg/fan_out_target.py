@@ -154,7 +154,8 @@ class Target:
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
         # The landing of the home and those of its targets are told to be one by their ids.
         own_id = f"{landing.landing_id}/{self.name}{suffix}"
-        return Landing(own_id, stamped_run_id(landing.run_id, fingerprint), {self._identity: change})
+        run_id = stamped_run_id(landing.run_id, fingerprint)
+        return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)
 
     def _refuse_landed_by_others(self, ranges: RangeSet) -> None:
         for other, ledger in self._others.items():

@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.anew import decode_anew
-from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.ledger import Engine, Landing, Ledger
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.watching.causes import Cause, Reason, span
@@ -52,9 +52,17 @@ class Seen:
         return frozenset(identity.topic for identity in self.landing.topics) if self.landing else frozenset()
 
     @property
-    def by_query(self) -> bool:
-        """Whether a Spark query landed it: its run is named by the query's id and the batch."""
-        return self.landing is not None and bool(_BATCH.match(self.landing.run_id))
+    def engine(self) -> Engine | None:
+        """What landed it; None for another writer's, and for a change of the books that landed nothing."""
+        if self.landing is None:
+            return None
+        if self.landing.engine is not None:
+            return self.landing.engine
+        # Of a version that did not write it down; a query's run is named by the query's id and the batch.
+        if _BATCH.match(self.landing.run_id):
+            return Engine.SPARK
+        landed = any(entry.held or entry.replaced for entry in self.landing.topics.values())
+        return Engine.EXTRACT if landed else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.core.ledger import TopicEntry
+from airflow_lakestream.core.ledger import Engine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.spark.lease_record import LeaseRecord, LeaseState, Outcome
 from airflow_lakestream.spark.progress import Progress
@@ -30,13 +30,6 @@ class State(StrEnum):
     FAILING = "failing"
 
 
-class Engine(StrEnum):
-    """What lands it."""
-
-    EXTRACT = "extract"
-    SPARK = "spark"
-
-
 # States with which nobody has to get up.
 HEALTHY = (State.LANDING, State.IDLE)
 
@@ -53,6 +46,10 @@ class Query:
     def inputs(self) -> Mapping[str, str]:
         """What the checkpoint belongs to: app, topic, table, group."""
         return self.lease.inputs
+
+    def last_seen_ms(self, now_ms: int) -> int:
+        """When its driver was last there, in milliseconds since the epoch."""
+        return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
 
     def reason(self, now_ms: int, max_age: float) -> Reason | None:
         """Tell why the query lands nothing; None for one that runs, or has ended as it should."""
@@ -132,7 +129,13 @@ class Stream:
             "age": self.age,
             "rejected": self.rejected,
             "landings": [
-                {"snapshot_id": str(one.snapshot_id), "at_ms": one.at_ms, "rows": one.rows, "rejected": one.rejected}
+                {
+                    "snapshot_id": str(one.snapshot_id),
+                    "at_ms": one.at_ms,
+                    "rows": one.rows,
+                    "rejected": one.rejected,
+                    "engine": one.engine and one.engine.value,
+                }
                 for one in self.landings
             ],
             "partitions": {str(p): numbers for p, numbers in self.partitions.items()},
@@ -155,7 +158,7 @@ def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
         table=facts.table,
         consumer_group=facts.consumer_group,
         topic=facts.topic,
-        engine=_engine(facts),
+        engine=_engine(facts, now_ms),
         state=state,
         reasons=tuple(reasons),
         lag=None if backlog is None else backlog.lacking.width + backlog.lost.width,
@@ -214,13 +217,14 @@ def _late(backlog: Backlog | None) -> Iterator[Reason]:
         yield Reason(Cause.LATE_PARTITION, f"only {where} has overdue offsets: {some(backlog.overdue)}")
 
 
-def _engine(facts: Facts) -> Engine | None:
-    newest = facts.history.newest
-    if facts.query is not None or facts.checkpoint is not None:
+def _engine(facts: Facts, now_ms: int) -> Engine | None:
+    """Tell what landed last, or is at it: a query counts until something else lands after its last sign of life."""
+    newest = next((one for one in facts.history.recent if one.engine is not None), None)
+    if newest is None:
+        return None if facts.query is None and facts.checkpoint is None else Engine.SPARK
+    if facts.query is not None and facts.query.last_seen_ms(now_ms) >= newest.at_ms:
         return Engine.SPARK
-    if newest is None or newest.landing is None:
-        return None
-    return Engine.SPARK if newest.by_query else Engine.EXTRACT
+    return newest.engine
 
 
 def _partitions(backlog: Backlog) -> dict[int, dict[str, int]]:

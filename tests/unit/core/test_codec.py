@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.codec import (
+    SUMMARY_ENGINE,
     SUMMARY_TOPICS,
     SUMMARY_VERSION,
     VERSION,
@@ -22,7 +24,7 @@ from airflow_lakestream.core.codec import (
     encode_ranges,
     encode_summary,
 )
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers
 
@@ -57,6 +59,19 @@ def test_a_summary_without_our_keys_is_no_landing() -> None:
 
 
 LANDING = Landing("id", "run", {TopicIdentity("t", "i", "c"): TopicEntry(counts=Counts(2, 2))})
+
+
+@pytest.mark.parametrize("engine", [None, *Engine])
+def test_a_summary_says_which_engine_landed(engine: Engine | None) -> None:
+    landing = decode_summary(encode_summary("g", replace(LANDING, engine=engine)), "g", "snapshot 1")
+    assert landing is not None
+    assert landing.engine is engine
+
+
+def test_an_engine_of_a_newer_version_is_unknown_and_no_error() -> None:
+    landing = decode_summary({**encode_summary("g", LANDING), SUMMARY_ENGINE: "another"}, "g", "snapshot 1")
+    assert landing == LANDING
+    assert landing.engine is None
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, 999, "2.1", "x", "", -1, None])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.batch import Batch
-from airflow_lakestream.core.ledger import Counts, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, Engine, TopicIdentity, union
 from airflow_lakestream.core.pieces import (
     Files,
     Handed,
@@ -141,7 +141,7 @@ def test_a_landing_adds_pieces_up_and_keeps_the_epochs_before_they_were_read() -
     batch = Batch(plan)
     batch.take(piece((0, 0, 10), epoch=6))
     batch.take(piece((1, 0, 5)))
-    entry = batch.landing("run").topics[IDENTITY]
+    entry = batch.landing("run", Engine.EXTRACT).topics[IDENTITY]
     assert entry.landed == of((0, 0, 10), (1, 0, 5))
     assert entry.counts == Counts(15, 15)
     assert entry.epochs == {0: 6, 1: 3}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.plan import TopicState, Watermarks
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet
@@ -17,7 +17,7 @@ from airflow_lakestream.spark.progress import Progress
 from airflow_lakestream.watching.backlog import Backlog, backlog_of
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.landings import History, Seen
-from airflow_lakestream.watching.status import Engine, Facts, Query, State, Stream, status
+from airflow_lakestream.watching.status import Facts, Query, State, Stream, status
 
 NOW = 1_800_000_000_000
 TOPIC = TopicIdentity("t", "id", "c")
@@ -143,7 +143,43 @@ def test_a_rollback_and_a_compaction_are_told_beside_the_state() -> None:
     assert causes(stream)[-2:] == [Cause.ROLLBACK, Cause.COMPACTION]
 
 
-def test_the_run_id_says_which_engine_landed() -> None:
-    assert look(history=History((landing(60, QUERY_RUN),))).engine is Engine.SPARK
-    assert look(history=History((landing(60, f"{QUERY_RUN[:36]}/before/ab"),))).engine is Engine.SPARK
-    assert look(history=History()).engine is None
+def by(engine: Engine | None, run_id: str = "dag/task/run/-1") -> Seen:
+    one = landing(60, run_id)
+    assert one.landing is not None
+    return replace(one, landing=replace(one.landing, engine=engine))
+
+
+def forgotten() -> Seen:
+    """What `lakestream ledger forget` writes: a change of the books that landed nothing."""
+    return replace(landing(30), landing=Landing("f", "f", {TOPIC: TopicEntry(forgotten=RangeSet.of("t", 0, 0, 2))}))
+
+
+@pytest.mark.parametrize(
+    ("recent", "engine"),
+    [
+        ((by(Engine.SPARK), by(Engine.EXTRACT)), Engine.SPARK),
+        ((by(Engine.EXTRACT), by(Engine.SPARK)), Engine.EXTRACT),
+        ((forgotten(), by(Engine.SPARK)), Engine.SPARK),
+        ((forgotten(),), None),
+        ((), None),
+        # Of a version that did not write the engine down.
+        ((by(None),), Engine.EXTRACT),
+        ((by(None, QUERY_RUN),), Engine.SPARK),
+        ((by(None, f"{QUERY_RUN[:36]}/before/ab"),), Engine.SPARK),
+    ],
+)
+def test_the_newest_landing_says_which_engine_it_is(recent: tuple[Seen, ...], engine: Engine | None) -> None:
+    assert look(history=History(recent)).engine is engine
+
+
+def test_a_query_counts_until_something_else_lands_after_its_last_sign_of_life() -> None:
+    by_extract = by(Engine.EXTRACT)
+    at = by_extract.at_ms / 1000
+    for history, one, engine in (
+        (History(), query(outcome=Outcome.DONE), Engine.SPARK),
+        (History((by_extract,)), query(outcome=Outcome.DONE, beat_at=at + 5), Engine.SPARK),
+        (History((by_extract,)), query(outcome=Outcome.DONE, beat_at=at - 5), Engine.EXTRACT),
+        # Its driver is there.
+        (History((by_extract,)), query(beat_at=at - 5), Engine.SPARK),
+    ):
+        assert look(history=history, query=one).engine is engine
