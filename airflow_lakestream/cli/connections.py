@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +70,14 @@ def open_storage(conn_id: str | None) -> DeltaStorage:
         from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 
         return DeltaStorageHook(conn_id).open_storage()
+
+
+def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
+    """Read what opens the store of a checkpoint; None without a connection. Raises InvalidArgument."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.store import store_properties
+
+        return store_properties(conn_id)
 
 
 def open_registry(value: str | None, kafka_conn: str, *formats: str | None) -> RegistryConfig | None:

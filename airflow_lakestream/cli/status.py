@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import IcebergConn, Json, KafkaConn, aside, open_catalog, open_kafka
+from airflow_lakestream.cli.connections import (
+    IcebergConn,
+    Json,
+    KafkaConn,
+    aside,
+    open_catalog,
+    open_kafka,
+    open_storage,
+    open_store_properties,
+)
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.watching.status import Stream
     from airflow_lakestream.watching.status_looking import StreamSearch
 
@@ -21,12 +35,19 @@ _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows
 # Clears the terminal, and goes to its upper left corner.
 _CLEAR = "\033[2J\033[H"
 
-Tables = Annotated[list[str] | None, typer.Option("--table", help="namespace.table; may be given again")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", help="namespace.table, or the path or URI of a Delta table; may be given again"),
+]
 Namespaces = Annotated[
     list[str] | None, typer.Option("--namespace", help="all its tables with a ledger; may be given again")
 ]
 Checkpoints = Annotated[
     list[str] | None, typer.Option("--checkpoint", help="a Spark stream's checkpoint_location; may be given again")
+]
+Stores = Annotated[
+    str | None,
+    typer.Option("--storage-conn", help="Airflow connection of the store of Delta tables, and of checkpoints"),
 ]
 
 
@@ -42,6 +63,7 @@ def status(
     every: Annotated[str, typer.Option("--every", help="with --watch: the time between two looks")] = "10s",
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: Stores = None,
     as_json: Json = False,
 ) -> int:
     """Say of each stream whether it is landing, idle, behind, stalled or failing, and why.
@@ -51,7 +73,8 @@ def status(
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
     with aside():
-        search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, iceberg_conn)
+        lakes = _Lakes(iceberg_conn, storage_conn)
+        search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, lakes)
     if not watch:
         found = _look(search, age)
         typer.echo(json.dumps(_json(found), indent=2) if as_json else render(found))
@@ -68,29 +91,54 @@ def status(
         return code
 
 
+@dataclass
+class _Lakes:
+    """`watching.status_looking.Lakes` of connections, each opened once."""
+
+    iceberg_conn: str
+    storage_conn: str | None
+
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    def storage(self) -> DeltaStorage:
+        return self._storage
+
+    def properties(self, location: str) -> Mapping[str, str] | None:
+        if "://" not in location or location.startswith("file:"):
+            return None
+        return dict(self._catalog.properties) if self._of_store is None else self._of_store
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return open_catalog(self.iceberg_conn)
+
+    @cached_property
+    def _storage(self) -> DeltaStorage:
+        return open_storage(self.storage_conn)
+
+    @cached_property
+    def _of_store(self) -> Mapping[str, str] | None:
+        return open_store_properties(self.storage_conn)
+
+
 def _search(
-    tables: list[str],
-    namespaces: list[str],
-    checkpoints: list[str],
-    group: str | None,
-    kafka_conn: str,
-    iceberg_conn: str,
+    tables: list[str], namespaces: list[str], checkpoints: list[str], group: str | None, kafka_conn: str, lakes: _Lakes
 ) -> StreamSearch:
     from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
-    from airflow_lakestream.watching.status_looking import StreamSearch
+    from airflow_lakestream.watching.status_looking import StreamSearch, is_place
 
     if not tables and not namespaces and not checkpoints:
         raise InvalidArgument("--table", "is missing.", "Give --table, --namespace or --checkpoint, also several.")
-    kafka, catalog = open_kafka(kafka_conn), open_catalog(iceberg_conn)
+    kafka = open_kafka(kafka_conn)
     return StreamSearch(
-        catalog=catalog,
+        lakes=lakes,
         kafka=KafkaWatch(kafka.configuration, kafka.where),
-        tables=tuple(check_table_name(table, "--table") for table in tables),
+        tables=tuple(table if is_place(table) else check_table_name(table, "--table") for table in tables),
         namespaces=tuple(namespaces),
         checkpoints=tuple(checkpoints),
         group=group,
-        properties=dict(catalog.properties),
     )
 
 

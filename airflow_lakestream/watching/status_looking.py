@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.table import Table
 
-from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
-from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.plan import LogTruncated, TopicReplaced
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.spark.lease import read_lease
@@ -23,38 +20,46 @@ from airflow_lakestream.spark.progress import read_progress
 from airflow_lakestream.watching.backlog import Backlog, backlog_of, overdue, topics_of
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.landings import ledgers, look_back
 from airflow_lakestream.watching.status import Facts, Query, Stream, status
+from airflow_lakestream.watching.streams import IcebergStreams, Streams
 
-# What is wrong with one stream alone; all else keeps every stream from being looked at.
-_OF_ONE = (
-    UnreadableLedger,
-    UndecidedLedger,
-    ledger_store.FormatVersionTooOld,
-    TopicReplaced,
-    LogTruncated,
-    TopicMissing,
-)
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+# What is wrong with one stream alone, as are the problems of its ledger; all else keeps every stream from being looked
+# at.
+_OF_ONE = (TopicReplaced, LogTruncated, TopicMissing)
+
+
+class Lakes(Protocol):
+    """Where tables and checkpoints lie. Opened when a look first needs it: who has no Iceberg needs no catalog."""
+
+    def catalog(self) -> Catalog:
+        """Return the catalog of Iceberg tables. Raises InvalidArgument, CatalogUnavailable."""
+
+    def storage(self) -> DeltaStorage:
+        """Return the store of Delta tables. Raises InvalidArgument."""
+
+    def properties(self, location: str) -> Mapping[str, str] | None:
+        """Return what opens a checkpoint's store; None for a local one. Raises InvalidArgument, CatalogUnavailable."""
 
 
 @dataclass(frozen=True)
 class StreamSearch:
     """Where streams are looked for.
 
-    :param tables: `namespace.table`, each.
+    :param tables: `namespace.table`, or the path or URI of a Delta table, each.
     :param namespaces: all of whose tables with a ledger are looked at.
     :param checkpoints: of Spark's queries; the tables of the bundled apps' are looked at, too.
     :param group: only the streams of this consumer group.
-    :param properties: the catalog's, for checkpoints on its object store.
     """
 
-    catalog: Catalog
+    lakes: Lakes
     kafka: KafkaWatch
     tables: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     group: str | None = None
-    properties: Mapping[str, str] | None = None
 
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
         """Look at all of them; see `status.status` for the arguments.
@@ -77,21 +82,22 @@ class StreamSearch:
         names = dict.fromkeys(self.tables)
         for namespace in self.namespaces:
             try:
-                names |= dict.fromkeys(".".join(one) for one in sorted(self.catalog.list_tables(namespace)))
+                names |= dict.fromkeys(".".join(one) for one in sorted(self.lakes.catalog().list_tables(namespace)))
             except NoSuchNamespaceError as e:
                 raise InvalidArgument("namespace", f"there is no namespace {namespace!r} in the catalog.") from e
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
     def _query(self, location: str) -> Query | None:
         """Return a query of a bundled app; None for one of another application, which keeps no lease."""
-        lease = read_lease(location, self.properties)
+        properties = self.lakes.properties(location)
+        lease = read_lease(location, properties)
         if lease is None or not lease.inputs.get("table"):
             return None
-        return Query(location, lease, read_progress(location, self.properties))
+        return Query(location, lease, read_progress(location, properties))
 
     def _of_checkpoint(self, location: str, before_ms: int) -> Iterator[Facts]:
         """Tell of another application's query, by its checkpoint alone."""
-        known = of_checkpoint(location, self.properties)
+        known = of_checkpoint(location, self.lakes.properties(location))
         got_on = None if known.newest_at is None else int(known.newest_at * 1000)
         for topic in known.topics:
             facts = Facts("", "", topic, checkpoint=location, got_on_ms=got_on)
@@ -104,27 +110,38 @@ class StreamSearch:
                 yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
 
     def _of_table(self, name: str, queries: list[Query], before_ms: int) -> Iterator[Facts]:
-        try:
-            table = self.catalog.load_table(name)
-        except NoSuchTableError as e:
+        if (streams := self._streams(name)) is None:
             if not queries:
-                raise InvalidArgument("table", f"there is no table {name!r} in the catalog.") from e
+                where = "at" if is_place(name) else "in the catalog:"
+                raise InvalidArgument("table", f"there is no table {where} {name}.")
             yield from (self._of_query(query, name) for query in queries)
             return
         left = list(queries)
-        for group in ledger_store.groups(table):
+        for group in streams.groups():
             if self.group in (None, group):
                 own = next((query for query in left if query.inputs.get("group") == group), None)
                 left = [query for query in left if query is not own]
-                for facts in self._of_group(table, name, group, before_ms):
+                for facts in self._of_group(streams, name, group, before_ms):
                     yield replace(facts, query=own)
         yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
 
-    def _of_group(self, table: Table, name: str, group: str, before_ms: int) -> Iterator[Facts]:
+    def _streams(self, name: str) -> Streams | None:
+        if is_place(name):
+            storage = self.lakes.storage()
+            # Imports Delta's libraries, which the storage has told of where they are not installed.
+            from airflow_lakestream.watching.delta_streams import DeltaStreams
+
+            return DeltaStreams.at(storage, name)
         try:
-            ledger = ledgers(table, group)[group]
-            histories = {topic: look_back(table, group, topic=topic) for topic in topics_of(ledger)}
-        except _OF_ONE as e:
+            return IcebergStreams(self.lakes.catalog().load_table(name))
+        except NoSuchTableError:
+            return None
+
+    def _of_group(self, streams: Streams, name: str, group: str, before_ms: int) -> Iterator[Facts]:
+        try:
+            ledger = streams.ledger(group)
+            histories = {topic: streams.history(group, topic) for topic in topics_of(ledger)}
+        except streams.problems as e:
             yield Facts(name, group, "", problem=Reason(Cause.UNUSABLE, str(e)))
             return
         for topic, history in histories.items():
@@ -146,3 +163,8 @@ class StreamSearch:
 
 def _entry(ledger: Ledger, topic: str) -> TopicEntry:
     return sum((entry for identity, entry in ledger.topics.items() if identity.topic == topic), TopicEntry())
+
+
+def is_place(table: str) -> bool:
+    """Tell whether it is the path or URI of a Delta table, not the name of one in a catalog."""
+    return "/" in table
