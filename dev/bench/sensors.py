@@ -2,7 +2,8 @@
 
     python -m dev.bench.sensors -n 1000 --subjects 20 --minutes 3
 
-Half of the sensors look at consumer groups, half at ledgers of tables; all are behind and poll every 60 seconds. With
+Half of the sensors look at consumer groups, half at ledgers of tables; all are behind and poll every 60 seconds.
+`--tasks-per-dag` says how they are spread over DAGs: to start a trigger, Airflow reads its whole DAG. With
 `--looks-only` their triggers run in this process, without Airflow's triggerer. Shares are of CPU time.
 """
 
@@ -34,12 +35,11 @@ from dev.stack import Stack
 PARTITIONS = 4
 RECORDS = 200
 POLL = 60.0
-DAG_ID = "sensors"
 _DAG = """
 from airflow.sdk import DAG
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 
-with DAG("sensors", schedule=None) as dag:
+with DAG({dag_id!r}, schedule=None) as dag:
     for n, arguments in enumerate({arguments!r}):
         CheckpointLagSensor(task_id=f"sense_{{n}}", deferrable=True, poke_interval={poll}, **arguments)
 """
@@ -89,9 +89,16 @@ def _land(kafka: Kafka, lake: Lake, topic: str, table: str) -> None:
     land(build_job(config, kafka.client_config(), lake.catalog(), run_id=topic))
 
 
-def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
-    """Put a run of the DAG into the database, whose tasks have deferred."""
+def defer_all(folder: Path, arguments: list[dict[str, Any]], per_dag: int) -> None:
+    """Put runs of DAGs of so many sensors each into the database, whose tasks have deferred."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+    DagBundlesManager().sync_bundles_to_db()
+    for first in range(0, len(arguments), per_dag):
+        _defer(folder, f"sensors_{first}", arguments[first : first + per_dag])
+
+
+def _defer(folder: Path, dag_id: str, arguments: list[dict[str, Any]]) -> None:
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.dagbag import DBDagBag
     from airflow.models.trigger import Trigger
@@ -99,9 +106,8 @@ def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
     from airflow.utils.state import DagRunState, TaskInstanceState
     from airflow.utils.types import DagRunTriggeredByType, DagRunType
 
-    file = folder / "dag.py"
-    file.write_text(_DAG.format(arguments=arguments, poll=POLL))
-    DagBundlesManager().sync_bundles_to_db()
+    file = folder / f"{dag_id}.py"
+    file.write_text(_DAG.format(dag_id=dag_id, arguments=arguments, poll=POLL))
     bag = DagBag(str(file))
     if bag.import_errors:
         raise AssertionError(bag.import_errors)
@@ -110,7 +116,7 @@ def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
     with create_session() as session:
         run = (
             DBDagBag()
-            .get_latest_version_of_dag(DAG_ID, session=session)
+            .get_latest_version_of_dag(dag_id, session=session)
             .create_dagrun(
                 run_id="measured",
                 logical_date=now,
@@ -124,7 +130,7 @@ def defer_all(folder: Path, arguments: list[dict[str, Any]]) -> None:
             )
         )
         for ti in run.get_task_instances(session=session):
-            sensor = bag.dags[DAG_ID].get_task(ti.task_id)
+            sensor = bag.dags[dag_id].get_task(ti.task_id)
             trigger = Trigger("airflow_lakestream.triggers.look.LookTrigger", sensor._trigger_kwargs(time.time()))
             session.add(trigger)
             session.flush()
@@ -153,16 +159,17 @@ def settle(process: psutil.Process) -> None:
 
 def cores(process: psutil.Process, seconds: float) -> tuple[float, float]:
     """Return (the share of a core that a process tree takes over a while, its memory in MiB)."""
-
-    def used() -> float:
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
-
-    before, began = used(), time.monotonic()
+    before, began = used(process), time.monotonic()
     time.sleep(seconds)  # this is the measured while
-    share = (used() - before) / (time.monotonic() - began)
+    share = (used(process) - before) / (time.monotonic() - began)
     memory = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
     return share, memory / 2**20
+
+
+def used(process: psutil.Process) -> float:
+    """Return the CPU seconds that a process tree has taken."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 async def looks_alone(count: int, given: list[dict[str, Any]], minutes: float) -> float:
@@ -187,7 +194,7 @@ async def looks_alone(count: int, given: list[dict[str, Any]], minutes: float) -
     return share
 
 
-def measure(count: int, of: int, minutes: float, looks_only: bool) -> None:
+def measure(count: int, of: int, minutes: float, per_dag: int, looks_only: bool) -> None:
     """Measure, and print what came out."""
     with Stack.owned("sensors") as stack:
         kafka = stack.up_kafka()
@@ -216,15 +223,18 @@ def measure(count: int, of: int, minutes: float, looks_only: bool) -> None:
             process = psutil.Process(triggerer.pid)
             settle(process)
             idle, idle_memory = cores(process, minutes * 60)
-            defer_all(folder, [given[n % of] for n in range(count)])
+            before = used(process)
+            defer_all(folder, [given[n % of] for n in range(count)], per_dag)
             await_running(count, log)
             time.sleep(POLL)  # the first looks import what they need
+            started = used(process) - before
             settle(process)
             busy, busy_memory = cores(process, minutes * 60)
         finally:
             triggerer.kill()
             triggerer.wait()
     print(describe())
+    print(f"{count} triggers of DAGs of {per_dag} tasks started: {started:.0f} s of CPU, their first looks included")
     print(f"idle: {idle:.1%} of a core, {idle_memory:.0f} MiB")
     print(f"{count} deferred sensors on {of} subjects, a look each {POLL:.0f} s: {busy:.1%}, {busy_memory:.0f} MiB")
     print(f"added: {busy - idle:.1%} of a core, {busy_memory - idle_memory:.0f} MiB")
@@ -235,6 +245,7 @@ if __name__ == "__main__":
     parser.add_argument("-n", type=int, default=1000, help="how many sensors")
     parser.add_argument("--subjects", type=int, default=20, help="how many topics and tables they look at")
     parser.add_argument("--minutes", type=float, default=3, help="how long each state is measured")
+    parser.add_argument("--tasks-per-dag", type=int, default=50, help="how they are spread over DAGs")
     parser.add_argument("--looks-only", action="store_true", help="the triggers alone, without Airflow's triggerer")
     asked = parser.parse_args()
-    measure(asked.n, asked.subjects, asked.minutes, asked.looks_only)
+    measure(asked.n, asked.subjects, asked.minutes, asked.tasks_per_dag, asked.looks_only)
