@@ -13,7 +13,9 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.backends import BackendKind
+from airflow_lakestream.spark.backends import PROPERTIES_FILE, BackendKind
+from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
+from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
 # What the provider itself looks at in `conf`; all else goes into a file, for it may be secret.
 _LOOKED_AT = (
@@ -53,6 +55,8 @@ class SparkHook(SparkSubmitHook):
         **options: Any,
     ) -> None:
         self.kind = _kind(spark_conn_id, deploy_mode)
+        check_settings(conf or {})
+        check_variables("env_vars", env_vars or {})
         self._settings = {key: str(value) for key, value in (conf or {}).items()} | _FORCED.get(self.kind, {})
         self._variables = dict(env_vars or {})
         if prefix := _ENVIRONMENT_OF.get(self.kind):
@@ -97,7 +101,7 @@ class SparkHook(SparkSubmitHook):
     def command(self, application: str, folder: Path, arguments: list[str]) -> list[str]:
         """Return the `spark-submit` command; what may be secret goes into a file in `folder`."""
         self._application_args = arguments
-        file = folder / "spark.properties"
+        file = folder / PROPERTIES_FILE
         given = Path(self._given_properties).read_text() if self._given_properties else ""
         settings = self._settings
         if self.kind is BackendKind.DETACHED:
@@ -117,8 +121,12 @@ class SparkHook(SparkSubmitHook):
         return command
 
     def environment(self) -> dict[str, str]:
-        """Return the driver's environment: the worker's, without what is Airflow's, which may be secret."""
-        told = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+        """Return the driver's environment: the worker's, without what is Airflow's, which may be secret.
+
+        Nor what would make its session one of Spark Connect: the connection says where it runs.
+        """
+        left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
+        told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         binary = str(self._connection["spark_binary"])
         if shutil.which(binary) is None:
             # That of the pyspark beside this Python, which need not be on a worker's PATH.
@@ -144,6 +152,7 @@ def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
             f"there is no connection {conn_id!r}.",
             "Add one of type spark, with the master as host: local[*], spark://..., yarn, or k8s://...",
         ) from e
+    check_connection(str(connection.conn_type), connection.host or "")
     master = f"{connection.conn_type}://{connection.host or ''}"
     if (deploy_mode or connection.extra_dejson.get("deploy-mode")) != "cluster":
         return BackendKind.DETACHED

@@ -7,7 +7,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_lakestream.hooks.spark import SparkHook
-from airflow_lakestream.spark.backends import Backend, BackendKind, Handle, Job
+from airflow_lakestream.spark.backends import Backend, BackendKind, Handle, Job, forget_secrets
 from airflow_lakestream.spark.backends.detached import DetachedBackend, SubmitFailed
 from airflow_lakestream.spark.supervisor import JobState
 
@@ -105,3 +105,6 @@ def _submit(hook: SparkHook, application: str, job: Job) -> None:
         hook.submit(application, env=dict(job.environment), cwd=str(job.folder))
     except (AirflowException, RuntimeError, OSError) as e:
         raise SubmitFailed(f"the driver could not be submitted: {e}") from e
+    finally:
+        # The cluster has its copies by now.
+        forget_secrets(job.folder)

@@ -20,12 +20,11 @@ from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.spark.app_config import AVAILABLE_NOW, AppConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
+from airflow_lakestream.spark.backends import CONFIG_FILE, forget_secrets
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.lease_record import fingerprint_of
 from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
 
-_CONFIG = "app.json"
-_SECRET_FILES = (_CONFIG, "spark.properties")
 # Of earlier drivers, for their logs.
 _KEPT_FOLDERS = 10
 
@@ -49,7 +48,7 @@ class DriverConfig:
 
     def write(self, folder: Path) -> Path:
         """Write it into a folder, and return the file's path."""
-        file = folder / _CONFIG
+        file = folder / CONFIG_FILE
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             json.dump(self.content, opened)
         return file
@@ -139,12 +138,6 @@ def new_folder(root: Path, stream_id: str) -> Path:
     folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     folder.mkdir(mode=0o700, parents=True)
     return folder
-
-
-def forget_secrets(folder: Path) -> None:
-    """Remove the files of a driver's folder that may hold secrets; a driver that works has read them."""
-    for name in _SECRET_FILES:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _check_json(content: Mapping[str, Any]) -> None:

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
 from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
-from airflow_lakestream.operators.spark_config import forget_secrets
-from airflow_lakestream.spark.backends import Handle
+from airflow_lakestream.spark.backends import Handle, forget_secrets
 from airflow_lakestream.spark.progress import Progress
 from airflow_lakestream.spark.supervisor import DriverState
 from airflow_lakestream.spark.watch import Look

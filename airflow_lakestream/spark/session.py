@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.spark import s3a
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.connect import check_settings, check_variables
 from airflow_lakestream.spark.kafka_options import REDACTED
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 
@@ -50,6 +51,8 @@ def start_session(
 
     Started here, it gets the jars of these packages; under `spark-submit` they are given there: by then it is too late.
     """
+    check_settings(given)
+    check_variables("environment", os.environ)
     from pyspark.sql import SparkSession
 
     # What executors hand over as text, and the driver reads, is in one time zone.

@@ -20,6 +20,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.backends import BackendKind, Handle, Job
 from airflow_lakestream.spark.backends.detached import SubmitFailed
 from airflow_lakestream.spark.supervisor import JobState
+from tests.support.spark_stream import Streams
 
 APP = "application_1700000000000_0007"
 
@@ -32,7 +33,8 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
 
     def says(text: str, code: int = 0) -> None:
-        binary.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > arguments.txt\necho '{text}'\nexit {code}\n")
+        takes = "printf '%s\\n' \"$@\" > arguments.txt\ncp spark.properties taken.properties"
+        binary.write_text(f"#!/bin/sh\n{takes}\necho '{text}'\nexit {code}\n")
         binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
 
     return says
@@ -85,6 +87,7 @@ def backend(conn_id: str, folder: Path, **options: Any) -> tuple[Any, Job]:
     from airflow_lakestream.hooks.spark_cluster import backend_of
 
     hook = SparkHook(conn_id, **options)
+    (folder / "app.json").write_text("{}")
     hook.add_file(str(folder / "app.json"))
     command = hook.command("/app.py", folder, ["--config", "app.json"])
     return backend_of(hook, "/app.py"), Job(command, hook.environment(), folder)
@@ -108,7 +111,7 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
         "/app.py\n--config\napp.json\n",
     ):
         assert expected in arguments
-    properties = (tmp_path / "spark.properties").read_text().splitlines()
+    properties = (tmp_path / "taken.properties").read_text().splitlines()
     # YARN starts no driver by itself: who counts restarts is the operator.
     assert properties == [
         "",
@@ -116,6 +119,9 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
         "spark.yarn.appMasterEnv.PASSWORD=canary",
         "spark.yarn.maxAppAttempts=1",
     ]
+    # What may hold secrets is the cluster's by now.
+    assert not (tmp_path / "spark.properties").exists()
+    assert not (tmp_path / "app.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_kubernetes_submits_and_finds_its_pod(kubernetes: Cluster, submit: Any, 
     arguments = (tmp_path / "arguments.txt").read_text()
     assert "spark.kubernetes.submission.waitAppCompletion=false" in arguments
     assert "canary" not in arguments
-    assert "spark.kubernetes.driverEnv.PASSWORD=canary" in (tmp_path / "spark.properties").read_text()
+    assert "spark.kubernetes.driverEnv.PASSWORD=canary" in (tmp_path / "taken.properties").read_text()
 
 
 def test_a_submit_that_names_no_pod_is_an_error(kubernetes: Cluster, submit: Any, tmp_path: Path) -> None:
@@ -260,3 +266,43 @@ def test_standalone_has_no_cluster_mode_for_python(tmp_path: Path, monkeypatch: 
         backend("standalone", tmp_path)
     made, _ = backend("standalone", tmp_path, deploy_mode="client")
     assert type(made).__name__ == "DetachedBackend"
+
+
+@pytest.mark.parametrize(
+    ("connection", "arguments", "problem"),
+    [
+        (
+            {"conn_type": "spark", "host": "sc://server:15002"},
+            {},
+            "spark_conn_id: the connection leads to Spark Connect",
+        ),
+        ({"conn_type": "spark_connect", "host": "server", "port": 15002}, {}, "the connection leads to Spark Connect"),
+        ("sc://server:15002", {}, "the connection leads to Spark Connect"),
+        (
+            None,
+            {"conf": {"spark.remote": "sc://s:1/;token=canary"}},
+            "conf: spark.remote=sc://s:1/ asks for Spark Connect",
+        ),
+        (None, {"conf": {"spark.api.mode": "connect"}}, "conf: spark.api.mode=connect asks"),
+        (None, {"env_vars": {"SPARK_REMOTE": "sc://s:1/;token=canary"}}, "env_vars: SPARK_REMOTE asks"),
+    ],
+)
+def test_spark_connect_is_refused_with_the_reason_before_anything_is_submitted(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, connection: Any, arguments: dict[str, Any], problem: str
+) -> None:
+    if connection is not None:
+        told = connection if isinstance(connection, str) else json.dumps(connection)
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", told)
+    run = streams.run("on_connect", retries=3, **arguments)
+    assert [type(error).__name__ for error in run.errors] == ["AirflowFailException"]
+    assert problem in str(run.errors[0])
+    assert "its client has no SparkContext" in str(run.errors[0])
+    assert "canary" not in str(run.errors[0])
+    assert not (streams.folder / "drivers").exists()
+
+
+def test_a_workers_own_spark_connect_is_not_the_drivers(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    assert streams.run("beside_connect", {"batches": 1}).task("stream").state == "success"
+    seen = json.loads(Path(f"{streams.location}.seen").read_text())
+    assert "SPARK_REMOTE" not in seen["environment"]

@@ -11,6 +11,10 @@ from typing import Any, Protocol
 from airflow_lakestream.spark.process_identity import ProcessIdentity
 from airflow_lakestream.spark.supervisor import JobState
 
+# Of a job's folder: what may hold secrets.
+CONFIG_FILE = "app.json"
+PROPERTIES_FILE = "spark.properties"
+
 
 class BackendKind(StrEnum):
     """Detached: a process beside Airflow's worker, for local masters and all client modes. Else in the cluster."""
@@ -60,6 +64,12 @@ class Job:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
+
+
+def forget_secrets(folder: Path) -> None:
+    """Remove the files of a job's folder that may hold secrets: a driver that works has read them."""
+    for name in (CONFIG_FILE, PROPERTIES_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 class Backend(Protocol):
