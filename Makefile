@@ -65,8 +65,8 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_sensor_kills.py
 
-demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself (needs a JDK 17)
-	@$(BIN)/python -m dev demo $(if $(ONCE),--once)
+demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
+	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
 
 bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."

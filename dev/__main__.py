@@ -38,6 +38,8 @@ def up(args: argparse.Namespace) -> None:
         stack.up_connect()
     if {"spark-master", "spark-worker"} & set(wanted):
         stack.up_spark()
+    if {"yarn-manager", "yarn-node"} & set(wanted):
+        stack.up_yarn()
     if "airflow" in wanted:
         stack.up_airflow()
 
@@ -94,7 +96,7 @@ def demo(args: argparse.Namespace) -> None:
     # Only the demo needs the package, PyIceberg and rich: the other commands stay quick.
     from dev.demo import run_demo
 
-    run_demo(args.rate, args.once)
+    run_demo(args.rate, args.once, args.cdc)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     showing = command(demo)
     showing.add_argument("--once", action="store_true", help="stop when three runs have landed")
     showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
+    showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAG orders_cdc")
     return parser
 
 

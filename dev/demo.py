@@ -6,18 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 
 from dev import lake
-from dev.demo_summary import print_summary
+from dev.demo_summary import print_more, print_summary
 from dev.errors import DemoFailed
 from dev.progress import Clock
 from dev.services.airflow import Airflow
 from dev.services.kafka import Kafka
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.sending import ensure_topic
+from dev.sources.shop import CAPTURE, open_shop, trade
 from dev.stack import Stack
 
 DAG = "clickstream_to_lake"
@@ -30,17 +31,22 @@ _LOG_LINES = 40
 _PARSED_WITHIN_S = 120
 _LANDED_WITHIN_S = 600
 _LOOK_EVERY_S = 1.0
+_TRADES_A_SECOND = 20
 
 
-def run_demo(rate: float, once: bool) -> None:
-    """Run the demo: with `once` until three runs have landed, else until Ctrl-C."""
+def run_demo(rate: float, once: bool, cdc: bool) -> None:
+    """Run the demo: with `once` until three runs have landed, else until Ctrl-C.
+
+    :param rate: events of the clickstream a second.
+    :param cdc: a PostgreSQL with a shop's orders besides, and Debezium, for the DAG `orders_cdc`.
+    """
     clock = Clock()
     with Stack.owned("demo", say=clock.say) as stack, ThreadPoolExecutor(max_workers=1) as beside:
         try:
             starting = beside.submit(stack.up_airflow)
             kafka = stack.up_kafka(announce=False)
-            with _clickstream(kafka, rate, clock):
-                _watch(starting.result(), kafka, clock, once)
+            with _clickstream(kafka, rate, clock), _shop(stack, clock) if cdc else nullcontext():
+                _watch(starting.result(), kafka, clock, once, cdc)
         finally:
             clock.say("demo: taking everything down")
             # Before the thread is waited for: an Airflow that is still starting ends at once.
@@ -48,7 +54,7 @@ def run_demo(rate: float, once: bool) -> None:
     clock.say("demo: done, nothing is left running")
 
 
-def _watch(airflow: Airflow, kafka: Kafka, clock: Clock, once: bool) -> None:
+def _watch(airflow: Airflow, kafka: Kafka, clock: Clock, once: bool, cdc: bool) -> None:
     _unpause(airflow, clock)
     landings = Landings(airflow, clock)
     _wait(lambda: landings.look() >= RUNS, f"{RUNS} runs to land", _LANDED_WITHIN_S)
@@ -58,6 +64,7 @@ def _watch(airflow: Airflow, kafka: Kafka, clock: Clock, once: bool) -> None:
     print_summary(Console(), table, airflow, kafka, group=DAG, topic=TOPIC, first_rows_after=landings.first_rows_after)
     if once:
         return
+    print_more(Console(), cdc=cdc)
     clock.say("demo: goes on until Ctrl-C")
     try:
         while True:
@@ -138,6 +145,22 @@ def _clickstream(kafka: Kafka, rate: float, clock: Clock) -> Iterator[None]:
         finally:
             stop.set()
         clock.say(f"{TOPIC}: {producing.result():,} events were sent")
+
+
+@contextmanager
+def _shop(stack: Stack, clock: Clock) -> Iterator[None]:
+    """Keep orders of a real database changing in a thread of this process, their changes sent to Kafka."""
+    postgres, connect = stack.up_postgres(), stack.up_connect()
+    open_shop(postgres, connect)
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        trading = beside.submit(trade, postgres, rate=_TRADES_A_SECOND, stop=stop)
+        clock.say(f"{CAPTURE}: {_TRADES_A_SECOND:g} transactions a second in PostgreSQL")
+        try:
+            yield
+        finally:
+            stop.set()
+        clock.say(f"{CAPTURE}: {trading.result():,} transactions were made")
 
 
 def _wait(done: Callable[[], bool], what: str, seconds: float) -> None:

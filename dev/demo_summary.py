@@ -21,6 +21,15 @@ _ROWS = 6
 # What fits a terminal of 80 characters.
 _COLUMNS = ("_kafka_partition", "_kafka_offset", "timestamp", "event", "user_id", "url")
 _URL = 20
+_MORE = {
+    "clickstream_backfill": "any day of the clickstream again, by the hour",
+    "clickstream_parallel": "the same topic with several tasks, one commit",
+    "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
+    "clickstream_streaming": "a supervised Spark query without an end; mark it failed and it ends gracefully",
+    "supervise_lakestream": "how far behind and how fresh each stream is",
+    "lake_maintenance": "compacts and expires, and leaves the ledger whole",
+}
+_CDC = "mirrors a table of PostgreSQL, a merge each minute"
 
 
 def print_summary(
@@ -52,6 +61,18 @@ def print_summary(
             expand=False,
         )
     )
+
+
+def print_more(console: Console, *, cdc: bool) -> None:
+    """Print which of the other DAGs can be triggered here, and what each of them shows."""
+    grid = _grid("More to trigger in the UI")
+    grid.add_column("DAG", no_wrap=True)
+    grid.add_column("what it does")
+    for dag, what in _MORE.items():
+        grid.add_row(dag, what)
+    grid.add_row("orders_cdc", _CDC if cdc else f"{_CDC} (make demo CDC=1 brings PostgreSQL and Debezium)")
+    console.print(grid)
+    console.print("Spark fetches its packages the first time, some 100 MB.")
 
 
 def _snapshots(landings: list[Snapshot]) -> Grid:

@@ -1,0 +1,58 @@
+"""What the demo offers besides the clickstream: orders of a real database whose changes Debezium sends."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from rich.console import Console
+
+from dev.demo_summary import print_more
+from dev.services.connect import Connect
+from dev.services.kafka import Kafka
+from dev.services.postgres import Postgres
+from dev.sources.shop import CAPTURE, open_shop, trade
+from tests.support.broker import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+def sent(kafka: Kafka) -> int:
+    consumer = Consumer({**kafka.client_config(), "group.id": "look", "log_level": 0})
+    try:
+        if "shop.public.orders" not in consumer.list_topics(timeout=15).topics:
+            return 0
+        return int(consumer.get_watermark_offsets(TopicPartition("shop.public.orders", 0), timeout=15)[1])
+    finally:
+        consumer.close()
+
+
+def test_a_shop_that_trades_sends_its_orders_and_their_changes(
+    postgres: Postgres, connect: Connect, kafka: Kafka
+) -> None:
+    open_shop(postgres, connect)
+    stop = threading.Event()
+    with postgres.connect() as sql, ThreadPoolExecutor(1) as beside:
+        trading = beside.submit(trade, postgres, rate=100, stop=stop)
+        try:
+            poll_until(lambda: sent(kafka) > 1_100, "a hundred changes of the shop in its topic", 120)
+        finally:
+            stop.set()
+        assert trading.result() > 0
+        assert sql.execute("select min(id) > 1, max(id) > 1000 from orders").fetchone() == (True, True), (
+            "old ones are gone"
+        )
+        assert sql.execute("select 1 from orders where state <> 'new'").fetchone()
+    connect.release(CAPTURE)
+
+
+def test_each_dag_that_the_demo_names_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    print_more(Console(width=200), cdc=False)
+    told = capsys.readouterr().out
+    dags = Path(__file__).parents[2] / "dags"
+    named = [word for line in told.splitlines() if (word := line.strip().partition(" ")[0]).islower() and "_" in word]
+    assert len(named) == 7
+    assert all((dags / f"{name}.py").is_file() for name in named), named
