@@ -63,9 +63,8 @@ class SparkStreamTrigger(BaseTrigger):
         self.begun = dict(begun or {})
         self.restarts = restarts
         self.storage_conn_id = storage_conn_id
-        if later:
-            # Written by a newer version: a triggerer that is rolled back goes on.
-            log.warning("Ignored, of a newer version: %s", ", ".join(sorted(later)))
+        # Written by a newer version: a triggerer that is rolled back goes on.
+        self._ignored = sorted(later)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes this trigger anew; no secret is in it."""
@@ -87,6 +86,8 @@ class SparkStreamTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until something has to be done."""
+        if self._ignored:
+            await tell(log, logging.WARNING, "Ignored, of a newer version: %s", ", ".join(self._ignored))
         watch = await asyncio.to_thread(self._watch)
         while True:
             look = await asyncio.to_thread(watch.look)

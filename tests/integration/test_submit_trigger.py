@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from airflow_lakestream.spark.supervisor import History, Limits
 from tests.support import spark_stand_in
 from tests.support.airflow_home import DAGS
 from tests.support.broker import poll_until
+from tests.support.event_loop import in_loop
 from tests.support.spark_stream import Streams
 
 LIMITS = Limits(backoff=0.5, stall_timeout=3, start_timeout=60, unknown_timeout=2)
@@ -173,34 +175,45 @@ def test_a_batch_that_hangs_after_a_request_to_stop_is_killed_in_time(start: Any
     assert fires(given)["action"] == "finish"
 
 
-BLOCKING = ("open", "os.listdir", "os.scandir", "time.sleep", "socket.connect", "subprocess.Popen")
-_watched: dict[str, Any] = {}
-
-
-def _see(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in BLOCKING and _watched.get("loop") == threading.get_ident():
-        _watched["seen"].append((event, arguments))
-
-
-def test_nothing_blocks_the_triggerers_loop(start: Any) -> None:
+def test_nothing_blocks_the_triggerers_loop(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     driver = start(batches=20, pause=0.1)
-    given = trigger(driver)
-    # Python has no way to take a hook back; it looks at one thread, while that runs the trigger.
-    sys.addaudithook(_see)
+    caplog.set_level(logging.INFO, "airflow_lakestream")
 
-    async def watched() -> None:
-        _watched.update(loop=threading.get_ident(), seen=[])
-        try:
-            task = asyncio.ensure_future(first_event(given))
-            await asyncio.to_thread(driver.await_batches, 3)
-            await given.on_kill()
-            await asyncio.wait_for(task, 120)
-        finally:
-            _watched.pop("loop")
+    async def watched() -> dict[str, Any]:
+        # Made in the loop, as the triggerer does it.
+        given = anew(trigger(driver), knows_more=1)
+        task = asyncio.ensure_future(first_event(given))
+        await asyncio.to_thread(driver.await_batches, 3)
+        await given.on_kill()
+        return await task
 
-    asyncio.run(watched())
-    assert driver.outcome is Outcome.STOPPED
-    assert _watched["seen"] == []
+    event, seen = in_loop(watched)
+    assert (event["action"], driver.outcome) == ("finish", Outcome.STOPPED)
+    assert seen == []
+    for text in ("Ignored, of a newer version: knows_more", "10 records", "The task was cleared or marked"):
+        assert any(text in line for line in caplog.messages), caplog.messages
+
+
+def test_nothing_blocks_it_where_the_driver_is_to_be_restarted(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    driver = start(ends=["fail"])
+    caplog.set_level(logging.INFO, "airflow_lakestream")
+    event, seen = in_loop(lambda: first_event(trigger(driver)))
+    assert (event["action"], seen) == ("restart", [])
+    assert any("It is restarted." in line for line in caplog.messages)
+
+
+def test_a_trigger_that_looks_or_logs_in_the_loop_is_seen(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_lakestream.triggers import spark_stream
+
+    async def in_the_loop(work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(*arguments)
+
+    driver = start(batches=3)
+    monkeypatch.setattr(spark_stream, "asyncio", SimpleNamespace(to_thread=in_the_loop, sleep=asyncio.sleep))
+    monkeypatch.setattr(spark_stream, "tell", lambda log, *line: in_the_loop(log.log, *line))
+    event, seen = in_loop(lambda: first_event(trigger(driver)))
+    assert event["action"] == "finish"
+    assert {what for what, _ in seen} >= {"open", logging.__file__}
 
 
 def test_a_deferred_task_restarts_its_driver_and_reports(streams: Streams) -> None:
