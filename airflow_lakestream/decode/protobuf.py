@@ -55,6 +55,8 @@ def _messages(lanes: Lanes) -> list[tuple[tuple[int, ...], Integers]]:
     counts = lanes.zigzags("message indexes")
     lanes.fail((counts < 0) | (counts > _MOST_INDEXES), "message indexes: too many")
     live = lanes.why == 0
+    if live.all() and not counts.any():
+        return [((0,), np.arange(len(lanes)))]
     rows = np.flatnonzero(live & (counts > 0))
     # The first message, by far the most common, is written as no index at all.
     found: dict[tuple[int, ...], Integers] = {(0,): np.flatnonzero(live & (counts == 0))}

@@ -74,21 +74,24 @@ class MessageReader:
         run = protobuf_fields.Run(len(lanes))
         tags, small, last, rounds = self._next_tags(lanes), 0, _DONE, 0
         while len(tags) and (tag := tags.min()) != _DONE:
-            rows = np.flatnonzero(tags == tag)
+            hit = tags == tag
+            whole = bool(hit.all())
+            rows = run.everyone if whole else np.flatnonzero(hit)
             rounds = rounds + 1 if tag == last else 0
             last = tag
             small += len(rows) < _SMALL
             if small > _MOST_SMALL_STEPS and not self._compiler.patient:
                 lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
                 break
-            whole = len(rows) == len(lanes)
             part = lanes if whole else lanes.take(rows)
             if rounds >= _ROUNDS and len(rows) < _FEW:
                 self._walk(int(tag), part, rows, run, depth)
             else:
                 self._step(int(tag), part, rows, run, depth)
-            tags[rows] = self._next_tags(part)
-            if not whole:
+            if whole:
+                tags = self._next_tags(part)
+            else:
+                tags[rows] = self._next_tags(part)
                 lanes.put(rows, part)
         return self._finished(run, lanes)
 
@@ -109,9 +112,8 @@ class MessageReader:
 
     def _step(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
         number, wire = tag >> 3, tag & 7
-        everyone = np.ones(len(part), np.bool_)
         if tag >= _MOST_TAG or not number or wire not in (0, 1, 2, 5):
-            part.fail(everyone, f"{self._name}: no field begins like this")
+            part.fail(np.ones(len(part), np.bool_), f"{self._name}: no field begins like this")
             return
         column = self._column_of(number)
         if column is not None and wire == column.wire:
@@ -121,7 +123,7 @@ class MessageReader:
         elif self._ignore_unknown:
             protobuf_walk.skip(wire, part, self._name)
         else:
-            part.fail(everyone, f"{self._name}: an unknown field, number {number}")
+            part.fail(np.ones(len(part), np.bool_), f"{self._name}: an unknown field, number {number}")
 
     def _walk(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
         """Find all fields of this tag that follow one another in each lane, and read them in one step."""

@@ -31,6 +31,8 @@ class Run:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        # What a field that all messages have, once, is added with: that very array.
+        self.everyone = np.arange(count)
         self.values: dict[int, list[tuple[Integers, pa.Array | None]]] = {}
         self.chosen: dict[str, Integers] = {}
 
@@ -41,6 +43,11 @@ class Run:
             if oneof not in self.chosen:
                 self.chosen[oneof] = np.zeros(self.count, np.int64)
             self.chosen[oneof][rows] = number
+
+    def whole(self, number: int) -> pa.Array | None:
+        """Return the values of a field that all messages have, once; None where that is not so."""
+        met = self.values.get(number, ())
+        return met[0][1] if len(met) == 1 and met[0][0] is self.everyone else None
 
     def seen(self, number: int) -> Mask:
         """Tell which rows have the field."""
@@ -117,6 +124,8 @@ class Single(Column):
 
     def finish(self, run: Run, lanes: Lanes) -> pa.Array:
         """Return the column; a field that is not there has its default, or is null if it says whether it is there."""
+        if self._oneof is None and (whole := run.whole(self.number)) is not None:
+            return whole
         parts, places, twice = self._places(run)
         if twice and self._merges:
             self._refuse_parts(run, lanes)

@@ -61,7 +61,9 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler
 
     def read(lanes: Lanes, depth: int) -> pa.Array:
         columns = inside(inner, lanes, depth, path)
-        seconds, nanos = (column.fill_null(0).to_numpy().astype(np.int64) for column in columns)
+        # A missing part of it is its default, and no null, but where the message failed.
+        filled = (column.fill_null(0) if column.null_count else column for column in columns)
+        seconds, nanos = (column.to_numpy().astype(np.int64, copy=False) for column in filled)
         lanes.fail((seconds < low) | (seconds > high), f"{path}: not in the years 1 to 9999")
         lanes.fail((nanos < 0) | (nanos >= _NANOS), f"{path}: a timestamp with nanos out of range")
         lanes.fail(nanos % 1000 != 0, f"{path}: finer than microseconds")
