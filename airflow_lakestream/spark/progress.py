@@ -55,6 +55,11 @@ class BatchProgress:
         known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
         return cls(**known)
 
+    def emptied(self) -> BatchProgress:
+        """Return it as one that landed nothing."""
+        kept = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
+        return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in kept})
+
     def __str__(self) -> str:
         if self.what:
             return f"{self.what}, {self.duration:.1f} s"
@@ -135,6 +140,15 @@ class ProgressLog:
         batch = batch if batch.at else replace(batch, at=time.time())
         with self._lock:
             self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
+
+    def report_once(self, batch: BatchProgress) -> None:
+        """Add a batch that Spark may repeat: killed before Spark had noted its end, the next driver finds it landed.
+
+        What was told of it is not told again: it counts as one that landed nothing.
+        """
+        with self._lock:
+            told = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
+        self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
         """Say that the query moves though no batch has ended: nothing to do, or a step of a long batch is done.

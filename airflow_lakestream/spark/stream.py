@@ -139,7 +139,7 @@ class Stream:
         ranges = [r for one in report.reports.values() for r in one.entry.landed]
         counts = report.counts
         known = batch_progress(batch_id, report, duration, self._config.seconds_between_batches)
-        self._progress.report(known)
+        self._progress.report_once(known)
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
 
     def _watch(self, query: StreamingQuery) -> None:

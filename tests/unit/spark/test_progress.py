@@ -59,6 +59,29 @@ def test_a_run_has_the_sums_since_it_began_and_what_landed_again(tmp_path: Path)
     assert read_progress(str(tmp_path / "c")).landed == (("clicks", 0, 5, 60), ("clicks", 1, 0, 50))
 
 
+def test_a_batch_that_spark_repeats_counts_once(tmp_path: Path) -> None:
+    killed = ProgressLog(str(tmp_path / "c"))
+    killed.report_once(replace(BATCH, tables={"lake.a": 98}))
+    began = read_progress(str(tmp_path / "c"))
+    again = ProgressLog(str(tmp_path / "c"))
+    again.report_once(replace(BATCH, tables={"lake.a": 98}, lag=9))
+    read = read_progress(str(tmp_path / "c"))
+    assert (read.batches, read.rows_in, read.rows_out, read.rejected, read.tables) == (2, 100, 98, 2, {"lake.a": 98})
+    assert read.newest is not None
+    assert (read.newest.lag, read.newest.rows_out, read.landed) == (9, 0, began.landed)
+    assert read.since(began.sums())["landed"] == []
+    # The table was rolled back: it lands anew, in another snapshot.
+    again.report_once(replace(BATCH, snapshot_ids=("1",)))
+    assert read_progress(str(tmp_path / "c")).rows_out == 196
+
+
+def test_batches_without_a_snapshot_are_all_told_of(tmp_path: Path) -> None:
+    log = ProgressLog(str(tmp_path / "c"))
+    for _ in range(2):
+        log.report_once(replace(BATCH, rows_out=0, filtered=98, snapshot_ids=()))
+    assert read_progress(str(tmp_path / "c")).filtered == 196
+
+
 def test_an_idle_query_moves_too(tmp_path: Path) -> None:
     log = ProgressLog(str(tmp_path / "c"))
     log.report(BATCH)
