@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections
-from tests.support.broker import Producing, Topics
+from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections, Run
+from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import TABLE, Lake, events
-from tests.support.sensing import TASK, Sensing
+from tests.support.sensing import PATIENCE, TASK, Sensing
 from tests.support.spark_stream import Streams
 from tests.support.statsd import StatsD
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 PAGE = CHECKOUT / "docs" / "metrics.md"
+RISK = ("retention_risk", "RetentionRiskSensor")
 FRESHNESS = ("iceberg_snapshot_freshness", "IcebergSnapshotFreshnessSensor")
 _EXTRACT = """
 from airflow.sdk import DAG
@@ -97,6 +99,62 @@ def test_a_stream_on_spark_tells_its_batches_and_restarts(streams: Streams, stat
     assert (statsd.sum("rows", **tags), statsd.sum("rejected", **tags)) == (9 * batches, batches)
     assert len(statsd.named("batch", **tags)) == batches
     assert (statsd.last("lag", **tags), statsd.last("processing_rate", **tags)) == (7, 20)
+    assert statsd.names <= documented()
+
+
+def test_deferred_sensors_tell_from_the_triggerer_what_they_see_there(
+    sensing: Sensing, lake: Lake, connections: Connections, statsd: StatsD, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, events(0, 0, 3))
+    lake.land(name)
+    produce(name, 0, events(0, 3, 4))
+    stream = {"table": TABLE, "consumer_group": "g"}
+    waiting = {
+        "lag": sensing.write("deferred_lag", **stream, deferrable=True),
+        "freshness": sensing.write("deferred_freshness", FRESHNESS, **stream, max_age="1ms", deferrable=True),
+        "time_left": sensing.write("deferred_risk", RISK, **stream, watch_for="100s", deferrable=True),
+    }
+    for run, file in waiting.values():
+        sensing.schedule(run)
+        sensing.work(run, file)
+        assert sensing.state(run) == "deferred"
+    told = {gauge: len(statsd.named(gauge)) for gauge in waiting}
+    # What the worker's looks can't have seen.
+    produce(name, 0, events(0, 7, 5))
+    sensing.triggerer.start()
+
+    def seen_there(gauge: str, run: Run) -> bool:
+        return len(statsd.named(gauge, dag_id=run.dag_id, task_id=TASK, **stream)) > told[gauge]
+
+    for gauge, (run, _) in waiting.items():
+        poll_until(partial(seen_there, gauge, run), f"{gauge} from the triggerer", PATIENCE)
+    assert statsd.last("lag", dag_id="deferred_lag") == 9
+    freshness = [one.value for one in statsd.named("freshness", dag_id="deferred_freshness")]
+    assert freshness[-1] > freshness[0]
+    assert (statsd.last("time_left", dag_id="deferred_risk") or 0) > 6 * 86_400
+    assert statsd.names <= documented()
+    lake.land(name)
+    run, _ = waiting["lag"]
+    sensing.await_state(run, "scheduled")
+    assert statsd.last("lag", dag_id="deferred_lag") == 0
+
+
+def test_a_deferred_stream_tells_its_batches_from_the_triggerer(
+    streams: Streams, sensing: Sensing, statsd: StatsD
+) -> None:
+    config = {"batches": 20, "topic": "t", "table": "lake.t"}
+    run, file = streams.write("measured_deferred_stream", config, deferrable=True)
+    with streams.airflow.process(run, file, "stream") as process:
+        streams.await_end(process)
+        assert run.task("stream").state == "deferred", process.log
+    sensing.triggerer.start()
+    poll_until(lambda: run.task("stream").state == "scheduled", "the stream to end", PATIENCE, every=0.2)
+    # Before a worker looks again.
+    tags = {"dag_id": "measured_deferred_stream", "task_id": "stream", "engine": "spark"}
+    poll_until(lambda: statsd.sum("rows", **tags) == 9 * 20, "the rows of all batches", 60)
+    assert len(statsd.named("batch", **tags)) == 20
+    assert statsd.last("lag", **tags) == 7
     assert statsd.names <= documented()
 
 
