@@ -87,6 +87,19 @@ DEBEZIUM = JarSet(
     size="7 MB",
 )
 
+# Not hadoop-client-minicluster, one jar with all servers: its REST API leaves the outermost key out.
+YARN = JarSet(
+    "hadoop-yarn-3.4.1",
+    (
+        ("org.apache.hadoop", "hadoop-yarn-server-resourcemanager", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-yarn-server-nodemanager", "3.4.1"),
+        # A part of the ResourceManager's class path that it does not bring.
+        ("org.apache.hadoop", "hadoop-yarn-server-timelineservice", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-common", "3.4.1"),
+    ),
+    size="80 MB",
+)
+
 
 def fetch(jars: JarSet, folder: Path, jdk: Jdk, say: Say = quiet) -> Path:
     """Have the jars in `folder`/<name>, fetched when they are not there yet; safe for several processes at once."""

@@ -36,6 +36,7 @@ from dev.services import postgres as postgres_service
 from dev.services import registry as registry_service
 from dev.services import s3 as s3_service
 from dev.services import spark as spark_service
+from dev.services import yarn as yarn_service
 from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
@@ -44,6 +45,7 @@ from dev.services.postgres import Postgres
 from dev.services.registry import Registry
 from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
+from dev.services.yarn import YarnDaemon
 
 Handle = TypeVar("Handle", bound=Service)
 
@@ -174,6 +176,20 @@ class Stack:
             lambda found: found.ui,
         )
         return master
+
+    def up_yarn(self) -> YarnDaemon:
+        """Have a healthy YARN of one node; return its ResourceManager."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> YarnDaemon:
+            return yarn_service.start_resource_manager(folder, self._fetch(jars.YARN, jdk), jdk, self._owner)
+
+        def start_node(folder: ServiceFolder, jdk: Jdk) -> YarnDaemon:
+            programs = self._fetch(jars.YARN, jdk)
+            return yarn_service.start_node_manager(folder, programs, jdk, self._owner, manager)
+
+        manager = self._up("yarn-manager", start, lambda found: found.url)
+        self._up("yarn-node", start_node, lambda found: found.url)
+        return manager
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):

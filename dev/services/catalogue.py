@@ -11,6 +11,7 @@ from dev.services.postgres import Postgres
 from dev.services.registry import Registry
 from dev.services.s3 import S3
 from dev.services.spark import SparkDaemon
+from dev.services.yarn import YarnDaemon
 
 
 class Service(Protocol):
@@ -33,6 +34,8 @@ HANDLES: dict[str, type[Service]] = {
     "connect": Connect,
     "spark-master": SparkDaemon,
     "spark-worker": SparkDaemon,
+    "yarn-manager": YarnDaemon,
+    "yarn-node": YarnDaemon,
     "airflow": Airflow,
 }
 SERVICES = tuple(HANDLES)

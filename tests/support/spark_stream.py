@@ -132,14 +132,14 @@ def xcom(run: Run, key: str, task_id: str = "stream") -> Any:
         return found.value
 
 
-def mark(run: Run, state: str) -> None:
+def mark(run: Run, state: str, task_id: str = "stream") -> None:
     """Do to a running task what the buttons of the UI do."""
     from airflow.models.taskinstance import TaskInstance, clear_task_instances
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
     with create_session() as session:
-        wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id="stream")
+        wanted = select(TaskInstance).filter_by(dag_id=run.dag_id, run_id=run.run_id, task_id=task_id)
         if state == "cleared":
             clear_task_instances(list(session.scalars(wanted)), session)
         else:
