@@ -32,7 +32,7 @@ async def tell_deadline(context: Mapping[str, Any] | None = None, **more: Any) -
     run = dict((context or {}).get("dag_run") or {})
     due = dict((context or {}).get("deadline") or {}).get("deadline_time", "its deadline")
     text = f"ALERT run {run.get('dag_run_id', '?')} of {run.get('dag_id', '?')} was not done at {due}"
-    log.error("%s%s", text, "".join(f", {name}: {value}" for name, value in more.items()))
-    # Airflow's metrics may look for their server, and read files of their own.
+    # In a thread, as triggers log; Airflow's metrics may look for their server, and read files of their own.
+    await asyncio.to_thread(log.error, "%s%s", text, "".join(f", {name}: {value}" for name, value in more.items()))
     await asyncio.to_thread(measure_alert, "deadline", {"dag_id": str(run.get("dag_id", ""))})
     return text
