@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.stream import kafka_to_iceberg
+from dev.services.s3 import REGION
+from dev.stack import Stack
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP, append_foreign_row
@@ -187,3 +192,22 @@ def test_a_query_into_delta_is_found_by_its_checkpoint(
     lake.land(name)
     [stream] = told(LONG)[1]
     assert (stream["engine"], [one["engine"] for one in stream["landings"]]) == ("extract", ["extract", "spark"])
+
+
+def test_a_table_and_its_querys_checkpoint_on_s3_are_opened_by_one_connection(
+    lake: DeltaLake, name: str, produce: Producing, told: Told, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = stack.up_s3()
+    folder = f"{s3.bucket('status')}/{uuid.uuid4().hex}"
+    place, checkpoint = f"s3://{folder}/events", f"s3a://{folder}/checkpoint"
+    extra = {"region_name": REGION, "endpoint_url": s3.url}
+    key = {"conn_type": "aws", "login": s3.access_key, "password": s3.secret_key, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_STORE", json.dumps(key))
+    storage = DeltaStorageHook("lake_store").open_storage()
+    produce(name, 0, events(0, 0, 5), timestamps=old(5))
+    lake.land(name, catalog=storage, table=place)
+    inputs = {"app": "kafka_to_delta", "topic": name, "table": place, "group": GROUP}
+    with Lease.take(checkpoint, "f", "a task", inputs=inputs, properties=storage.options):
+        code, [stream] = told(LONG, "--checkpoint", checkpoint, "--storage-conn", "lake_store")
+    assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "held")
+    assert (stream["table"], versions(stream)) == (place, ["0"])
