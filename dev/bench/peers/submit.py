@@ -1,4 +1,7 @@
-"""What a submit costs: one app with the same few records by a bare `spark-submit`, and by the operator."""
+"""What a submit costs: one app with the same few records by a bare `spark-submit`, and by the operator.
+
+Both drivers are told the same, have the same jars, and are measured until their process is gone.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from dev.bench.results import Sample
 from dev.bench.rows import Row
 from dev.service import CHECKOUT
 
-OPERATOR = "airflow_lakestream.operators.spark_streaming_submit:SparkStreamingSubmitOperator"
+OPERATOR = "dev.bench.programs.submitting:SubmitToTheEnd"
 TABLE = "landed"
 _BIN = Path(sys.executable).parent
 
@@ -45,15 +49,16 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         if row.options["by"] == "operator":
             told, done = _by_operator(lab, lake, {"app_config": landing, **limits})
         else:
-            config = configuration(lab, lake, topic, landing, **limits).write(lake.folder / "app.json")
-            told, done = _bare(lake, config)
+            # The jars and folders of a session that the app starts itself are not for one that is submitted.
+            config = replace(configuration(lab, lake, topic, landing, **limits), spark={})
+            told, done = _bare(config.write(lake.folder / "app.json"))
         landed = lake.landed(TABLE)
         if not 0 < landed.rows <= records:
             raise LandedWrong(row, records, landed.rows)
         return {row.name: sample_of(row, number, topic, records, told, done, landed)}
 
 
-def _bare(lake: Lake, config: Path) -> tuple[dict[str, Any], Any]:
+def _bare(config: Path) -> tuple[dict[str, Any], Any]:
     settings = [word for key, value in SETTINGS.items() for word in ("--conf", f"{key}={value}")]
     command = [str(_BIN / "spark-submit"), "--master", "local[*]", "--jars", ",".join(resolve(kafka_packages()))]
     began = time.time()

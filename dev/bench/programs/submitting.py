@@ -1,0 +1,25 @@
+"""The operator, measured until its driver's process is gone, as a bare `spark-submit` is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class SubmitToTheEnd(SparkStreamingSubmitOperator):
+    """Returns when its driver has ended, and not when that has said that it is done: the JVM's own end comes after."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run it, and wait for what is left of the driver."""
+        report = super().execute(context)
+        assert self._driving is not None
+        assert self._driving.handle is not None
+        process = self._driving.handle.process
+        while process is not None and process.alive:
+            time.sleep(0.02)  # the end of a process that another object holds: there is nothing else to wait for
+        return report
