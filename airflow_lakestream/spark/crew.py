@@ -131,8 +131,11 @@ class SparkCrew:
 
     def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Piece]:
         self._used.add(work.folder)
+        context = self.spark.sparkContext
+        # What was set as spark.executorEnv stands in there already.
+        context.environment = executors.ENVIRONMENT | context.environment
         try:
-            answers = self.spark.sparkContext.parallelize(shares, len(shares)).map(work).collect()
+            answers = context.parallelize(shares, len(shares)).map(work).collect()
         except Exception as e:  # noqa: BLE001  # whatever Spark and its bridge to the JVM raise
             self._raise(job, union(share.ranges for share in shares), e)
         pieces = [answer for answer in answers if isinstance(answer, Piece)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import uuid
@@ -75,6 +76,22 @@ def test_a_topic_lands_and_then_what_is_new(
         (1, 15, 15, 0),
     ]
     assert lake.committed_offsets(name) == {0: 305, 1: 200, 2: 10}
+
+
+def test_executors_are_told_to_keep_their_memory_unless_they_are_told_otherwise(
+    run: SparkRun, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = spark.sparkContext
+
+    def seen() -> list[str | None]:
+        run.run(spark)
+        return context.parallelize([0], 1).map(lambda _: os.environ.get("MIMALLOC_PURGE_DELAY")).collect()
+
+    monkeypatch.setattr(context, "environment", context.environment)
+    assert seen() == ["-1"]
+    # What spark.executorEnv.MIMALLOC_PURGE_DELAY does when Spark starts.
+    context.environment = {**context.environment, "MIMALLOC_PURGE_DELAY": "10"}
+    assert seen() == ["10"]
 
 
 def test_a_batch_has_no_more_offsets_than_it_may_and_the_query_ends_after_so_many_batches(
