@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.plan import LogTruncated, TopicState
@@ -15,12 +15,13 @@ from airflow_lakestream.spark.lease import read_lease
 from airflow_lakestream.spark.lease_record import LeaseState, Outcome
 from airflow_lakestream.watching.backlog import backlog_of, topics_of
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.landings import look_back
+from airflow_lakestream.watching.landings import History, look_back
 from airflow_lakestream.watching.verdict import NotThere
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.kafka.watch import GroupState
 
 # Batches of a checkpoint that are looked at for how fast it lands: Spark keeps 100.
@@ -82,37 +83,24 @@ def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Boo
 
     name = f"table {ledger_store.name_of(table)}"
     ledger = ledger_store.read_ledger(table, consumer_group)
-    since = int((time.time() - _STEPS_SINCE) * 1000) if with_steps else None
-    history = look_back(table, consumer_group, since_ms=since)
+    history = look_back(table, consumer_group, since_ms=_since(with_steps))
     if not ledger.topics:
         raise NotThere(_no_ledger(name, consumer_group, ledger_store.groups(table)))
-    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is Cause.ROLLBACK)
-    steps = []
-    for seen in history.recent if with_steps else ():
-        if seen.landing is not None:
-            entries = seen.landing.topics.values()
-            offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
-            steps.append(Step(seen.at_ms / 1000, seen.landing.run_id, offsets))
-    newest = history.newest.at_ms / 1000 if history.newest is not None else None
-    return Books(name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None)
+    return _of_history(name, ledger, history, with_steps)
 
 
-def of_delta(storage: Any, location: str, consumer_group: str) -> Books:
-    """Read the ledger of a Delta table. Raises NotThere, UnreadableLedger."""
-    from airflow_lakestream.delta import ledger_store
-    from airflow_lakestream.delta.log import info_of, read_commit
+def of_delta(storage: DeltaStorage, location: str, consumer_group: str, with_steps: bool = False) -> Books:
+    """Read the ledger of a Delta table. Raises NotThere, UnreadableLedger, LedgerTakenAway."""
+    from airflow_lakestream.watching.delta_streams import DeltaStreams
 
     name = f"table {location}"
-    head = storage.open(location)
-    if head is None:
+    streams = DeltaStreams.at(storage, location)
+    if streams is None:
         raise NotThere(f"table: there is no Delta table at {location!r}.")
-    ledger = ledger_store.read_ledger(head, consumer_group)
+    ledger = streams.ledger(consumer_group)
     if not ledger.topics:
-        raise NotThere(_no_ledger(name, consumer_group, ledger_store.groups(head)))
-    version = ledger_store.previous_version(head, consumer_group)
-    commit = None if version is None else read_commit(storage.store(location), version)
-    at = None if commit is None else info_of(commit).get("timestamp")
-    return Books(name, topics_of(ledger), None, ledger, None if at is None else float(at) / 1000)
+        raise NotThere(_no_ledger(name, consumer_group, streams.groups()))
+    return _of_history(name, ledger, streams.history(consumer_group, since_ms=_since(with_steps)), with_steps)
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> Books:
@@ -142,6 +130,22 @@ def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Books:
         raise NotThere(f"group_id: group {group!r} has committed no offset{of}; it has of {known}.")
     reasons = () if state.members else (Reason(Cause.STOPPED_CONSUMER, f"group {group!r} has no member"),)
     return Books(f"consumer group {group!r}", tuple(sorted(wanted)), wanted, reasons=reasons)
+
+
+def _since(with_steps: bool) -> int | None:
+    return int((time.time() - _STEPS_SINCE) * 1000) if with_steps else None
+
+
+def _of_history(name: str, ledger: Ledger, history: History, with_steps: bool) -> Books:
+    reasons = tuple(one for one in history.reasons(int(time.time() * 1000)) if one.cause is Cause.ROLLBACK)
+    steps = []
+    for seen in history.recent if with_steps else ():
+        if seen.landing is not None:
+            entries = seen.landing.topics.values()
+            offsets = {key: e.landed.of_partition(*key).width for e in entries for key in e.landed.partitions}
+            steps.append(Step(seen.at_ms / 1000, seen.landing.run_id, offsets))
+    newest = history.newest.at_ms / 1000 if history.newest is not None else None
+    return Books(name, topics_of(ledger), None, ledger, newest, reasons, tuple(steps) if with_steps else None)
 
 
 def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reason, ...]:

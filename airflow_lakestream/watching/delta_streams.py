@@ -15,7 +15,8 @@ from airflow_lakestream.delta.log import Action, info_of, read_commit
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.landings import RECENT, History, Seen
 
-# Versions on top of the newest landing that are looked at, each a small file to read.
+# Each is a small file to read: landings of the time that was asked for, and versions on top of the newest one.
+MOST_RECENT = 50
 MOST_SINCE = 100
 
 
@@ -42,16 +43,16 @@ class DeltaStreams:
         ledger_store.check_not_taken_away(self.head, consumer_group, self.store)
         return ledger_store.read_ledger(self.head, consumer_group)
 
-    def history(self, consumer_group: str, topic: str) -> History:
-        """Return what a group landed of a topic. Raises UnreadableLedger."""
-        return look_back(self.head, self.store, consumer_group, topic=topic)
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `look_back`. Raises UnreadableLedger."""
+        return look_back(self.head, self.store, consumer_group, since_ms, topic)
 
 
 def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = "") -> History:
     """Return what the log says of the group's landings; `snapshot_id` is the version.
 
     :param store: whose root is the table's folder.
-    :param since_ms: take in all that count from then on, not only the last few.
+    :param since_ms: take in those from then on, MOST_RECENT at most, not only the last few.
     :param topic: only landings of this topic count.
 
     Raises UnreadableLedger.
@@ -61,7 +62,7 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
     for seen in _landings(store, newest, consumer_group):
         if topic and topic not in seen.topics:
             continue
-        if len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms):
+        if len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms or len(recent) >= MOST_RECENT):
             break
         recent.append(seen)
     begin = head.version - MOST_SINCE if newest is None else max(newest, head.version - MOST_SINCE)

@@ -104,7 +104,8 @@ class Source:
         if self.is_delta:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
-            return (yield Ask(("delta", conn_id, name, group), lambda: books.of_delta(storage, name, group)))
+            asked = ("delta", conn_id, name, group, with_steps)
+            return (yield Ask(asked, lambda: books.of_delta(storage, name, group, with_steps)))
         table = yield from ask_table(places, self.iceberg_conn_id, name)
         key = ("ledger", self.iceberg_conn_id, name, group, with_steps)
         return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))

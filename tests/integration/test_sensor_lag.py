@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
 
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.verdict import Outcome, Verdict
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
+from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, compact, events
 from tests.support.sensing import commit, look
 from tests.support.spark import SparkRun
@@ -123,18 +125,19 @@ def test_a_table_without_the_groups_ledger_names_those_that_it_has(lake: Lake, n
 
 
 def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producing, tmp_path: Path) -> None:
-    from airflow_lakestream.core.landing import land
-    from airflow_lakestream.delta.storage import DeltaStorage
-    from airflow_lakestream.extract import ExtractConfig, build_job
-
-    place = str(tmp_path / "delta" / "events")
-    config = ExtractConfig(topic=name, table=place, consumer_group=GROUP, table_format="delta")
-    land(build_job(config, lake.kafka, DeltaStorage(), run_id=uuid.uuid4().hex))
+    delta = DeltaLake(tmp_path / "delta", lake.kafka)
+    delta.land(name)
     produce(name, 0, events(0, 10, 2))
-    verdict = lag(lake, table=place, consumer_group=GROUP, table_format="delta")
+    table = {"table": delta.place, "consumer_group": GROUP, "table_format": "delta"}
+    verdict = lag(lake, **table)
     assert seen(verdict) == (Outcome.WAITING, Cause.LATE_PARTITION, 2)
     assert verdict.value is not None
     assert 0 <= verdict.value["batch_age"] < 600
+    # Rolled back: what was landed waits again, and the sensor says why.
+    delta.land(name)
+    DeltaTable(delta.place).restore(0)
+    verdict = lag(lake, **table)
+    assert seen(verdict) == (Outcome.WAITING, Cause.ROLLBACK, 2)
 
 
 # A consumer group

@@ -15,6 +15,7 @@ from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.verdict import Outcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics, poll_until
+from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, events
 from tests.support.sensing import TASK, Sensing, commit, look
 
@@ -100,19 +101,25 @@ def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
     assert 200 < near.value["time_left"] < 400
 
 
-def test_it_says_how_large_a_run_would_have_to_be(lake: Lake, topic: Topics, produce: Producing) -> None:
+@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+def test_it_says_how_large_a_run_would_have_to_be(
+    lake: Lake, topic: Topics, produce: Producing, table_format: str
+) -> None:
+    lake = DeltaLake(lake.folder, lake.kafka) if table_format == "delta" else lake
+    table = lake.place if isinstance(lake, DeltaLake) else TABLE
     name = topic(1, retention_ms=3_600_000)
     half_an_hour_ago = int((time.time() - 1800) * 1000)
     produce(name, 0, events(0, 0, 2000), timestamps=[half_an_hour_ago] * 2000)
     lake.land(name, max_records=100)
     lake.land(name, max_records=100)
-    arguments = {"table": TABLE, "consumer_group": GROUP, "run_interval": "15m"}
+    arguments = {"table": table, "table_format": table_format, "consumer_group": GROUP, "run_interval": "15m"}
     verdict = risk(lake, **arguments, min_time_left="45m")
     assert verdict.outcome is Outcome.FAILED
     assert verdict.value is not None
     # 1,800 unread, half an hour left: read within half of that, a quarter of an hour, which is one run.
     assert verdict.value["max_records"] == pytest.approx(1800, rel=0.05)
     assert f"max_records={verdict.value['max_records']}" in verdict.text
+    assert "is not known" not in verdict.text
     assert risk(lake, **arguments, min_time_left="5m").outcome is Outcome.DONE
 
 
