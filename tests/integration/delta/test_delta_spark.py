@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from tests.support.broker import Producing
+from dev.services.registry import Registry
+from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import assert_landed_once, events
@@ -61,6 +64,22 @@ def test_bad_records_and_a_replay_without_the_checkpoint(
     assert lake.rejected("_kafka_offset", "value") == [(EACH, b"bad")]
     entry = next(iter(lake.ledger().topics.values()))
     assert entry.counts == Counts(2 * EACH + 1, 2 * EACH, 1)
+
+
+def test_a_new_table_has_the_columns_that_the_registry_tells(
+    lake: DeltaLake, topic: Topics, produce: Producing, registry: Registry, spark: SparkSession
+) -> None:
+    name = topic(2)
+    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]})
+    header = struct.pack(">bI", 0, registry.register(f"{name}-value", text))
+    for partition in (0, 1):
+        produce(name, partition, [header + bytes([2 * n]) for n in range(EACH)])
+    kafka_to_iceberg(config(lake, name, format="avro", schema_registry=registry.url), spark)
+    found = DeltaTable(lake.place)
+    assert found.to_pyarrow_table()["id"].to_pylist().count(7) == 2
+    # One task has read so few, and the driver none.
+    assert len(found.file_uris()) == 1
+    assert not lake.stray()
 
 
 def test_ranges_are_replaced_by_the_executors(lake: DeltaLake, filled: str, spark: SparkSession) -> None:
