@@ -20,7 +20,6 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.backends import BackendKind, Handle, Job
 from airflow_lakestream.spark.backends.detached import SubmitFailed
 from airflow_lakestream.spark.supervisor import JobState
-from tests.support.spark_stream import Streams
 
 APP = "application_1700000000000_0007"
 
@@ -266,43 +265,3 @@ def test_standalone_has_no_cluster_mode_for_python(tmp_path: Path, monkeypatch: 
         backend("standalone", tmp_path)
     made, _ = backend("standalone", tmp_path, deploy_mode="client")
     assert type(made).__name__ == "DetachedBackend"
-
-
-@pytest.mark.parametrize(
-    ("connection", "arguments", "problem"),
-    [
-        (
-            {"conn_type": "spark", "host": "sc://server:15002"},
-            {},
-            "spark_conn_id: the connection leads to Spark Connect",
-        ),
-        ({"conn_type": "spark_connect", "host": "server", "port": 15002}, {}, "the connection leads to Spark Connect"),
-        ("sc://server:15002", {}, "the connection leads to Spark Connect"),
-        (
-            None,
-            {"conf": {"spark.remote": "sc://s:1/;token=canary"}},
-            "conf: spark.remote=sc://s:1/ asks for Spark Connect",
-        ),
-        (None, {"conf": {"spark.api.mode": "connect"}}, "conf: spark.api.mode=connect asks"),
-        (None, {"env_vars": {"SPARK_REMOTE": "sc://s:1/;token=canary"}}, "env_vars: SPARK_REMOTE asks"),
-    ],
-)
-def test_spark_connect_is_refused_with_the_reason_before_anything_is_submitted(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch, connection: Any, arguments: dict[str, Any], problem: str
-) -> None:
-    if connection is not None:
-        told = connection if isinstance(connection, str) else json.dumps(connection)
-        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", told)
-    run = streams.run("on_connect", retries=3, **arguments)
-    assert [type(error).__name__ for error in run.errors] == ["AirflowFailException"]
-    assert problem in str(run.errors[0])
-    assert "its client has no SparkContext" in str(run.errors[0])
-    assert "canary" not in str(run.errors[0])
-    assert not (streams.folder / "drivers").exists()
-
-
-def test_a_workers_own_spark_connect_is_not_the_drivers(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
-    assert streams.run("beside_connect", {"batches": 1}).task("stream").state == "success"
-    seen = json.loads(Path(f"{streams.location}.seen").read_text())
-    assert "SPARK_REMOTE" not in seen["environment"]
