@@ -53,7 +53,8 @@ class Lanes:
         _, offsets, data = values.buffers()
         ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
         first, last = int(ends[0]), int(ends[-1])
-        padded = np.zeros(last - first + _PADDING, np.uint8)
+        padded = np.empty(last - first + _PADDING, np.uint8)
+        padded[last - first :] = 0
         if last > first:
             padded[: last - first] = np.frombuffer(data, np.uint8, last - first, first)
         return cls(padded, ends[:-1] - first, ends[1:] - first, np.zeros(len(values), np.int64), [""])
