@@ -123,6 +123,9 @@ class IcebergSink:
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= FILE_BYTES:
             self._write_out()
+        elif self._rows_bytes >= FILE_BYTES // 2:
+            # Else there would be two files' rows in memory, which large records come to faster than they are written.
+            self._collect(0)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
         """Be told of records that were read and became no row."""

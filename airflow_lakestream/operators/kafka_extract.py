@@ -28,7 +28,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
-from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, late_imports, run_key
+from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
@@ -279,6 +279,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
             from airflow_lakestream.hooks.registry import registry_of
             from airflow_lakestream.reader_processes import reader_processes
 
+        keep_freed_memory()
         with airflow_errors():
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
             # One list of keywords: what the configuration knows, it takes from the operator by name.

@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 from airflow_lakestream.core.policies import ModeName, OnEmpty, choose
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
@@ -81,6 +81,7 @@ class _SharedRunOperator(KafkaExtractOperator):
             from airflow_lakestream.hooks.lake import open_lake
             from airflow_lakestream.hooks.registry import registry_of
 
+        keep_freed_memory()
         choose(OnEmpty, "on_empty", self.on_empty)
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
