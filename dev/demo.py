@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 from rich.console import Console
 
@@ -133,34 +134,35 @@ def _unpause(airflow: Airflow, clock: Clock) -> None:
 
 @contextmanager
 def _clickstream(kafka: Kafka, rate: float, clock: Clock) -> Iterator[None]:
-    """Keep events coming in a thread of this process."""
+    """Keep events coming."""
     ensure_topic(kafka.client_config(), TOPIC, PARTITIONS)
-    stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        config = kafka.client_config()
-        producing = beside.submit(produce_clickstream, config, TOPIC, rate=rate, partitions=PARTITIONS, stop=stop)
-        clock.say(f"{TOPIC}: {rate:g} events a second into {PARTITIONS} partitions")
-        try:
-            yield
-        finally:
-            stop.set()
-        clock.say(f"{TOPIC}: {producing.result():,} events were sent")
+    send = partial(produce_clickstream, kafka.client_config(), TOPIC, rate=rate, partitions=PARTITIONS)
+    with _kept_going(send, clock, TOPIC, f"{rate:g} events a second into {PARTITIONS} partitions"):
+        yield
 
 
 @contextmanager
 def _shop(stack: Stack, clock: Clock) -> Iterator[None]:
-    """Keep orders of a real database changing in a thread of this process, their changes sent to Kafka."""
+    """Keep orders of a real database changing, their changes sent to Kafka."""
     postgres, connect = stack.up_postgres(), stack.up_connect()
     open_shop(postgres, connect)
+    buy = partial(trade, postgres, rate=_TRADES_A_SECOND)
+    with _kept_going(buy, clock, CAPTURE, f"{_TRADES_A_SECOND:g} transactions a second in PostgreSQL"):
+        yield
+
+
+@contextmanager
+def _kept_going(work: Callable[..., int], clock: Clock, name: str, what: str) -> Iterator[None]:
+    """Let `work(stop=event)` go on in a thread of this process; it returns how much it did."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as beside:
-        trading = beside.submit(trade, postgres, rate=_TRADES_A_SECOND, stop=stop)
-        clock.say(f"{CAPTURE}: {_TRADES_A_SECOND:g} transactions a second in PostgreSQL")
+        working = beside.submit(work, stop=stop)
+        clock.say(f"{name}: {what}")
         try:
             yield
         finally:
             stop.set()
-        clock.say(f"{CAPTURE}: {trading.result():,} transactions were made")
+        clock.say(f"{name}: {working.result():,} in all")
 
 
 def _wait(done: Callable[[], bool], what: str, seconds: float) -> None:

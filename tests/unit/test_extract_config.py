@@ -198,8 +198,9 @@ def test_formats_and_their_registry() -> None:
     with pytest.raises(InvalidArgument, match="key_format: there is no column _key"):
         config(key_format="string", schema="id bigint")
     assert config(key_format="string", schema="id bigint, _key string").payload.needs_keys
+    with_a_secret = "http://me:word-4711@registry"
     with pytest.raises(InvalidArgument, match="schema_registry") as caught:
-        config(format="avro", schema_registry="http://me:word-4711@registry")
+        config(format="avro", schema_registry=with_a_secret)
     assert "4711" not in str(caught.value)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
@@ -20,6 +22,7 @@ class SubmitToTheEnd(SparkStreamingSubmitOperator):
         assert self._driving is not None
         assert self._driving.handle is not None
         process = self._driving.handle.process
-        while process is not None and process.alive:
-            time.sleep(0.02)  # the end of a process that another object holds: there is nothing else to wait for
+        if process is not None:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(process.pid).wait()
         return report

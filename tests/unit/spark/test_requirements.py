@@ -33,7 +33,7 @@ def test_another_version_of_the_package_is_refused() -> None:
 
 def test_protobuf_needs_more() -> None:
     config = ExtractConfig(
-        topic="t", table="a.b", consumer_group="g", format="protobuf", schema_registry="http://registry"
+        topic="t", table="a.b", consumer_group="g", format="protobuf", schema_registry={"url": "http://registry"}
     )
     assert set(modules_for(config)) - set(modules_for(ExtractConfig(topic="t", table="a.b", consumer_group="g"))) == {
         "google.protobuf",
