@@ -80,6 +80,8 @@ def build_job(
         mode=config.coverage,
         replaces=config.replaces,
         stop=stop or threading.Event(),
+        # A mirror's table is founded by its events.
+        foresee=None if isinstance(config, MirrorConfig) else decoders.foreseen,
     )
 
 

@@ -20,7 +20,7 @@ from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader
 from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
-from airflow_lakestream.core.records import Outcome
+from airflow_lakestream.core.records import Outcome, Rows
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 # Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
@@ -46,6 +46,13 @@ class Committed:
     seconds: float
 
 
+class Foresee(Protocol):
+    """Tells the columns of a new table where no record has a say in them."""
+
+    def __call__(self, topic: str) -> tuple[Decoder, Rows] | None:
+        """Return a decoder for the columns, and a table of them without rows; None where the records have to say."""
+
+
 class Crew(Protocol):
     """Others that read and write in a landing's place, a whole plan at a time: the executors of Spark."""
 
@@ -66,7 +73,7 @@ class Job:
     `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
     `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
     `children` are processes that may read in its place, `crew` are others that do so. `committed` is told of each
-    commit, and raises nothing.
+    commit, and raises nothing. `foresee` may say what a new table is like before a record of the topic is read.
     """
 
     run_id: str
@@ -88,6 +95,7 @@ class Job:
     children: Children | None = None
     crew: Crew | None = None
     committed: Callable[[Committed], None] | None = None
+    foresee: Foresee | None = None
 
     @property
     def engine(self) -> Engine:
@@ -159,6 +167,20 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[tuple[Chun
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for chunk in chunks:
             yield chunk, _decode(decoder, chunk)[2]
+    if job.stop.is_set():
+        raise Stopped
+
+
+def read_first(
+    job: Job, plan: Plan, most_records: int | None
+) -> Generator[tuple[Decoder | None, Chunk, Outcome | None], None, None]:
+    """Yield as `read_rows` does, up to the first chunk that holds a record, which tells the columns. Raises Stopped."""
+    with closing(job.reader.read(plan, job.stop)) as chunks:
+        for read in chunks:
+            chunk = at_most(read, most_records)
+            yield _decode(job.decoders(None, chunk.batch) if len(chunk.batch) else None, chunk)
+            if len(chunk.batch):
+                return
     if job.stop.is_set():
         raise Stopped
 

@@ -15,10 +15,10 @@ from airflow_lakestream.core.batch import Batch
 from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.job import Job as Job
 from airflow_lakestream.core.job import Stopped as Stopped
-from airflow_lakestream.core.job import check_rejected, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.job import check_rejected, check_still_there, entry_of, read_first, read_rows, take
 from airflow_lakestream.core.ledger import Counts, TopicEntry, union
 from airflow_lakestream.core.modes import Look, Resume
-from airflow_lakestream.core.pieces import Piece
+from airflow_lakestream.core.pieces import Piece, at_most_offsets
 from airflow_lakestream.core.plan import (
     LandedByAnotherGroup,
     Plan,
@@ -37,6 +37,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL = 0.5
+# Offsets whose records tell the columns of a table that others write for: as many as are looked at for that.
+FIRST_OFFSETS = 10_000
 
 
 def land(job: Job) -> LandingReport:
@@ -146,10 +148,11 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
     decoder = job.decoders(table.schema, None)
     by_crew = job.crew is not None and job.crew.takes(job, plan)
     shared = by_crew or is_worth_sharing(job, plan)
-    # Without a schema the first records give it, and they are read here.
-    if decoder is None or not shared:
-        decoder, batch = _read_here(job, decoder, batch, report, begin_only=shared)
-    if decoder is not None and shared:
+    if decoder is None and shared:
+        decoder = _foresee(job, plan) or _read_first(job, batch, report)
+    if not shared:
+        decoder, batch = _read_here(job, decoder, batch, report)
+    elif decoder is not None:
         batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
     if decoder is None:
         _refuse_to_forget(job, plan)
@@ -160,9 +163,32 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
     return True
 
 
-def _read_here(
-    job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport, *, begin_only: bool
-) -> tuple[Decoder | None, Batch]:
+def _foresee(job: Job, plan: Plan) -> Decoder | None:
+    """Let the sink know the columns of the table where no record has a say in them; None where the records have."""
+    foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
+    if foreseen is None:
+        return None
+    decoder, no_rows = foreseen
+    job.sink.write(no_rows, plan.state.identity)
+    return decoder
+
+
+def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None:
+    """Take the first records, and no more than it needs: those who are to read the others wait. None without any."""
+    whole = batch.plan.ranges
+    widest = max((whole.of_partition(*key) for key in whole.partitions), key=lambda one: one.width, default=whole)
+    for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
+        plan = replace(batch.plan, ranges=ranges - batch.covered)
+        with closing(read_first(job, plan, _left_beside(job, batch, report))) as results:
+            for decoder, chunk, outcome in results:
+                take(job, batch, chunk, outcome)
+                check_rejected(job, report.counts + batch.total)
+                if decoder is not None:
+                    return decoder
+    return None
+
+
+def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport) -> tuple[Decoder | None, Batch]:
     with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
         for decoder, chunk, outcome in results:
             take(job, batch, chunk, outcome)
@@ -170,8 +196,6 @@ def _read_here(
             # Without a record and without a schema there is no table to create yet: the commit waits for either.
             if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
-            if decoder is not None and begin_only:
-                break
     return decoder, batch
 
 

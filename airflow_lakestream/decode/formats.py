@@ -132,7 +132,11 @@ class Payload:
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
-        if self.format not in SCHEMA_KINDS or self.registry is None or self.key_format is not None:
+        if self.key_format is not None:
+            return None
+        if self.format == Format.RAW:
+            return raw.arrow_schema()
+        if self.format not in SCHEMA_KINDS or self.registry is None:
             return None
         found = self._finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))

@@ -92,7 +92,7 @@ def _headers(batch: RawBatch) -> pa.Array:
     return batch.headers
 
 
-_HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
     "topic": (pa.field("_kafka_topic", pa.string()), _topic),
@@ -100,7 +100,7 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
     "offset": (pa.field("_kafka_offset", pa.int64()), _offset),
     "timestamp": (pa.field("_kafka_timestamp", pa.timestamp("us", "UTC")), _timestamp),
     "key": (pa.field("_kafka_key", pa.binary()), _key),
-    "headers": (pa.field("_kafka_headers", _HEADERS), _headers),
+    "headers": (pa.field("_kafka_headers", HEADERS), _headers),
 }
 
 METADATA_NAMES = tuple(_COLUMNS)

@@ -6,6 +6,7 @@ Each step may find records that can't become a row without loss; what becomes of
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder
 from airflow_lakestream.core.records import Outcome, RawBatch
 from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.metadata import bad_timestamps, metadata_columns, metadata_schema
+from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
 from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.decode.pick import Indices, all_but, pick
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
@@ -60,6 +61,15 @@ class RowDecoders:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
         return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step)
+
+    def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
+        """Return a decoder of the columns that no record has a say in, and no rows of them; see `core.job.Foresee`."""
+        columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
+        if columns is None:
+            return None
+        decoder = self(columns, None)
+        assert decoder is not None, "there is one for each schema"
+        return decoder, decoder.decode(_no_records(topic)).rows
 
     @property
     def needs_keys(self) -> bool:
@@ -171,6 +181,11 @@ class RowDecoder:
             filtered=sieve.filtered,
         )
         return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless())
+
+
+def _no_records(topic: str) -> RawBatch:
+    nothing = pa.array([], pa.binary())
+    return RawBatch(topic, 0, range(0), array("q"), nothing, nothing, pa.array([], HEADERS))
 
 
 class _Sieve:

@@ -93,7 +93,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param checkpoint_interval: commit at the latest after so many seconds, a number or `"60s"` (templated)
     :param poll_timeout: seconds after which a partition that yields nothing short of its end is an error (templated)
     :param idle_timeout: 0 ends at the ends of the start; else go on until so many seconds brought nothing (templated)
-    :param parallelism: processes that read, where there is much to read; default: one for two processors, at most 4
+    :param parallelism: processes that read, where there is much to read; default: one for each processor, at most 4
         (templated)
     :param schema: DDL such as `"id bigint not null, name string"`, or a PyIceberg or pyarrow schema; None takes the
         table's, or infers it from the first batch (templated)

@@ -26,7 +26,6 @@ from airflow_lakestream.iceberg.files import data_folder
 from airflow_lakestream.iceberg.orphans import list_files
 from airflow_lakestream.spark import executors
 from airflow_lakestream.spark.executors import Work
-from airflow_lakestream.spark.foreseen import ForeseenDecoders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +106,6 @@ class SparkCrew:
 
     def _work(self, job: Job, plan: Plan) -> Work:
         identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
-        decoders = decoders.decoders if isinstance(decoders, ForeseenDecoders) else decoders
         assert isinstance(decoders, RowDecoders), "that is what build_job makes"
         assert target is not None, "it was asked whether executors can write"
         # The table that they are told of has the schema that the landing will give it: nothing is left to change.

@@ -19,15 +19,12 @@ from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.core.job import Job, entry_of
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.plan import TopicState, first_hole
-from airflow_lakestream.core.ports import DecoderFactory
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
-from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.fan_out import RunReport, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.cdc_crew import MirrorCrew
 from airflow_lakestream.spark.crew import SparkCrew
-from airflow_lakestream.spark.foreseen import ForeseenDecoders
 from airflow_lakestream.spark.kafka_options import for_executors, kafka_options
 from airflow_lakestream.spark.pulse import Pulse
 
@@ -87,8 +84,7 @@ class MicroBatches:
 
         def prepare(job: Job) -> Job:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            decoders = self._decoders(job)
-            jobs.append(replace(job, crew=self.crew, within=within, reader=reader, decoders=decoders))
+            jobs.append(replace(job, crew=self.crew, within=within, reader=reader))
             return jobs[-1]
 
         report = land_run(
@@ -103,14 +99,6 @@ class MicroBatches:
         for job, one in zip(jobs, report.reports.values(), strict=True):
             self.crew.clean_up(job, repeated=one.recovered > 0)
         return report
-
-    def _decoders(self, job: Job) -> DecoderFactory:
-        decoders = job.decoders
-        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
-        # A mirror's table is founded by its events, and the tables that records choose by their records.
-        if isinstance(self.extract, MirrorConfig) or self.extract.fan_out is not None:
-            return decoders
-        return ForeseenDecoders(decoders, job)
 
     def starting_offsets(self) -> str:
         """Return, as Spark takes it, what the ledger lacks first of each partition: where a query begins anew."""
