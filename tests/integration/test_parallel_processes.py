@@ -6,15 +6,19 @@ import threading
 import time
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.job import Stopped
+from airflow_lakestream.core.landing import FIRST_OFFSETS
 from airflow_lakestream.core.processes import FailedInChild, ProcessDied
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.reader_processes import reader_processes
+from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
 from tests.support.parallel_run import ParallelRun
+from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
 
@@ -22,6 +26,11 @@ COUNTS = {0: 300, 1: 120, 2: 180}
 # An hour ago: older records would fall to retention.
 START = int(time.time() * 1000) - 3_600_000
 SCHEMA = "id bigint, name string, score double"
+
+
+@pytest.fixture
+def transaction(kafka: Kafka, admin: AdminClient) -> Transaction:
+    return Transaction(kafka, admin)
 
 
 def produced(topic: Topics, produce: Producing) -> str:
@@ -44,6 +53,32 @@ def test_each_record_lands_once(lake: Lake, topic: Topics, produce: Producing) -
     assert ParallelRun(lake, name).land()["rows"] == 0
     assert len(lake.snapshots()) == 2
     assert_landed_once(lake, name, COUNTS | {1: COUNTS[1] + 50})
+
+
+def test_the_landing_itself_reads_no_record_that_has_no_say_in_the_columns(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = produced(topic, produce)
+    report = ParallelRun(lake, name, {"format": "raw"}, fault="the parent reads nothing").land()
+    assert (report["processes"], report["rows"]) == (2, sum(COUNTS.values()))
+    rows = lake.table().scan(row_filter="_kafka_partition = 1").to_arrow().sort_by("_kafka_offset")
+    assert [value.decode() for value in rows["value"].to_pylist()] == events(1, 0, COUNTS[1])
+    with pytest.raises(AssertionError, match="the landing itself reads"):
+        ParallelRun(lake, name, {"table": "lake.other"}, fault="the parent reads nothing").land()
+
+
+def test_the_columns_come_from_the_first_records_that_there_are(
+    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
+) -> None:
+    name = topic(partitions=2)
+    # More than the landing itself would read for the columns.
+    transaction.begin(name, 0, [b"never"] * (FIRST_OFFSETS + 10))
+    transaction.abort()
+    produce(name, 0, events(0, 0, 100))
+    produce(name, 1, events(1, 0, 50))
+    report = ParallelRun(lake, name).land()
+    assert (report["processes"], report["rows"], report["remaining_lag"]) == (2, 150, 0)
+    assert sorted(lake.table().scan().to_arrow()["id"].to_pylist()) == [*range(100), *range(10_000_000, 10_000_050)]
 
 
 def test_the_limits_cut_what_all_processes_read_into_whole_commits(

@@ -139,6 +139,17 @@ def test_what_the_registry_tells_the_driver_does_not_read(
     assert lake.table().scan().count() == 100
 
 
+def test_without_records_neither_makes_a_table(lake: Lake, topic: Topics, registry: Registry, spark: Any) -> None:
+    name = topic(partitions=2)
+    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]})
+    registry.register(f"{name}-value", text)
+    landing = {"format": "avro", "schema_registry": registry.url}
+    SparkRun(lake, name, landing).run(spark)
+    assert lake.has_nothing()
+    lake.land(name, **landing)
+    assert lake.has_nothing()
+
+
 def framed(schema_id: int, payload: bytes) -> bytes:
     return struct.pack(">bI", 0, schema_id) + payload
 

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 from airflow_lakestream import extract
 from airflow_lakestream.core import side_by_side
 from airflow_lakestream.core.job import Job
+from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.processes import Failed
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.fan_out import land_run
@@ -114,7 +116,7 @@ def _put_into_children(fault: Callable[[int], None], parent: int) -> None:
     def build(config: ExtractConfig, kafka: Mapping[str, Any], catalog: Any, **others: Any) -> Job:
         job = build_job(config, kafka, catalog, **others)
         if not isinstance(catalog, Outline):
-            return job
+            return replace(job, reader=_NoReader()) if fault is _let_the_parent_read_nothing else job
         reader = InterposedReader(SmallChunks(job.reader, CHUNK), lambda: fault(parent), 5)
         return replace(job, reader=reader)
 
@@ -137,6 +139,18 @@ def _break_oddly(parent: int) -> None:
     raise Odd(threading.Lock())
 
 
+def _let_the_parent_read_nothing(parent: int) -> None:
+    return
+
+
+class _NoReader:
+    """`core.ports.Reader` that nobody is to ask."""
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        """Refuse."""
+        raise AssertionError(f"the landing itself reads {plan.ranges}")
+
+
 class Odd(Exception):
     """An error that can't be pickled."""
 
@@ -151,4 +165,5 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "kill the parent": _kill_parent,
     "stop": _stop_parent,
     "break oddly": _break_oddly,
+    "the parent reads nothing": _let_the_parent_read_nothing,
 }
