@@ -29,13 +29,15 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
     """Yield the rows in order, in pieces; add the records for which the statement fails to `bad`. Raises SqlFailed."""
     if not table.num_rows:
         return
+    # Asked once: another thread may find a bad record meanwhile.
+    is_sifted = engine.is_troubled
     try:
-        if engine.is_troubled and (rows := _sifted(engine, table, bad)) is not None:
+        if is_sifted and (rows := _sifted(engine, table, bad)) is not None:
             yield rows
             return
         yield engine.run(table)
     except _RECORD_ERRORS as error:
-        yield from _find_bad(engine, table, bad, error)
+        yield from _find_bad(engine, table, bad, error, is_sifted)
     except duckdb.OutOfMemoryException as error:
         if table.num_rows == 1:
             raise SqlFailed(f"sql: one record needs more memory than memory_limit gives: {told(error)}.") from None
@@ -44,8 +46,10 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
         raise SqlFailed(f"sql: DuckDB failed: {told(error)}.") from error
 
 
-def _find_bad(engine: Engine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error) -> Iterator[pa.Table]:
-    if not engine.is_troubled and (rows := _sifted(engine, table, bad)) is not None:
+def _find_bad(
+    engine: Engine, table: pa.Table, bad: list[FailedRecord], error: duckdb.Error, is_sifted: bool
+) -> Iterator[pa.Table]:
+    if not is_sifted and (rows := _sifted(engine, table, bad)) is not None:
         engine.is_troubled = True
         yield rows
     elif places := _places(engine, table):

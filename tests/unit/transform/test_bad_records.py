@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.transform import SqlTransform
+from airflow_lakestream.transform.engine import Engine
 from airflow_lakestream.transform.failures import _EXPLAINED
 from airflow_lakestream.transform.outcome import spans
 from tests.unit.transform.support import batch
@@ -132,6 +134,22 @@ def test_conditions_are_told_apart_from_failures_by_their_place() -> None:
     sql = "SELECT value::INT AS n FROM {{ input }} WHERE value <> 'x'"
     result = SqlTransform(sql).apply(batch([b"1", b"x", b"y"]))
     assert (result.kept.tolist(), result.filtered.tolist(), [b.index for b in result.bad]) == ([0], [1], [2])
+
+
+def test_a_bad_record_of_another_thread_at_the_same_time_changes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = batch([value for value, _ in KINDS])
+    expected = SqlTransform(ROWS).apply(records).bad
+    transform = SqlTransform(ROWS)
+    run = Engine.run
+
+    def while_another_fails(engine: Engine, table: pa.Table) -> pa.Table:
+        monkeypatch.setattr(Engine, "run", run)
+        assert threads.submit(transform.apply, records).result().bad == expected
+        return engine.run(table)
+
+    monkeypatch.setattr(Engine, "run", while_another_fails)
+    with ThreadPoolExecutor(1) as threads:
+        assert transform.apply(records).bad == expected
 
 
 def test_an_empty_batch() -> None:
