@@ -20,12 +20,11 @@ from airflow_lakestream.core.side_by_side import Order, ReaderProcess
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.iceberg import sink
-from airflow_lakestream.kafka import reader
 
 # What librdkafka may hold ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
-# `M_ARENA_MAX` of glibc's mallopt().
-_ARENA_MAX = -8
+# `M_ARENA_MAX`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD` of glibc's mallopt().
+_ALLOCATION = {-8: 2, -3: 8 * 2**20, -1: 16 * 2**20}
 # More of them than these wait for the one broker or the one disk.
 DEFAULT_MOST = 4
 
@@ -42,20 +41,16 @@ def reader_processes(
     To be entered before any client is made: see `core.processes`, also on `idle_threads`.
     """
     # One process that reads, decodes and writes in threads waits for the interpreter for a third of the time. On two
-    # processors, two processes landed 706,000 JSON records/s and held 660 MiB, one 566,000 and 620.
+    # processors, two processes landed 706,000 JSON records/s and held 680 MiB, one 575,000 and 560.
     count = config.processes or min(DEFAULT_MOST, processors())
-    _limit_arenas()
+    _bound_allocation()
     # A replacement, tables that records choose, and a table that grows with its records are written by one process.
     if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
         yield None
         return
 
     # A connection that says otherwise is right.
-    connection = {
-        "queued.max.messages.kbytes": QUEUED_KBYTES // count,
-        "fetch.max.bytes": 8 * 2**20,
-        **kafka,
-    }
+    connection = {"queued.max.messages.kbytes": QUEUED_KBYTES // count, **kafka}
 
     def main(child: Child) -> None:
         _be_modest(count)
@@ -76,20 +71,19 @@ def reader_processes(
 def _be_modest(count: int) -> None:
     """Take, in a child process, a part of the memory that one process may have.
 
-    Two processes that took what one does had a peak PSS of 1,011 MiB together with their parent, one alone 659. A chunk
-    that is read and decoded by one thread, and smaller than what jemalloc keeps when it is freed (8 MiB), stays in the
-    processor's cache besides: a tenth less time.
+    Two processes that took what one does had a peak PSS of 1,011 MiB together with their parent, one alone 659.
     """
     sink.FILE_BYTES, sink.WRITES_AHEAD = sink.FILE_BYTES // count, 0
-    reader.CHUNK_BYTES //= 2
 
 
-def _limit_arenas() -> None:
-    """Have all threads of this process, and of those it forks, allocate from two arenas.
+def _bound_allocation() -> None:
+    """Have all threads of this process, and of those it forks, allocate from two arenas, and very large blocks alone.
 
-    librdkafka's threads would have one each, and what one of them takes another gives back: 1,000 records of 1 MiB took
-    450 MiB to land, 360 with two arenas.
+    librdkafka's threads would have an arena each, and what one of them takes another gives back: 1,000 records of 1 MiB
+    took 450 MiB to land, 360 with two arenas. Records of 10 MiB leave holes in them of as much again: 760 MiB, and 710
+    where such a block goes back to the system when it is freed, for a fifth more time. Smaller ones stay.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_ARENA_MAX, 2)
+        for parameter, value in _ALLOCATION.items():
+            libc.mallopt(parameter, value)

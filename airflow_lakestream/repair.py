@@ -291,8 +291,8 @@ class _Try:
         counts = Counts()
         job = replace(job, reader=_Only(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-            for _, chunk, outcome in results:
-                if outcome is not None:
+            for _, chunk in results:
+                if (outcome := chunk.outcome) is not None:
                     if outcome.counts.skipped or outcome.counts.filtered:
                         raise RecordsWithoutRow(outcome.counts, chunk.covers, job.table)
                     job.sink.write(outcome.rows, damage.identity)
@@ -301,7 +301,7 @@ class _Try:
                     if outcome.rowless is not None:
                         job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
                     counts += outcome.counts
-                    found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.batch.offsets)
+                    found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.offsets)
         check_still_there(job, damage.identity)
         read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
         return read, counts

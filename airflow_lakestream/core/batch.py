@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.pieces import Files, Piece
 from airflow_lakestream.core.plan import Plan
-from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import Outcome, RawBatch
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
@@ -56,6 +57,35 @@ class Limits:
     max_rejected: MostRejected | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What became of a chunk. Its records are let go of: their rows are as large, and may have to wait for the sink.
+
+    `offsets` are those of its records, `size` is how many bytes they had; `outcome` is None where there was none.
+    """
+
+    covers: OffsetRange
+    offsets: Sequence[int]
+    size: int
+    outcome: Outcome | None
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of its records."""
+        return Counts() if self.outcome is None else self.outcome.counts
+
+
+def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
+    """Return what becomes of a chunk; without records it needs no decoder."""
+    outcome = None
+    if decoder is not None and len(chunk.batch):
+        outcome = decoder.decode(chunk.batch)
+        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        if len(outcome.rows) != outcome.counts.written:
+            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
+    return Decoded(chunk.covers, chunk.batch.offsets, chunk.size, outcome)
+
+
 class Batch:
     """What has been read since the last commit.
 
@@ -73,12 +103,12 @@ class Batch:
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, chunk: Chunk, counts: Counts) -> None:
+    def add(self, chunk: Decoded) -> None:
         """Count a chunk whose rows the sink has taken."""
-        if counts.read != len(chunk.batch):
-            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} were counted as {counts}")
+        if chunk.counts.read != len(chunk.offsets):
+            raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
         self._covered.append(chunk.covers)
-        self.counts = add_counts(self.counts, {chunk.covers.partition: counts})
+        self.counts = add_counts(self.counts, {chunk.covers.partition: chunk.counts})
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:

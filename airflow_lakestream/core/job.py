@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from airflow_lakestream.core.batch import Batch, Limits, at_most
+from airflow_lakestream.core.batch import Batch, Decoded, Limits, at_most, decode
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed, Piece
@@ -20,11 +20,13 @@ from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader
 from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
-from airflow_lakestream.core.records import Outcome, Rows
+from airflow_lakestream.core.records import Rows
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 # Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
 CHUNKS_AHEAD = 4
+# A chunk of a few large records counts for several.
+BYTES_AHEAD = 16 * 2**20
 # Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
 DECODERS = min(2, os.cpu_count() or 1)
 
@@ -116,18 +118,15 @@ def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
     return entry
 
 
-def take(job: Job, batch: Batch, chunk: Chunk, outcome: Outcome | None) -> None:
+def take(job: Job, batch: Batch, chunk: Decoded) -> None:
     """Hand what became of a chunk's records to the sink, and count it."""
-    if outcome is not None:
-        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
-        if len(outcome.rows) != outcome.counts.written:
-            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
+    if (outcome := chunk.outcome) is not None:
         job.sink.write(outcome.rows, batch.plan.state.identity)
         if outcome.rejected is not None:
             if job.rejects is None:
                 raise AssertionError(f"{outcome.counts.rejected} records are to be kept, and nobody keeps them")
             job.rejects.reject(outcome.rejected)
-    batch.add(chunk, Counts() if outcome is None else outcome.counts)
+    batch.add(chunk)
 
 
 def check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
@@ -145,35 +144,33 @@ def check_still_there(job: Job, identity: TopicIdentity) -> None:
 
 def read_rows(
     job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
-) -> Generator[tuple[Decoder | None, Chunk, Outcome | None], None, None]:
+) -> Generator[tuple[Decoder | None, Decoded], None, None]:
     """Yield the plan's chunks with what became of their records, in order, reading and decoding ahead.
 
     Raises Stopped.
     """
     with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
         begin = _Decoding(job, plan, decoder, most_records, pool)
-        with ReadAhead(begin, CHUNKS_AHEAD, job.stop) as decoding:
-            for future in decoding:
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _Decoding.weigh) as decoding:
+            for _, future in decoding:
                 yield future.result()
     if job.stop.is_set():
         raise Stopped
 
 
-def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[tuple[Chunk, Outcome | None], None, None]:
+def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, None, None]:
     """Yield the plan's chunks as `read_rows` does, with no other thread. Raises Stopped.
 
     For a process that has one processor to itself: more threads would take turns with the interpreter.
     """
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for chunk in chunks:
-            yield chunk, _decode(decoder, chunk)[2]
+            yield decode(decoder, chunk)
     if job.stop.is_set():
         raise Stopped
 
 
-def read_first(
-    job: Job, plan: Plan, most_records: int | None
-) -> Generator[tuple[Decoder | None, Chunk, Outcome | None], None, None]:
+def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
     """Yield as `read_rows` does, up to the first chunk that holds a record, which tells the columns. Raises Stopped."""
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
@@ -185,9 +182,12 @@ def read_first(
         raise Stopped
 
 
+_Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
+
+
 @dataclass(frozen=True)
 class _Decoding:
-    """Reads chunks and begins to decode them, as the items of a `ReadAhead`: futures, in the order of the chunks."""
+    """Reads chunks and begins to decode them, as items of a `ReadAhead`: bytes and futures, in the chunks' order."""
 
     job: Job
     plan: Plan
@@ -195,7 +195,7 @@ class _Decoding:
     most_records: int | None
     pool: Executor
 
-    def __call__(self, cancelled: threading.Event) -> Iterator[Future[tuple[Decoder | None, Chunk, Outcome | None]]]:
+    def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
         decoder, left = self.decoder, self.most_records
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
@@ -203,14 +203,20 @@ class _Decoding:
                 if decoder is None and len(chunk.batch):
                     # The table gives no schema: the first records do.
                     decoder = self.job.decoders(None, chunk.batch)
-                yield self.pool.submit(_decode, decoder, chunk)
                 if left is not None:
                     left -= len(chunk.batch)
-                    if left == 0:
-                        return
+                pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
+                # Whoever takes it may be long in coming, and its records are to go as soon as they are decoded.
+                del read, chunk
+                yield pending
+                if left == 0:
+                    return
+
+    @staticmethod
+    def weigh(pending: _Pending) -> float:
+        """Return for how many chunks an item counts."""
+        return max(1, pending[0] * CHUNKS_AHEAD / BYTES_AHEAD)
 
 
-def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Chunk, Outcome | None]:
-    if decoder is None or not len(chunk.batch):
-        return decoder, chunk, None
-    return decoder, chunk, decoder.decode(chunk.batch)
+def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Decoded]:
+    return decoder, decode(decoder, chunk)

@@ -180,8 +180,8 @@ def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None
     for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
         plan = replace(batch.plan, ranges=ranges - batch.covered)
         with closing(read_first(job, plan, _left_beside(job, batch, report))) as results:
-            for decoder, chunk, outcome in results:
-                take(job, batch, chunk, outcome)
+            for decoder, chunk in results:
+                take(job, batch, chunk)
                 check_rejected(job, report.counts + batch.total)
                 if decoder is not None:
                     return decoder
@@ -190,8 +190,8 @@ def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None
 
 def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport) -> tuple[Decoder | None, Batch]:
     with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
-        for decoder, chunk, outcome in results:
-            take(job, batch, chunk, outcome)
+        for decoder, chunk in results:
+            take(job, batch, chunk)
             check_rejected(job, report.counts + batch.total)
             # Without a record and without a schema there is no table to create yet: the commit waits for either.
             if decoder is not None and batch.is_due(job.limits):

@@ -170,8 +170,8 @@ def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
     batch = Batch(plan)
     try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
-            for _, chunk, outcome in results:
-                take(job, batch, chunk, outcome)
+            for _, chunk in results:
+                take(job, batch, chunk)
                 if batch.is_due(job.limits):
                     pieces.append(batch.piece(job.sink.hand_over()))
                     batch = batch.next()

@@ -15,18 +15,24 @@ STOP_INTERVAL = 0.5
 class ReadAhead(Generic[Item]):
     """Iterate over `make_items(cancelled)` in a thread of its own, at most `depth` items ahead.
 
+    Where `weigh` is given an item counts for as many as it says, so that fewer of the large ones are held.
     An error of the iterator is raised to the consumer after the items before it. Leaving the context sets
     `cancelled`, which the iterator is to look at while it waits, and waits for the thread. Setting `stop` from
     outside ends the iteration early.
     """
 
     def __init__(
-        self, make_items: Callable[[threading.Event], Iterator[Item]], depth: int, stop: threading.Event
+        self,
+        make_items: Callable[[threading.Event], Iterator[Item]],
+        depth: int,
+        stop: threading.Event,
+        weigh: Callable[[Item], float] = lambda _: 1,
     ) -> None:
         self._cancelled = threading.Event()
         self._items = make_items(self._cancelled)
         self._depth = depth
         self._stop = stop
+        self._weigh = weigh
         self._ready: deque[Item] = deque()
         self._changed = threading.Condition()
         self._done = False
@@ -60,7 +66,7 @@ class ReadAhead(Generic[Item]):
         with self._changed:
             self._ready.append(item)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._cancelled.is_set() or len(self._ready) < self._depth)
+            self._changed.wait_for(lambda: self._cancelled.is_set() or sum(map(self._weigh, self._ready)) < self._depth)
             return not self._cancelled.is_set()
 
     def _consume(self) -> Iterator[Item]:

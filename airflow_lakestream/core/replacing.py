@@ -69,8 +69,8 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
 
 def _read_again(job: Job, table: TableState, batch: Batch) -> None:
     with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
-        for _, chunk, outcome in results:
-            take(job, batch, chunk, outcome)
-            if outcome is not None and outcome.rowless is not None:
+        for _, chunk in results:
+            take(job, batch, chunk)
+            if (outcome := chunk.outcome) is not None and outcome.rowless is not None:
                 job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
             check_rejected(job, batch.total)

@@ -287,9 +287,9 @@ class ReaderProcess:
         decoder = job.decoders(table.schema, None)
         assert decoder is not None, "a table that is written for has a schema"
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
-            for chunk, outcome in results:
-                take(job, batch, chunk, outcome)
-                self._child.send(_Progress(Counts() if outcome is None else outcome.counts, chunk.size))
+            for chunk in results:
+                take(job, batch, chunk)
+                self._child.send(_Progress(chunk.counts, chunk.size))
                 asked = self._hand_over.is_set()
                 if asked or len(kept) >= MOST_REJECTED:
                     self._hand_over.clear()

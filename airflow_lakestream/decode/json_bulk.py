@@ -6,7 +6,7 @@ Whatever is in doubt raises NotInBulk, and the caller goes on with smaller piece
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,7 @@ from airflow_lakestream.decode.misfit import Misfit
 
 # Arrow's reader takes blocks of less than 2 GiB.
 _MAX_BYTES = 1 << 30
+_LOOK = 1 << 16
 
 _JSON_SPACE = b" \t\r\n"
 _NOT_JSON_NUMBER = re.compile(rb"(?:Inf|Infinity|NaN)[ \t\r]*[,}\]]")
@@ -99,20 +100,23 @@ def _as_lines(lines: pa.Array) -> pa.Buffer | None:
     """Return the lines joined, or None when one is no object or no line."""
     if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
         return None
-    data = _data(lines)
     # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
-    if b"\n" in data or b"\0" in data:
+    if any(b"\n" in piece or b"\0" in piece for piece in _pieces(lines)):
         return None
     whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
     return pc.binary_join(whole, b"\n")[0].as_buffer()
 
 
-def _data(lines: pa.Array) -> bytes:
-    """Return the bytes of all values, one behind the other; the array may be a slice of a longer one."""
+def _pieces(lines: pa.Array) -> Iterator[bytes]:
+    """Yield the bytes of all values, one behind the other, in pieces; the array may be a slice of a longer one."""
     _, offsets, data = lines.buffers()
+    if data is None:
+        return
     ends = memoryview(offsets).cast("i")
     first, last = ends[lines.offset], ends[lines.offset + len(lines)]
-    return data.slice(first, last - first).to_pybytes() if data is not None else b""
+    # To look for a byte, Python wants bytes of its own. Small ones stay in the cache, and are had at once.
+    for start in range(first, last, _LOOK):
+        yield data.slice(start, min(_LOOK, last - start)).to_pybytes()
 
 
 def _on_one_line(value: bytes) -> bytes:

@@ -113,6 +113,8 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     # 150 MiB more: an answer of so many bytes is several times as large when it is decompressed.
     config.setdefault("queued.min.messages", 20_000)
     config.setdefault("max.partition.fetch.bytes", 2**20)
+    # Of a topic with many partitions an answer were as large as 50 MiB.
+    config.setdefault("fetch.max.bytes", 8 * 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
     # For so long librdkafka leaves a partition alone once its queue is full. By its default, a second, a reader that
     # empties the queue faster stands still for most of its time: 240,000 records/s were read here instead of 700,000.

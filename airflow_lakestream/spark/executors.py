@@ -12,11 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.core.batch import Batch
-from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.batch import Batch, Decoded, decode
 from airflow_lakestream.core.pieces import Piece, Share
 from airflow_lakestream.core.plan import Plan, TopicState
-from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.processes import Failed
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
@@ -80,7 +78,9 @@ class Work:
             # In this thread alone: Spark has given the task one core.
             with closing(self._reader().read(batch.plan, threading.Event())) as chunks:
                 for chunk in chunks:
-                    batch.add(chunk, self._take(share, chunk, decoder, sink) if len(chunk.batch) else Counts())
+                    decoded = decode(decoder, chunk)
+                    self._take(share, decoded, sink)
+                    batch.add(decoded)
             return batch.piece(sink.hand_over())
         except BaseException:
             sink.discard()
@@ -110,16 +110,13 @@ class Work:
         inner = IcebergSink(known, catalog.name, group, self.design, allow_group_overlap=True)
         return IcebergRejectingSink(inner, known, catalog.name, group, RECORD_SCHEMA)
 
-    def _take(self, share: Share, chunk: Chunk, decoder: Decoder, sink: RejectingSink) -> Counts:
-        outcome = decoder.decode(chunk.batch)
-        if len(outcome.rows) != outcome.counts.written:
-            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
-        sink.write(outcome.rows, share.identity)
-        if outcome.rejected is not None:
-            sink.reject(outcome.rejected)
-        if self.passes_over and outcome.rowless is not None:
-            sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
-        return outcome.counts
+    def _take(self, share: Share, chunk: Decoded, sink: RejectingSink) -> None:
+        if (outcome := chunk.outcome) is not None:
+            sink.write(outcome.rows, share.identity)
+            if outcome.rejected is not None:
+                sink.reject(outcome.rejected)
+            if self.passes_over and outcome.rowless is not None:
+                sink.pass_over(share.identity, chunk.covers.partition, outcome.rowless)
 
 
 def _keep_memory() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.batch import EARLY_BYTES, Batch, Limits
+from airflow_lakestream.core.batch import EARLY_BYTES, Batch, Decoded, Limits
 from airflow_lakestream.core.ledger import Counts, TopicIdentity
 from airflow_lakestream.core.plan import Plan, TopicState
-from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.records import Outcome
 
 MIB = 2**20
 LIMITS = Limits(max_batch_bytes=256 * MIB, checkpoint_interval=3600)
@@ -19,8 +18,8 @@ def read(planned: int, size: int, *, early: bool, records: int = 100) -> Batch:
     """Return a batch that has read `size` bytes in `records` of as many as planned."""
     state = TopicState(TopicIdentity("t", "id", "cluster"), {})
     batch = Batch(Plan(state, RangeSet([OffsetRange("t", 0, 0, planned)])), early=early)
-    raw = RawBatch("t", 0, range(records), range(records), [None] * records)
-    batch.add(Chunk(OffsetRange("t", 0, 0, records), raw, size), Counts(read=records, written=records))
+    outcome = Outcome([None] * records, Counts(read=records, written=records))
+    batch.add(Decoded(OffsetRange("t", 0, 0, records), range(records), size, outcome))
     return batch
 
 

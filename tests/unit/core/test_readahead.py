@@ -71,6 +71,17 @@ def test_no_more_than_depth_items_are_made_ahead() -> None:
             assert numbers.advanced.wait_for(lambda: numbers.made > 19, SOON)
 
 
+def test_of_heavy_items_fewer_are_made_ahead() -> None:
+    numbers = Numbers(100)
+    with ReadAhead(numbers, 4, threading.Event(), lambda number: 2.5 if number % 2 else 4) as items:
+        for taken in range(1, 20):
+            assert next(items) == taken - 1
+            # One of either kind leaves no room, or room for one more.
+            assert numbers.made <= taken + 2
+        with numbers.advanced:
+            assert numbers.advanced.wait_for(lambda: numbers.made > 19, SOON)
+
+
 def test_leaving_early_cancels_closes_and_ends_the_thread() -> None:
     numbers = Numbers(10**9)
     ahead = ReadAhead(numbers, 3, threading.Event())
