@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 from google.protobuf import json_format, message_factory
+from google.protobuf.internal import wire_format
+from google.protobuf.internal.decoder import _DecodeVarint
 from google.protobuf.message import DecodeError, EncodeError
 
 from airflow_lakestream.decode.protobuf_schema import JSON_TYPES, TIMESTAMP, WRAPPERS, is_map
@@ -29,10 +31,45 @@ def decode(descriptor: Any, payload: bytes, columns: pa.Schema) -> dict[str, Any
         raise Bad(str(error)) from None
 
 
+def message_of(first: Any, value: bytes) -> tuple[Any, bytes]:
+    """Return which message a framed value holds, of those in the first one's file, and its bytes. Raises Bad.
+
+    Confluent writes the numbers of the message and of those around it, as many as the first number says; none stands
+    for the first message. Each may be written in more bytes than it needs.
+    """
+    if len(value) < 5 or value[0]:
+        raise Bad("no frame")
+    numbers, at = [], 5
+    try:
+        count, at = _zigzag(value, at)
+        for _ in range(count):
+            number, at = _zigzag(value, at)
+            numbers.append(number)
+        found, inside = None, list(first.file.message_types_by_name.values())
+        for number in numbers or [0]:
+            if number < 0:
+                raise Bad("no such message")
+            found = inside[number]
+            inside = list(found.nested_types)
+    except (IndexError, DecodeError):
+        raise Bad("no such message") from None
+    if count < 0:
+        raise Bad("a negative count")
+    return found, value[at:]
+
+
+def _zigzag(value: bytes, at: int) -> tuple[int, int]:
+    number, at = _DecodeVarint(value, at)
+    return wire_format.ZigZagDecode(number), at
+
+
 def row(message: Any, columns: Any) -> dict[str, Any]:
-    """Return the columns of a message."""
+    """Return the columns of a message; null where it has no such field."""
     known = message.DESCRIPTOR.fields_by_name
-    return {column.name: field(message, known[column.name], column.type) for column in columns}
+    return {
+        column.name: field(message, known[column.name], column.type) if column.name in known else None
+        for column in columns
+    }
 
 
 def field(message: Any, descriptor: Any, kind: pa.DataType) -> Any:
