@@ -5,7 +5,6 @@ No Airflow in here.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_lakestream import extract
+from airflow_lakestream.core.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.processes import Child, Children, can_fork, processors
@@ -23,8 +23,6 @@ from airflow_lakestream.iceberg import sink
 
 # What librdkafka may hold ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
-# `M_ARENA_MAX`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD` of glibc's mallopt().
-_ALLOCATION = {-8: 2, -3: 8 * 2**20, -1: 16 * 2**20}
 # More of them than these wait for the one broker or the one disk.
 DEFAULT_MOST = 4
 
@@ -83,7 +81,4 @@ def _bound_allocation() -> None:
     took 450 MiB to land, 360 with two arenas. Records of 10 MiB leave holes in them of as much again: 760 MiB, and 710
     where such a block goes back to the system when it is freed, for a fifth more time. Smaller ones stay.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for parameter, value in _ALLOCATION.items():
-            libc.mallopt(parameter, value)
+    tune_allocation({ARENA_MAX: 2, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 16 * 2**20})

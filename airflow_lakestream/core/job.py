@@ -25,8 +25,8 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 
 # Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
 CHUNKS_AHEAD = 4
-# A chunk of a few large records counts for several.
-BYTES_AHEAD = 16 * 2**20
+# A chunk of more bytes, of a few large records, counts for several.
+USUAL_BYTES = 4 * 2**20
 # Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
 DECODERS = min(2, os.cpu_count() or 1)
 
@@ -215,7 +215,7 @@ class _Decoding:
     @staticmethod
     def weigh(pending: _Pending) -> float:
         """Return for how many chunks an item counts."""
-        return max(1, pending[0] * CHUNKS_AHEAD / BYTES_AHEAD)
+        return max(1, pending[0] / USUAL_BYTES)
 
 
 def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Decoded]:

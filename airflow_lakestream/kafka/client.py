@@ -107,14 +107,13 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     """Return the configuration of a consumer that reads assigned ranges and never commits."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
-    # Bounds what librdkafka holds ahead of us; the rest of the memory is in our own batches.
+    # Bounds what librdkafka holds ahead of us; the rest of the memory is in our own batches. It bounds an answer, too:
+    # `fetch.max.bytes` follows it, unless it is given, and then a larger `message.max.bytes` would be refused.
     config.setdefault("queued.max.messages.kbytes", 16 * 1024)
     # Each message takes some 500 bytes more than its value. 100,000 of 200 bytes and 4 MiB were as fast, and held
     # 150 MiB more: an answer of so many bytes is several times as large when it is decompressed.
     config.setdefault("queued.min.messages", 20_000)
     config.setdefault("max.partition.fetch.bytes", 2**20)
-    # Of a topic with many partitions an answer were as large as 50 MiB.
-    config.setdefault("fetch.max.bytes", 8 * 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
     # For so long librdkafka leaves a partition alone once its queue is full. By its default, a second, a reader that
     # empties the queue faster stands still for most of its time: 240,000 records/s were read here instead of 700,000.

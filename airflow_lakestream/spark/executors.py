@@ -5,13 +5,13 @@ Sent to the executors by pickle. No pyspark in here and no catalog: the table to
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_lakestream.core.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.core.batch import Batch, Decoded, decode
 from airflow_lakestream.core.pieces import Piece, Share
 from airflow_lakestream.core.plan import Plan, TopicState
@@ -29,8 +29,8 @@ from airflow_lakestream.rejects.sink import RejectingSink
 
 # Arrow's allocator, too, is to keep what is freed. It is told by its environment, as soon as it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
-# `M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's mallopt(); the second takes no more than 32 MiB.
-_KEPT = {-1: 256 * 2**20, -3: 32 * 2**20}
+# The second takes no more than 32 MiB.
+_KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,7 @@ def _keep_memory() -> None:
 
     Asked for anew, each page of it costs a fault: these took an eighth to a sixth of a task's CPU, and 80 MiB are kept.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for parameter, size in _KEPT.items():
-            libc.mallopt(parameter, size)
+    tune_allocation(_KEPT)
 
 
 def for_executors(decoders: RowDecoders) -> RowDecoders:

@@ -40,7 +40,7 @@ def test_many_partitions_together_hold_no_more_than_they_may(
             assert value.rstrip(b"\0") == b"%d" % offset
 
     assert dict(offsets) == {p: list(range(RECORDS)) for p in range(PARTITIONS)}
-    # What 200 records at once bring is handed on; else each would be one chunk, full at 8 MiB only.
+    # What 200 records at once bring is handed on; else each would be one chunk, full at 4 MiB only.
     assert min(chunks.values()) > 1
 
 

@@ -32,16 +32,16 @@ def decode(descriptor: Any, payload: bytes, columns: pa.Schema) -> dict[str, Any
 
 
 def message_of(first: Any, value: bytes) -> tuple[Any, bytes]:
-    """Return which message a framed value holds, of those in the first one's file, and its bytes. Raises Bad.
+    """Return which message stands behind a frame, of those in the first one's file, and its bytes. Raises Bad.
 
     Confluent writes the numbers of the message and of those around it, as many as the first number says; none stands
     for the first message. Each may be written in more bytes than it needs.
     """
-    if len(value) < 5 or value[0]:
-        raise Bad("no frame")
-    numbers, at = [], 5
+    numbers = []
     try:
-        count, at = _zigzag(value, at)
+        count, at = _zigzag(value, 0)
+        if count < 0:
+            raise Bad("a negative count")
         for _ in range(count):
             number, at = _zigzag(value, at)
             numbers.append(number)
@@ -53,8 +53,6 @@ def message_of(first: Any, value: bytes) -> tuple[Any, bytes]:
             inside = list(found.nested_types)
     except (IndexError, DecodeError):
         raise Bad("no such message") from None
-    if count < 0:
-        raise Bad("a negative count")
     return found, value[at:]
 
 

@@ -165,16 +165,14 @@ def _protobuf() -> Fuzzed:
     header = FRAME + b"\0"
     payloads = [header + json_format.ParseDict(_as_proto(f), kind()).SerializeToString() for f in flights()]
 
-    def row(value: bytes | None) -> Any:
+    def read(value: bytes | None) -> Any:
         if value is None:
             return dict.fromkeys(columns.names)
-        if not value.startswith(FRAME):
-            raise protobuf_oracle.Bad("another frame")
         message, payload = protobuf_oracle.message_of(descriptor, value)
         return protobuf_oracle.decode(message, payload, columns)
 
     decoder = ProtobufDecoder(columns, registry=FakeRegistry({7: ("PROTOBUF", PROTO)}))
-    return Fuzzed(payloads, decoder, row, protobuf_oracle.Bad)
+    return Fuzzed(payloads, decoder, _unframed(read, protobuf_oracle.Bad, FRAME), protobuf_oracle.Bad)
 
 
 def _as_proto(flight: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def test_what_the_connection_says_of_sizes_times_and_isolation_stands() -> None:
     assert consumer_config({**BROKER, **said}, "g", ClientErrors()).items() >= said.items()
 
 
+def test_a_connection_whose_producers_send_large_records_is_taken() -> None:
+    config = consumer_config({**BROKER, "message.max.bytes": 32 * 2**20}, "g", ClientErrors())
+    open_client(Consumer, config, "here").close()
+
+
 @pytest.mark.parametrize(
     ("said", "level"),
     [
