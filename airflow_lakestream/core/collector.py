@@ -17,6 +17,29 @@ _before = gc.get_threshold()
 
 
 @contextmanager
+def frozen() -> Iterator[None]:
+    """Keep the collector from touching what is there already; afterwards that is old to it, and was not looked at."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the collector off, and from making up for it afterwards: for what makes many objects and no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        with frozen():
+            if was_enabled:
+                gc.enable()
+
+
+@contextmanager
 def calm_collector() -> Iterator[None]:
     """Let the collector look seldom, and only at what comes from now on; may be entered again, from any thread.
 

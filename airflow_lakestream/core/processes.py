@@ -11,7 +11,6 @@ of a BLAS library, which takes care of forks itself.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
+from airflow_lakestream.core.collector import frozen
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 log = logging.getLogger(__name__)
@@ -186,16 +186,14 @@ class Children:
         self.are_broken = False
 
     def __enter__(self) -> Children:
-        # What is here is no garbage, and not to be touched by the collector: touched pages are copied for each child.
-        gc.freeze()
         try:
-            for number in range(self._count):
-                self._children.append(self._fork(number))
+            # What is here is no garbage, and not to be touched in a child: touched pages are copied for each.
+            with frozen():
+                for number in range(self._count):
+                    self._children.append(self._fork(number))
         except BaseException:
             self._end()
             raise
-        finally:
-            gc.unfreeze()
         return self
 
     def __exit__(

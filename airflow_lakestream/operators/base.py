@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
+from airflow_lakestream.core.collector import no_collection
 from airflow_lakestream.exceptions import Terminal
 
 # By `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for its
@@ -17,19 +17,12 @@ from airflow_lakestream.exceptions import Terminal
 IDLE_THREADS = ("InProcessExecutionAPI-loop", "_handle_socket_comms")
 
 
-@contextmanager
-def late_imports() -> Iterator[None]:
+def late_imports() -> AbstractContextManager[None]:
     """Import without pauses of the cyclic garbage collector, which would walk through all of Airflow many times.
 
-    Measured: 0.7 s instead of 1.0 s at the start of each task.
+    Measured: 0.5 s instead of 0.8 s at the start of each task, 0.06 s of it after the imports.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return no_collection()
 
 
 def keep_freed_memory() -> None:

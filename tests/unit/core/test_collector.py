@@ -1,14 +1,15 @@
-"""The collector is calm while anybody wants it so, and afterwards as it was."""
+"""The collector is calm, or off, while anybody wants it so, and afterwards as it was."""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from airflow_lakestream.core.collector import CALM, calm_collector
+from airflow_lakestream.core.collector import CALM, calm_collector, no_collection
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,55 @@ def test_an_error_leaves_it_as_it_was() -> None:
     with pytest.raises(ValueError, match="x"), calm_collector():
         raise ValueError("x")
     assert gc.get_threshold() == (700, 10, 10)
+
+
+class _Collections:
+    """How many objects the collector was to look at, at most, in each of its rounds."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self.sizes.append(sum(len(gc.get_objects(g)) for g in range(info["generation"] + 1)))
+
+
+@pytest.fixture
+def collections() -> Iterator[_Collections]:
+    seen = _Collections()
+    gc.collect()
+    gc.callbacks.append(seen)
+    yield seen
+    gc.callbacks.remove(seen)
+
+
+def test_what_was_made_without_collection_is_not_looked_at_afterwards_either(collections: _Collections) -> None:
+    with no_collection():
+        kept: list[list[int]] = [[] for _ in range(100_000)]
+        assert not collections.sizes
+    more: list[list[int]] = [[] for _ in range(2_000)]
+    assert gc.isenabled()
+    assert 0 < max(collections.sizes) < len(kept)
+    assert len(more) == 2_000
+
+
+def test_what_was_made_without_collection_is_collected_in_the_end() -> None:
+    class Node:
+        me: object
+
+    with no_collection():
+        node = Node()
+        node.me = node
+        del node
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, Node)]
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
