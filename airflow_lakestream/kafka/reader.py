@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from airflow_lakestream.core.collector import calm_collector
 from airflow_lakestream.core.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
-from airflow_lakestream.core.ranges import OffsetRange
-from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.errors import (
     AUTHENTICATION,
@@ -29,19 +23,16 @@ from airflow_lakestream.kafka.errors import (
     StalledPartition,
     TopicMissing,
 )
+from airflow_lakestream.kafka.messages import Positions, runs, timestamps
+from airflow_lakestream.kafka.partition import CHUNK_BYTES, Partition
 
 # consume() waits its whole time-out unless so many arrive. More were no faster: their memory leaves the cache.
 CONSUME = 1_000
 # Of large records fewer, of about so many bytes: they are held twice until they are in columns.
 CONSUME_BYTES = 4 * 2**20
 POLL = 0.1
-# A chunk is handed on when its values are this large, or this many: large enough for Arrow, small enough for memory and
-# for the processor's cache. Of 8 MiB it took 5% longer and 50 MiB more: what is that large jemalloc does not keep.
-CHUNK_BYTES = 4 * 2**20
-CHUNK_RECORDS = 50_000
 # What all partitions together may hold before the fullest is handed on: with many, none would ever be full.
 HELD_BYTES = 4 * CHUNK_BYTES
-HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
@@ -76,7 +67,7 @@ class KafkaReader:
             for layer in _layers(plan):
                 yield from self._read_layer(layer, plan, cancelled)
 
-    def _read_layer(self, parts: dict[int, _Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
+    def _read_layer(self, parts: dict[int, Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
         """Read at most one range of each partition, by a consumer of its own.
 
         Of its own, because a consumer that is sent elsewhere may still report the position of where it was, and a
@@ -84,6 +75,7 @@ class KafkaReader:
         """
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
+        positions = Positions(consumer, plan.state.identity.topic, parts)
         polled, most = 0.0, CONSUME
         try:
             consumer.assign([_assignment(part, plan.known_epochs.get(p)) for p, part in parts.items()])
@@ -99,10 +91,10 @@ class KafkaReader:
                     raise KafkaRefused(self._where, f"reading {plan.state.identity.topic}", errors.fatal.str())
                 if errors.too_large:
                     # It would come again and again, and all that is behind it never.
-                    positions = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
-                    raise BatchTooLarge(plan.state.identity.topic, positions, self._where, errors.too_large)
+                    stuck = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
+                    raise BatchTooLarge(plan.state.identity.topic, stuck, self._where, errors.too_large)
                 count, size = len(messages), 0
-                heard = self._sort_in(messages, parts)
+                heard = self._sort_in(messages, parts, positions)
                 # In columns soon, and whoever takes these may be long in coming.
                 del messages
                 for part in heard:
@@ -118,7 +110,7 @@ class KafkaReader:
             consumer.close()
 
     def _look_at_quiet(
-        self, consumer: Consumer, parts: dict[int, _Partition], polled: float, errors: ClientErrors
+        self, consumer: Consumer, parts: dict[int, Partition], polled: float, errors: ClientErrors
     ) -> Iterator[Chunk]:
         """Advance the partitions whose position moved without a record: over markers, aborts and compacted holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
@@ -131,25 +123,23 @@ class KafkaReader:
             missing = {part.partition: (max(part.next_offset, part.seen), part.end) for part in stalled}
             raise StalledPartition(stalled[0].topic, missing, self._poll_timeout, errors.last)
 
-    def _sort_in(self, messages: list[Any], parts: Mapping[int, _Partition]) -> Sequence[_Partition]:
+    def _sort_in(
+        self, messages: list[Any], parts: Mapping[int, Partition], positions: Positions
+    ) -> Sequence[Partition]:
         """Give each message to its partition; return the partitions that heard something."""
-        # Written with map(): half the time of reading goes into attributes of messages, one Python call for each.
-        if any(map(Message.error, messages)):
+        stamps = timestamps(messages)
+        if len(messages) and stamps.min() < 0 and any(map(Message.error, messages)):
             messages = self._without_errors(messages, parts)
-        numbers: list[Any] = list(map(Message.partition, messages))
-        heard: dict[int, _Partition] = {}
-        at = 0
-        while at < len(numbers):
-            number = numbers[at]
-            until = len(numbers) if numbers == [number] * len(numbers) else _end_of_run(numbers, at)
+            stamps = timestamps(messages)
+        heard: dict[int, Partition] = {}
+        for number, at, until in runs(messages, positions):
             part = parts.get(number)
             if part is not None:
-                part.messages += messages[at:until]
+                part.add(messages[at:until], stamps[at:until])
                 heard[number] = part
-            at = until
         return [*heard.values(), *(part for p, part in parts.items() if part.at_end and p not in heard)]
 
-    def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, _Partition]) -> list[Any]:
+    def _without_errors(self, messages: Sequence[Any], parts: Mapping[int, Partition]) -> list[Any]:
         good = []
         for message in messages:
             error = message.error()
@@ -161,7 +151,7 @@ class KafkaReader:
                 raise KafkaRefused(self._where, "reading", error.str())
         return good
 
-    def _sort_in_error(self, error: KafkaError, message: Any, part: _Partition) -> None:
+    def _sort_in_error(self, error: KafkaError, message: Any, part: Partition) -> None:
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
             # The group is only a mirror of progress: reading assigned ranges needs none.
@@ -180,16 +170,16 @@ class KafkaReader:
             raise ReadFailed(part.topic, part.partition, part.next_offset, error.str())
 
 
-def _layers(plan: Plan) -> Iterator[dict[int, _Partition]]:
+def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:
     """Yield the first range of each partition, then the second of those that have one, and so on."""
     topic = plan.state.identity.topic
     left = {p: list(plan.ranges.intervals(topic, p)) for _, p in plan.ranges.partitions}
     while left:
-        yield {p: _Partition(topic, p, *intervals.pop(0)) for p, intervals in left.items()}
+        yield {p: Partition(topic, p, *intervals.pop(0)) for p, intervals in left.items()}
         left = {p: intervals for p, intervals in left.items() if intervals}
 
 
-def _advance(consumer: Consumer, parts: dict[int, _Partition], part: _Partition) -> Iterator[Chunk]:
+def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -> Iterator[Chunk]:
     """Hand on what has come, when it is enough or when the range is at its end."""
     if part.at_end:
         del parts[part.partition]
@@ -199,127 +189,14 @@ def _advance(consumer: Consumer, parts: dict[int, _Partition], part: _Partition)
         yield part.chunk(part.next_offset)
 
 
-def _relieve(parts: Mapping[int, _Partition]) -> Iterator[Chunk]:
+def _relieve(parts: Mapping[int, Partition]) -> Iterator[Chunk]:
     """Hand on what the fullest partitions hold while all together hold too much."""
     while sum(part.size for part in parts.values()) > HELD_BYTES:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)
 
 
-def _end_of_run(numbers: Sequence[int], start: int) -> int:
-    """Return the first index behind `start` that has another number."""
-    number = numbers[start]
-    return next((i for i in range(start, len(numbers)) if numbers[i] != number), len(numbers))
-
-
-class _Partition:
-    """One partition's way through its planned range [position, end).
-
-    `position` is where the next chunk begins, `next_offset` is behind the last record taken, `seen` is the greatest
-    offset known to be passed: a delivered record's, an end-of-partition's, or the consumer's position.
-    """
-
-    def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
-        self.topic, self.partition = topic, partition
-        self.position, self.end = position, end
-        self.next_offset = self.seen = position
-        self.messages: list[Any] = []
-        self.heard_at = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._offsets: list[Sequence[int]] = []
-        self._timestamps = array("q")
-        self._values: list[pa.Array] = []
-        self._count = 0
-        self._keys: list[pa.Array] = []
-        self._headers: list[pa.Array] = []
-        self.size = 0
-
-    @property
-    def at_end(self) -> bool:
-        """Whether nothing of the range can come any more."""
-        return self.seen >= self.end
-
-    @property
-    def is_full(self) -> bool:
-        return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
-
-    def take_messages(self, with_keys: bool, with_headers: bool) -> int:
-        """Move the delivered messages into columns, leaving out what is not of the range; return their bytes."""
-        messages, self.messages = self.messages, []
-        if not messages:
-            return 0
-        if messages[-1].offset() >= self.end or messages[0].offset() < self.next_offset:
-            self.seen = max(self.seen, messages[-1].offset())
-            messages = [m for m in messages if self.next_offset <= m.offset() < self.end]
-            if not messages:
-                return 0
-        before = self.size
-        # At once, while the values are warm: as an Arrow array they cost little to hold, and nothing to hand on.
-        values = pa.array(list(map(Message.value, messages)), pa.binary())
-        self._values.append(values)
-        self._count += len(values)
-        self.size += values.total_values_length
-        self._offsets.append(_offsets(messages))
-        at = map(itemgetter(1), map(Message.timestamp, messages))
-        self._timestamps.frombytes(np.fromiter(at, np.int64, len(messages)).tobytes())
-        if with_keys:
-            self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
-            self.size += self._keys[-1].total_values_length
-        if with_headers:
-            headers = _headers(messages)
-            self._headers.append(headers)
-            self.size += headers.nbytes if headers.null_count < len(headers) else 0
-        self.next_offset = self._offsets[-1][-1] + 1
-        self.seen = max(self.seen, self.next_offset)
-        return self.size - before
-
-    def chunk(self, until: int) -> Chunk:
-        """Return what was taken as a chunk that covers up to `until`, and begin the next one there."""
-        batch = RawBatch(
-            self.topic,
-            self.partition,
-            _joined(self._offsets, self._count),
-            self._timestamps,
-            _whole(self._values) if self._values else pa.array([], pa.binary()),
-            _whole(self._keys) if self._keys else None,
-            _whole(self._headers) if self._headers else None,
-        )
-        covers = OffsetRange(self.topic, self.partition, self.position, until)
-        chunk = Chunk(covers, batch, self.size)
-        self.position = until
-        self._clear()
-        return chunk
-
-
-def _offsets(messages: Sequence[Any]) -> Sequence[int]:
-    """Return the offsets of messages in order; where first and last say that none is missing, no other is asked."""
-    first, last = messages[0].offset(), messages[-1].offset()
-    if last - first + 1 == len(messages):
-        return range(first, last + 1)
-    offsets: list[Any] = list(map(Message.offset, messages))
-    return offsets
-
-
-def _headers(messages: Sequence[Any]) -> pa.Array:
-    if not any(map(Message.headers, messages)):
-        return pa.nulls(len(messages), HEADERS)
-    return pa.array(list(map(Message.headers, messages)), HEADERS)
-
-
-def _whole(pieces: Sequence[pa.Array]) -> pa.Array:
-    # Arrow copies a single one, too.
-    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
-
-
-def _joined(pieces: Sequence[Sequence[int]], count: int) -> Sequence[int]:
-    if count and pieces[-1][-1] - pieces[0][0] + 1 == count:
-        return range(pieces[0][0], pieces[-1][-1] + 1)
-    return [offset for piece in pieces for offset in piece]
-
-
-def _assignment(part: _Partition, epoch: int | None) -> TopicPartition:
+def _assignment(part: Partition, epoch: int | None) -> TopicPartition:
     if epoch is None:
         return TopicPartition(part.topic, part.partition, part.position)
     return TopicPartition(part.topic, part.partition, part.position, leader_epoch=epoch)

@@ -8,13 +8,16 @@ from threading import Event
 
 import pytest
 from confluent_kafka import Consumer, Message
+from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
+from airflow_lakestream.kafka.messages import Positions
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.lake_reading import OpenLake
+from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
 
@@ -80,3 +83,49 @@ def test_records_whose_sizes_change_from_small_to_large_and_back(
 
     assert [len(value) for chunk in chunks for value in chunk.batch.values.to_pylist()] == sizes
     assert [offset for chunk in chunks for offset in chunk.batch.offsets] == list(range(len(sizes)))
+
+
+def test_records_are_of_the_partition_that_they_were_written_to_however_the_fetches_mix(
+    kafka: Kafka,
+    tmp_path: Path,
+    topic: Topics,
+    produce: Producing,
+    admin: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without asking each message, where only one partition's position has moved; markers and aborts move it too."""
+    name, number = topic(partitions=3), 0
+    transaction = Transaction(kafka, admin)
+    for end in (transaction.commit, transaction.abort, transaction.commit, transaction.abort):
+        for partition in range(3):
+            produce(name, partition, [b"%d" % partition] * (40 + number % 7))
+            transaction.begin(name, partition, [b"%d" % partition] * (1 + number % 3))
+            end()
+            number += 1
+    for partition in range(3):
+        produce(name, partition, [b"%d" % partition] * 500)
+    answers: list[int | None] = []
+
+    class Asked(Positions):
+        def the_one_moved(self, count: int) -> int | None:
+            answers.append(super().the_one_moved(count))
+            return answers[-1]
+
+    monkeypatch.setattr(reader, "Positions", Asked)
+    monkeypatch.setattr(reader, "CONSUME", 100)
+    job = OpenLake(tmp_path, {**kafka.client_config(), "max.partition.fetch.bytes": "4000"}).job(name)
+    state = job.source.look()
+    plan = Plan(state, RangeSet(OffsetRange(name, p, 0, marks.end) for p, marks in state.marks.items()))
+
+    offsets = defaultdict(list)
+    for chunk in job.reader.read(plan, Event()):
+        offsets[chunk.covers.partition] += chunk.batch.offsets
+        assert set(chunk.batch.values.to_pylist()) <= {b"%d" % chunk.covers.partition}
+
+    for partition, found in offsets.items():
+        assert found == sorted(set(found))
+        # All but the markers and the aborted ones, of which there are two each.
+        assert len(found) == 500 + sum(40 + n % 7 for n in range(partition, 12, 3)) + sum(
+            1 + n % 3 for n in range(partition, 12, 6)
+        )
+    assert {type(answer) for answer in answers} == {int, type(None)}, "both ways were taken"

@@ -1,0 +1,138 @@
+"""One partition's way through its planned range: its messages become Arrow columns, and these chunks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import Message
+
+from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ranges import OffsetRange
+from airflow_lakestream.core.records import RawBatch
+
+# A chunk is handed on when its values are this large, or this many: large enough for Arrow, small enough for memory and
+# for the processor's cache. Of 8 MiB it took 5% longer and 50 MiB more: what is that large jemalloc does not keep.
+CHUNK_BYTES = 4 * 2**20
+CHUNK_RECORDS = 50_000
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+
+
+class Partition:
+    """One partition's way through its planned range [position, end).
+
+    `position` is where the next chunk begins, `next_offset` is behind the last record taken, `seen` is the greatest
+    offset known to be passed: a delivered record's, an end-of-partition's, or the consumer's position.
+    """
+
+    def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.position, self.end = position, end
+        self.next_offset = self.seen = position
+        self._messages: list[Any] = []
+        self._stamps: list[npt.NDArray[np.int64]] = []
+        self.heard_at = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._offsets: list[Sequence[int]] = []
+        self._timestamps = array("q")
+        self._values: list[pa.Array] = []
+        self._count = 0
+        self._keys: list[pa.Array] = []
+        self._headers: list[pa.Array] = []
+        self.size = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing of the range can come any more."""
+        return self.seen >= self.end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what was taken is enough for a chunk."""
+        return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
+
+    def add(self, messages: list[Any], stamps: npt.NDArray[np.int64]) -> None:
+        """Have messages delivered, with their timestamps."""
+        self._messages += messages
+        self._stamps.append(stamps)
+
+    def take_messages(self, with_keys: bool, with_headers: bool) -> int:
+        """Move the delivered messages into columns, leaving out what is not of the range; return their bytes."""
+        if not self._messages:
+            return 0
+        messages, self._messages = self._messages, []
+        stamps, self._stamps = np.concatenate(self._stamps), []
+        if messages[-1].offset() >= self.end or messages[0].offset() < self.next_offset:
+            self.seen = max(self.seen, messages[-1].offset())
+            wanted = [self.next_offset <= m.offset() < self.end for m in messages]
+            messages, stamps = list(compress(messages, wanted)), stamps[np.array(wanted)]
+            if not messages:
+                return 0
+        before = self.size
+        # At once, while the values are warm: as an Arrow array they cost little to hold, and nothing to hand on.
+        values = pa.array(list(map(Message.value, messages)), pa.binary())
+        self._values.append(values)
+        self._count += len(values)
+        self.size += values.total_values_length
+        self._offsets.append(_offsets(messages))
+        self._timestamps.frombytes(stamps.tobytes())
+        if with_keys:
+            self._keys.append(pa.array(list(map(Message.key, messages)), pa.binary()))
+            self.size += self._keys[-1].total_values_length
+        if with_headers:
+            headers = _headers(messages)
+            self._headers.append(headers)
+            self.size += headers.nbytes if headers.null_count < len(headers) else 0
+        self.next_offset = self._offsets[-1][-1] + 1
+        self.seen = max(self.seen, self.next_offset)
+        return self.size - before
+
+    def chunk(self, until: int) -> Chunk:
+        """Return what was taken as a chunk that covers up to `until`, and begin the next one there."""
+        batch = RawBatch(
+            self.topic,
+            self.partition,
+            _joined(self._offsets, self._count),
+            self._timestamps,
+            _whole(self._values) if self._values else pa.array([], pa.binary()),
+            _whole(self._keys) if self._keys else None,
+            _whole(self._headers) if self._headers else None,
+        )
+        covers = OffsetRange(self.topic, self.partition, self.position, until)
+        chunk = Chunk(covers, batch, self.size)
+        self.position = until
+        self._clear()
+        return chunk
+
+
+def _offsets(messages: Sequence[Any]) -> Sequence[int]:
+    """Return the offsets of messages in order; where first and last say that none is missing, no other is asked."""
+    first, last = messages[0].offset(), messages[-1].offset()
+    if last - first + 1 == len(messages):
+        return range(first, last + 1)
+    offsets: list[Any] = list(map(Message.offset, messages))
+    return offsets
+
+
+def _headers(messages: Sequence[Any]) -> pa.Array:
+    if not any(map(Message.headers, messages)):
+        return pa.nulls(len(messages), HEADERS)
+    return pa.array(list(map(Message.headers, messages)), HEADERS)
+
+
+def _whole(pieces: Sequence[pa.Array]) -> pa.Array:
+    # Arrow copies a single one, too.
+    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+
+
+def _joined(pieces: Sequence[Sequence[int]], count: int) -> Sequence[int]:
+    if count and pieces[-1][-1] - pieces[0][0] + 1 == count:
+        return range(pieces[0][0], pieces[-1][-1] + 1)
+    return [offset for piece in pieces for offset in piece]
