@@ -16,7 +16,7 @@ N ?= 1000
 SEED ?= 0
 KILLS ?= 50
 ONLY ?=
-RUNS ?= 2
+RUNS ?= 3
 JOBS ?= 3
 BUDGET ?= 30
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # How long a child may take to end when it is asked to; then it is killed.
 PATIENCE = 10.0
+# At each end of a run it is waited for: a longer interval shows, and this one costs nothing.
+_LOOK = 0.002
 
 
 class ProcessDied(LakestreamError, Transient):
@@ -162,12 +164,12 @@ class _Parent:
         if self.status is not None:
             return
         waited = threading.Event()
-        for _ in range(int(timeout / 0.02)):
+        for _ in range(int(timeout / _LOOK)):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status = status
                 return
-            waited.wait(0.02)
+            waited.wait(_LOOK)
         log.warning("Reader process %s (pid %s) does not end, and is killed.", self.number, self.pid)
         os.kill(self.pid, signal.SIGKILL)
         self.status = os.waitpid(self.pid, 0)[1]

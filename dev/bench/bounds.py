@@ -50,9 +50,16 @@ FIRST_COMMIT_ROW = "json-few"
 SUBMIT_ROWS, SUBMIT_S = ("submit", "submit-bare"), 3
 
 
+def undisturbed(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the runs whose times count: those that were not watched, or all of a row that was only watched."""
+    return [sample for sample in samples if not sample.watched] or samples
+
+
 def median(samples: Sequence[Sample], name: str) -> float | None:
-    """Return the median of a column over the runs; None where the row has no such column."""
-    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    """Return the median of a column over the runs that it counts of; None where the row has no such column."""
+    is_memory = name in ("peak_rss", "peak_pss")
+    counted = [sample for sample in samples if sample.watched] if is_memory else undisturbed(samples)
+    values = [value for sample in counted if (value := getattr(sample, name)) is not None]
     return statistics.median(values) if values else None
 
 

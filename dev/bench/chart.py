@@ -57,6 +57,8 @@ def read(samples: Sequence[Mapping[str, Any]]) -> list[Bar]:
     bars = []
     for row in ROWS:
         runs = [sample for sample in samples if sample["row"] == row.name]
+        # As in `bounds.undisturbed`.
+        runs = [sample for sample in runs if not sample["watched"]] or runs
         if runs:
             rates = [sample["records"] / sample["seconds"] for sample in runs]
             bars.append(Bar(row, rates, runs[0]["value_bytes"] / runs[0]["records"]))

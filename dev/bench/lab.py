@@ -33,6 +33,7 @@ class Lab:
 
     :param records: how many the topics hold that don't say themselves.
     :param scale: what share of their records the others get, for a quick look.
+    :param watches: whether the memory of what runs is watched, which takes some of its speed.
     """
 
     stack: Stack
@@ -40,6 +41,7 @@ class Lab:
     records: int
     scale: float
     say: Say
+    watches: bool = True
     _topics: dict[str, Filled] = field(default_factory=dict)
 
     @cached_property
@@ -81,5 +83,5 @@ class Lab:
             result = Path(scratch) / "result.json"
             options = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
             command = [str(python), "-m", f"dev.bench.programs.{name}", "--result", str(result), *options]
-            done = run_measured(command, {**env, "PYTHONPATH": str(CHECKOUT)})
+            done = run_measured(command, {**env, "PYTHONPATH": str(CHECKOUT)}, watch=self.watches)
             return json.loads(result.read_text()), done

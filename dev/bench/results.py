@@ -21,7 +21,8 @@ class Sample:
 
     :param seconds: from the first line of the work to its end; the start of Python, Airflow or a JVM is not in it,
         unless the row says so.
-    :param peak_pss: bytes, of the whole process tree over its whole life.
+    :param peak_pss: bytes, of the whole process tree over its whole life; 0 where it was not watched.
+    :param watched: its memory was watched, which made it slower; see `undisturbed`.
     :param commit_seconds: the median of its commits: manifests written, and the catalog's answer.
     :param first_commit_seconds: from the first line of the work to the first snapshot.
     """
@@ -38,6 +39,7 @@ class Sample:
     commits: int | None = None
     commit_seconds: float | None = None
     first_commit_seconds: float | None = None
+    watched: bool = True
 
     @property
     def rate(self) -> float:

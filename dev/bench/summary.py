@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dev.bench.bounds import by_row, median
+from dev.bench.bounds import by_row, median, undisturbed
 from dev.bench.results import Results, Sample
 from dev.bench.rows import ROWS
 
@@ -31,7 +31,7 @@ def _median(name: str, form: str, unit: float = 1) -> Callable[[Sequence[Sample]
 
 def spread(runs: Sequence[Sample]) -> float:
     """Return how far the rates of the runs lie apart, as a share of their median."""
-    rates = [run.rate for run in runs]
+    rates = [run.rate for run in undisturbed(runs)]
     return (max(rates) - min(rates)) / (median(runs, "rate") or 1)
 
 
@@ -47,7 +47,7 @@ def _cpu_per_million(runs: Sequence[Sample]) -> str:
 COLUMNS = (
     Column("records", lambda runs: format(runs[0].records, ",")),
     Column("records/s", _median("rate", ",.0f")),
-    Column("spread", lambda runs: f"{spread(runs):.0%}" if len(runs) > 1 else NONE),
+    Column("spread", lambda runs: f"{spread(runs):.0%}" if len(undisturbed(runs)) > 1 else NONE),
     Column("MB/s", _megabytes_per_second),
     Column("peak PSS, MiB", _median("peak_pss", ",.0f", MIB)),
     Column("peak RSS, MiB", _median("peak_rss", ",.0f", MIB)),
@@ -56,7 +56,7 @@ COLUMNS = (
     Column("commits", _median("commits", ",.0f")),
     Column("a commit, ms", _median("commit_seconds", ",.0f", 0.001)),
     Column("first commit after, s", _median("first_commit_seconds", ",.2f")),
-    Column("runs", lambda runs: str(len(runs))),
+    Column("runs", lambda runs: str(len(undisturbed(runs)))),
 )
 
 

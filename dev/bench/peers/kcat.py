@@ -22,7 +22,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     (row,) = rows
     topic = lab.topic(row.topic)
     command = ["kcat", "-b", lab.kafka.bootstrap, "-t", topic.name, "-C", "-e", "-q", "-f", ""]
-    done = run_measured(command, os.environ)
+    done = run_measured(command, os.environ, watch=lab.watches)
     return {
         row.name: Sample(
             row=row.name,
@@ -33,5 +33,6 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
             cpu_seconds=done.cpu_seconds,
             peak_rss=done.peak_rss,
             peak_pss=done.peak_pss,
+            watched=done.watched,
         )
     }

@@ -27,6 +27,7 @@ def sample_of(
         cpu_seconds=told["cpu_seconds"],
         peak_rss=done.peak_rss,
         peak_pss=done.peak_pss,
+        watched=done.watched,
         files=landed.files,
         commits=landed.commits,
         commit_seconds=statistics.median(commits) if commits else None,

@@ -51,18 +51,19 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         else:
             # The jars and folders of a session that the app starts itself are not for one that is submitted.
             config = replace(configuration(lab, lake, topic, landing, **limits), spark={})
-            told, done = _bare(config.write(lake.folder / "app.json"))
+            told, done = _bare(lab, config.write(lake.folder / "app.json"))
         landed = lake.landed(TABLE)
         if not 0 < landed.rows <= records:
             raise LandedWrong(row, records, landed.rows)
         return {row.name: sample_of(row, number, topic, records, told, done, landed)}
 
 
-def _bare(config: Path) -> tuple[dict[str, Any], Any]:
+def _bare(lab: Lab, config: Path) -> tuple[dict[str, Any], Any]:
     settings = [word for key, value in SETTINGS.items() for word in ("--conf", f"{key}={value}")]
     command = [str(_BIN / "spark-submit"), "--master", "local[*]", "--jars", ",".join(resolve(kafka_packages()))]
     began = time.time()
-    done = run_measured([*command, *settings, app_path("kafka_to_iceberg"), "--config", str(config)], _env(os.environ))
+    command += [*settings, app_path("kafka_to_iceberg"), "--config", str(config)]
+    done = run_measured(command, _env(os.environ), watch=lab.watches)
     return {"seconds": done.seconds, "cpu_seconds": done.cpu_seconds, "began_at": began, "commits": []}, done
 
 

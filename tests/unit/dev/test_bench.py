@@ -40,6 +40,8 @@ AT = datetime(2026, 11, 20, 5, 5, 0, 123000, UTC)
 
 def sample(row: str, run: int = 1, seconds: float = 1.0, **others: Any) -> Sample:
     values = {"records": 1000, "value_bytes": 200_000, "cpu_seconds": 2.0, "peak_rss": 300 * MIB, "peak_pss": 200 * MIB}
+    if not others.get("watched", True):
+        values |= {"peak_rss": 0, "peak_pss": 0}
     return Sample(row=row, run=run, seconds=seconds, **(values | others))
 
 
@@ -194,6 +196,31 @@ def test_the_table_has_the_medians_and_the_spread() -> None:
     assert (kcat["records/s"], kcat["files"], kcat["spread"]) == ("2,000", "-", "-")
 
 
+def test_a_watched_run_tells_the_memory_and_the_others_the_times() -> None:
+    runs = [
+        sample("json", 1, 8.0, cpu_seconds=9.0, commit_seconds=0.5),
+        sample("json", 2, 1.0, watched=False, commit_seconds=0.02),
+        sample("json", 3, 3.0, watched=False, commit_seconds=0.02),
+        sample("kcat", 1, 5.0),
+        sample("kcat", 2, 1.0, watched=False),
+    ]
+    heading, kcat, own = lines(results(*runs))
+    assert dict(zip(heading, own, strict=True)).items() >= {
+        ("records/s", "667"),
+        ("spread", "100%"),
+        ("peak PSS, MiB", "200"),
+        ("peak RSS, MiB", "300"),
+        ("CPU s per million", "2,000.00"),
+        ("a commit, ms", "20"),
+        ("runs", "2"),
+    }
+    assert dict(zip(heading, kcat, strict=True)).items() >= {("records/s", "1,000"), ("spread", "-"), ("runs", "1")}
+    found = told(list(verdicts(runs)))
+    assert found[("json", "rate / kcat")] == (0.667, True)
+    assert found[("json", "peak PSS, the largest of all extract rows")] == (200, True)
+    assert "runs of each row: 1 to 2" in report.render(results(*runs))
+
+
 def test_results_survive_and_make_a_page_when_only_part_is_there(tmp_path: Path) -> None:
     some = results(
         sample("json"),
@@ -219,6 +246,14 @@ def test_a_measured_command_counts_the_cpu_of_its_children() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     done = run_measured(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"), os.environ)
     assert done.cpu_seconds >= 0.3
+
+
+def test_memory_is_watched_where_it_is_asked_for() -> None:
+    code = "import time; began = time.monotonic()\nwhile time.monotonic() < began + 0.5: pass"
+    watched, other = (run_measured(python(code), os.environ, watch=watch) for watch in (True, False))
+    assert (watched.watched, other.watched) == (True, False)
+    assert watched.peak_rss >= watched.peak_pss > 0
+    assert other.peak_rss == other.peak_pss == 0
 
 
 def test_memory_is_that_of_the_whole_tree() -> None:
