@@ -69,6 +69,7 @@ demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
 
 bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
+	@$(MAKE) --no-print-directory .bench/user/.ready
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
 	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET)
 
@@ -93,6 +94,13 @@ clean: ## Take down what `python -m dev up` started, and remove all that is not 
 
 $(OLD)/.ready: pyproject.toml dev/constraints-airflow-3.1.txt
 	$(call install,$(OLD),dev/constraints-airflow-3.1.txt)
+
+# What a user of the extract installs, and no more: with Spark comes pandas, which pyarrow imports wherever it is there.
+.bench/user/.ready: pyproject.toml dev/constraints.txt | .venv/.ready
+	$(PYTHON) -m venv .bench/user
+	$(BIN)/uv pip install --quiet --python .bench/user/bin/python --constraints dev/constraints.txt \
+		--editable '.[protobuf]' psutil
+	@touch $@
 
 # Packages of the benchmark's peers: none of them is a dependency of ours.
 .bench/venv/.ready: dev/constraints-bench.txt | .venv/.ready

@@ -23,8 +23,15 @@ from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from dev.stack import Stack
 
+# Tasks without Spark run with what a user of them has installed, so that they import no more than that.
+USER_PYTHON = FOLDER / "user" / "bin" / "python"
 # Peers whose packages are none of ours live in an environment of their own.
 PEERS_PYTHON = FOLDER / "venv" / "bin" / "python"
+
+
+def without_user() -> str | None:
+    """Return what is missing to run tasks as a user does."""
+    return None if USER_PYTHON.exists() else f"{USER_PYTHON} is not there; make bench installs it"
 
 
 @dataclass

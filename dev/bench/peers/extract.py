@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dev.bench.airflow_home import task_env
-from dev.bench.lab import Lab
+from dev.bench.lab import USER_PYTHON, Lab, without_user
 from dev.bench.lake import NAMESPACE
 from dev.bench.peers import LandedWrong
 from dev.bench.peers.landing import sample_of
@@ -20,12 +20,12 @@ TABLE = "landed"
 
 
 def missing(row: Row, lab: Lab) -> str | None:
-    """Return what the operator does not do yet."""
+    """Return what is not here that it needs, or what the operator does not do yet."""
     from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
     known = inspect.signature(KafkaExtractOperator.__init__).parameters
     unknown = sorted(set(row.options) - set(known))
-    return f"the operator has no {', '.join(unknown)}" if unknown else None
+    return f"the operator has no {', '.join(unknown)}" if unknown else without_user()
 
 
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
@@ -39,9 +39,8 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
     if row.options.get("format") in ("avro", "protobuf"):
         arguments["schema_registry"] = lab.registry.url
     with lab.lake(f"{row.name}-{number}") as lake:
-        told, done = lab.run_program(
-            "airflow_task", {}, {**lab.airflow, **task_env(lab.kafka, lake, OPERATOR, arguments)}
-        )
+        env = {**lab.airflow, **task_env(lab.kafka, lake, OPERATOR, arguments)}
+        told, done = lab.run_program("airflow_task", {}, env, USER_PYTHON)
         landed = lake.landed(TABLE)
         report = told["report"]
         # Good and bad records together have to be all that there were.
