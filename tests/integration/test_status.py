@@ -172,7 +172,9 @@ def test_people_get_a_table_and_the_reasons(
 def test_watch_looks_again_until_it_is_interrupted(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, events(0, 0, 5), timestamps=old(5))
     lake.land(name, max_records=3)
-    command = [sys.executable, "-c", "from airflow_lakestream.cli.app import main; main()"]
+    # Tests that a shell runs in the background have had the signal ignored, and with them all that they start.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heed}; from airflow_lakestream.cli.app import main; main()"]
     command += ["status", "--table", TABLE, "--max-age", LONG, "--watch", "--every", "200ms", "--json"]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
