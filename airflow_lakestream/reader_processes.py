@@ -47,6 +47,7 @@ def reader_processes(
         yield None
         return
 
+    config.payload.prepare(config.topic)
     # A connection that says otherwise is right.
     connection = {"queued.max.messages.kbytes": QUEUED_KBYTES // count, **kafka}
 

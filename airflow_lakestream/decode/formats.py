@@ -5,6 +5,7 @@ A new format is a module with a decoder, and a line in `_value_columns` and `_re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,9 +27,11 @@ from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
 from airflow_lakestream.decode.registered import Found, SchemaFinder
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,21 @@ class Payload:
             return None
         found = self._finder.newest(self.format, topic, "value")
         return None if found is None else self._columns_of(found)
+
+    def prepare(self, topic: str) -> None:
+        """Find out what decoding the topic is likely to need, once for all processes that are forked from this one.
+
+        That is Protobuf's schemas, compiled: 0.1 s for each. Raises nothing: who needs one says what is wrong.
+        """
+        if self.registry is None:
+            return
+        finder = SchemaFinder(RegistryClient(replace(self.registry, retries=0)))
+        for side, name in (("value", self.format), ("key", self.key_format)):
+            if name == Format.PROTOBUF:
+                try:
+                    finder.newest(name, topic, side)
+                except LakestreamError as e:
+                    log.info("The schema of the %s of %s can't be had yet: %s", side, topic, e)
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse columns that have no place for what keys hold. Raises InvalidArgument."""

@@ -14,7 +14,9 @@ from airflow_lakestream.core.processes import FailedInChild, ProcessDied
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.reader_processes import reader_processes
+from airflow_lakestream.registry.schemas import RegistryUnavailable
 from dev.services.kafka import Kafka
+from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
 from tests.support.parallel_run import ParallelRun
@@ -79,6 +81,30 @@ def test_the_columns_come_from_the_first_records_that_there_are(
     report = ParallelRun(lake, name).land()
     assert (report["processes"], report["rows"], report["remaining_lag"]) == (2, 150, 0)
     assert sorted(lake.table().scan().to_arrow()["id"].to_pylist()) == [*range(100), *range(10_000_000, 10_000_050)]
+
+
+@pytest.mark.parametrize("given", [{}, {"schema": "id bigint"}], ids=["by the registry", "by hand"])
+def test_a_schema_is_compiled_once_for_all_processes(
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry, given: dict[str, str]
+) -> None:
+    name = topic(partitions=2)
+    text = f'syntax = "proto3"; message Of{name.replace("-", "")} {{ int64 id = 1; }}'
+    schema_id = registry.register(f"{name}-value", text, "PROTOBUF")
+    for partition in range(2):
+        produce(name, partition, [b"\0" + schema_id.to_bytes(4, "big") + b"\0\x08\x07"] * 100)
+    config = {"format": "protobuf", "schema_registry": registry.url, **given}
+    report = ParallelRun(lake, name, config, fault="the children compile nothing").land()
+    assert (report["processes"], report["rows"]) == (2, 200)
+    assert set(lake.table().scan().to_arrow()["id"].to_pylist()) == {7}
+
+
+def test_a_registry_that_is_down_harms_no_run_that_needs_it_not(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    config = {"format": "protobuf", "schema_registry": "http://127.0.0.1:9", "schema": "id bigint"}
+    assert ParallelRun(lake, name, config).land()["rows"] == 0
+    produce(name, 0, [b"\0\0\0\0\x01\0\x08\x07"])
+    with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:9"):
+        ParallelRun(lake, name, {**config, "schema_registry": {"url": "http://127.0.0.1:9", "retries": "0"}}).land()
 
 
 def test_the_limits_cut_what_all_processes_read_into_whole_commits(

@@ -22,6 +22,7 @@ from airflow_lakestream.core.job import Job
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.processes import Failed
+from airflow_lakestream.decode import protobuf_schema
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.fan_out import land_run
 from airflow_lakestream.iceberg import sink as sink_module
@@ -117,6 +118,8 @@ def _put_into_children(fault: Callable[[int], None], parent: int) -> None:
         job = build_job(config, kafka, catalog, **others)
         if not isinstance(catalog, Outline):
             return replace(job, reader=_NoReader()) if fault is _let_the_parent_read_nothing else job
+        if fault is _compile_nothing:
+            protobuf_schema._run_protoc = _refuse_to_compile
         reader = InterposedReader(SmallChunks(job.reader, CHUNK), lambda: fault(parent), 5)
         return replace(job, reader=reader)
 
@@ -143,6 +146,14 @@ def _let_the_parent_read_nothing(parent: int) -> None:
     return
 
 
+def _compile_nothing(parent: int) -> None:
+    return
+
+
+def _refuse_to_compile(folder: Path) -> bytes:
+    raise AssertionError("a child compiles a schema")
+
+
 class _NoReader:
     """`core.ports.Reader` that nobody is to ask."""
 
@@ -166,4 +177,5 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "stop": _stop_parent,
     "break oddly": _break_oddly,
     "the parent reads nothing": _let_the_parent_read_nothing,
+    "the children compile nothing": _compile_nothing,
 }
