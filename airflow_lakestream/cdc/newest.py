@@ -244,29 +244,51 @@ def _may_lack(column: pa.Field, key: Sequence[str]) -> bool:
 _State = dict[str, "int | Origin"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A row as one of its events left it: where the values of its columns are, or were until it was deleted."""
+
+    partition: int
+    offset: int
+    state: _State
+    is_dead: bool = False
+    created: tuple[int, int] | None = None
+
+    def may_precede(self, partition: int, offset: int) -> bool:
+        """Tell whether an event at this place of the topic was written when this one was known.
+
+        What is sent again stands behind what it precedes in the source. Between the two may be events that an earlier
+        batch has brought, so it says nothing of what the row was like.
+        """
+        return partition != self.partition or offset > self.offset
+
+
 def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State]:
     """Follow each row through its events; return where the values of its columns are in the end, or were until then."""
-    states: dict[Key, _State] = {}
-    dead: set[Key] = set()
-    created: dict[Key, tuple[int, int]] = {}
+    pasts: dict[Key, list[_Past]] = {}
     moved: dict[tuple[int, int], _State] = {}
     ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
-    for at, own in enumerate(keys_of(rows, key)):
-        before = states.setdefault(own, dict.fromkeys(lacking, Origin(own)))
+    topic = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
+    for at, (own, (partition, offset)) in enumerate(zip(keys_of(rows, key), topic, strict=True)):
+        in_table = dict.fromkeys(lacking, Origin(own))
+        past = pasts.setdefault(own, [])
+        unknown = _Past(partition, -1, in_table)
+        last = next((one for one in reversed(past) if one.may_precede(partition, offset)), unknown)
         if ops[at] in ("d", "t"):
             # A key that is changed: the row is deleted, and at the same place in the source created under the other.
             # Sent twice, it is deleted already: what it had, is known from the first time.
-            if own not in dead or places[at] not in moved:
-                moved[places[at]] = before if own not in dead else dict.fromkeys(lacking, Origin(own))
-            dead.add(own)
+            if not last.is_dead or places[at] not in moved:
+                moved[places[at]] = in_table if last.is_dead else last.state
+            past.append(_Past(partition, offset, last.state, True, last.created))
             continue
+        before, created = last.state, last.created
         # Sent twice, it is created already, from the row that its deletion has taken along.
-        if ops[at] == "c" and (own in dead or created.get(own) != places[at]):
-            created[own] = places[at]
+        if ops[at] == "c" and (last.is_dead or created != places[at]):
+            created = places[at]
             before = moved.get(places[at], dict.fromkeys(lacking, Origin(moved=places[at])))
-        elif own in dead:
+        elif last.is_dead:
             # The deletion was sent twice: what created the row anew is in the table.
-            before = dict.fromkeys(lacking, Origin(own))
-        dead.discard(own)
-        states[own] = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
-    return states
+            before = in_table
+        state = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
+        past.append(_Past(partition, offset, state, False, created))
+    return {own: past[-1].state for own, past in pasts.items()}

@@ -93,6 +93,26 @@ def test_a_late_event_brings_no_deleted_row_back_and_a_batch_twice_changes_nothi
         mirror.land(first)
 
 
+@pytest.mark.parametrize("batch", ["in the table", "in the batch", "under another key"])
+def test_a_value_is_not_taken_from_what_is_sent_again_after_the_event_that_leaves_it_out(
+    mirror: HandMirror, batch: str
+) -> None:
+    created, changed = (Event("c", 1, ("a", "A"), 100, 1, offset=0), Event("u", 1, ("b", "B"), 200, 2, offset=1))
+    kept = Event("u", 1, ("c", UNAVAILABLE), 300, 3, offset=2)
+    moved = [Event("d", 1, None, 300, 3, offset=2), Event("c", 2, ("c", UNAVAILABLE), 300, 3, offset=3)]
+    if batch == "in the table":
+        mirror.land([created, changed])
+        # In the source's order the creation stands right ahead of the update, and the change between them is not here.
+        mirror.land([kept, *again([created], 3)])
+    elif batch == "in the batch":
+        mirror.land([created])
+        mirror.land([changed, kept, *again([created], 3)])
+    else:
+        mirror.land([created, changed])
+        mirror.land([*moved, *again([created], 4)])
+    assert mirror.rows() == {2 if batch == "under another key" else 1: ("c", "B")}
+
+
 def test_only_files_with_a_changed_key_are_written_anew(mirror: HandMirror) -> None:
     for start in (0, 100, 200):
         mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
