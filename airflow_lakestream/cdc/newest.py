@@ -270,7 +270,7 @@ def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> 
     ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
     topic = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True)
     for at, (own, (partition, offset)) in enumerate(zip(keys_of(rows, key), topic, strict=True)):
-        in_table = dict.fromkeys(lacking, Origin(own))
+        in_table: _State = {name: Origin(own) for name in lacking}
         past = pasts.setdefault(own, [])
         unknown = _Past(partition, -1, in_table)
         last = next((one for one in reversed(past) if one.may_precede(partition, offset)), unknown)
@@ -285,7 +285,7 @@ def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> 
         # Sent twice, it is created already, from the row that its deletion has taken along.
         if ops[at] == "c" and (last.is_dead or created != places[at]):
             created = places[at]
-            before = moved.get(places[at], dict.fromkeys(lacking, Origin(moved=places[at])))
+            before = moved.get(places[at]) or {name: Origin(moved=places[at]) for name in lacking}
         elif last.is_dead:
             # The deletion was sent twice: what created the row anew is in the table.
             before = in_table
