@@ -100,11 +100,12 @@ def test_a_schema_is_compiled_once_for_all_processes(
 
 def test_a_registry_that_is_down_harms_no_run_that_needs_it_not(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
-    config = {"format": "protobuf", "schema_registry": "http://127.0.0.1:9", "schema": "id bigint"}
+    nobody = "http://127.0.0.1:9"
+    config = {"format": "protobuf", "schema_registry": nobody, "schema": "id bigint"}
     assert ParallelRun(lake, name, config).land()["rows"] == 0
     produce(name, 0, [b"\0\0\0\0\x01\0\x08\x07"])
     with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:9"):
-        ParallelRun(lake, name, {**config, "schema_registry": {"url": "http://127.0.0.1:9", "retries": "0"}}).land()
+        ParallelRun(lake, name, {**config, "schema_registry": {"url": nobody, "retries": "0"}}).land()
 
 
 def test_the_limits_cut_what_all_processes_read_into_whole_commits(
