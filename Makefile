@@ -68,7 +68,7 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
 
-bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat RUNS=3 for less (needs a JDK 17)
+bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for less (needs a JDK 17)
 	@$(MAKE) --no-print-directory .bench/user/.ready
 	@$(MAKE) --no-print-directory .bench/venv/.ready || echo "The peers' own environment is not there: dlt is left out."
 	@$(BIN)/python -m dev.bench --only '$(ONLY)' --runs $(RUNS) --budget $(BUDGET)
