@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.required import all_optional, with_required
 
 _PRIMITIVES = (
     (arrow.is_boolean, "boolean"),
@@ -78,13 +79,11 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             column = rows[field.name]
             if column.type != field.type:
                 try:
-                    column = column.cast(field.type)
+                    column = column.cast(all_optional(field.type))
                 # Cast safely: what does not fit is refused by the column's name, never rounded or made NULL.
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
                     raise InvalidArgument("rows", f"column {field.name!r}: {e}") from e
-        if not field.nullable and column.null_count:
-            raise InvalidArgument("rows", f"column {field.name!r} is required and has {column.null_count} nulls.")
-        columns.append(column)
+        columns.append(with_required(column, field))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyarrow import types as arrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
@@ -11,6 +10,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.arrow_types import arrow_schema_with_ids, fields_from_arrow
 from airflow_lakestream.iceberg.schema import fits
 from airflow_lakestream.iceberg.type_text import type_text
+from airflow_lakestream.required import all_optional, with_required
 
 
 def conform(rows: pa.Table, schema: Schema) -> pa.Table:
@@ -31,9 +31,7 @@ def conform(rows: pa.Table, schema: Schema) -> pa.Table:
             column, target = pa.chunked_array([pa.nulls(rows.num_rows, plain.field(at).type)]), plain.field(at)
         else:
             column, target = _cast(rows.column(field.name), given[field.name], field, plain.field(at), large.field(at))
-        for chunk in column.chunks:
-            _refuse_nulls(chunk, target, field.name)
-        columns.append(column)
+        columns.append(with_required(column, target))
         fields.append(target)
     # The ids come with the schema, not with a cast: Arrow holds types equal that differ in metadata only.
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
@@ -51,32 +49,6 @@ def _cast(
         )
         raise InvalidArgument("rows", problem)
     try:
-        return column.cast(large.type), large
+        return column.cast(all_optional(large.type)), large
     except pa.ArrowInvalid as error:
         raise InvalidArgument("rows", f"column {wanted.name!r}: {error}") from error
-
-
-def _refuse_nulls(array: pa.Array, field: pa.Field, path: str) -> None:
-    """Refuse nulls that the field, or a field in it, does not take; Parquet would make empty lists of some."""
-    if not field.nullable and array.null_count:
-        raise InvalidArgument("rows", f"column {path!r} is required and has {array.null_count} nulls.")
-    if not _has_required(field.type):
-        return
-    present = array.drop_null()
-    if arrow.is_struct(field.type):
-        for at, child in enumerate(field.type):
-            _refuse_nulls(present.flatten()[at], child, f"{path}.{child.name}")
-    elif arrow.is_list(field.type) or arrow.is_large_list(field.type):
-        _refuse_nulls(present.flatten(), field.type.value_field, f"{path}.element")
-    elif arrow.is_map(field.type):
-        first, last = (present.offsets[0].as_py(), present.offsets[-1].as_py())
-        _refuse_nulls(present.items[first:last], field.type.item_field, f"{path}.value")
-
-
-def _has_required(kind: pa.DataType) -> bool:
-    if arrow.is_map(kind):
-        return not kind.item_field.nullable or _has_required(kind.item_type)
-    if arrow.is_nested(kind):
-        children = (kind.field(at) for at in range(kind.num_fields))
-        return any(not child.nullable or _has_required(child.type) for child in children)
-    return False

@@ -10,6 +10,10 @@ import threading
 from concurrent.futures import Future, wait
 from typing import Any
 
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import StructType
+
 # A snapshot producer and a manifest writer of PyIceberg; the producer's class is private.
 Producer = Any
 Writer = Any
@@ -32,14 +36,14 @@ class ManifestWriters:
         producer.new_manifest_writer = self._new
         producer._clean_all_uncommitted = self._clean_all
 
-    def _new(self, *args: Any, **options: Any) -> Writer:
+    def _new(self, spec: PartitionSpec) -> Writer:
         done: Future[None] = Future()
         with self._lock:
             if self._given_up:
                 raise CleanedUp
             self._writing.add(done)
         try:
-            return _Noted(self._make(*args, **options), done)
+            return _Noted(self._make(_Optional.model_validate(spec.model_dump())), done)
         except BaseException:
             done.set_result(None)
             raise
@@ -49,6 +53,19 @@ class ManifestWriters:
             self._given_up = True
         wait(self._writing)
         self._clean()
+
+
+class _Optional(PartitionSpec):
+    """A partition spec whose values may all be NULL, as Iceberg has it.
+
+    PyIceberg requires them where the column is required, and can't write the manifest of a row in which that column is
+    a field of a struct that is NULL.
+    """
+
+    def partition_type(self, schema: Schema) -> StructType:
+        """Return the type of a file's partition."""
+        fields = super().partition_type(schema).fields
+        return StructType(*(field.model_copy(update={"required": False}) for field in fields))
 
 
 class _Noted:

@@ -24,6 +24,12 @@ class FakeRegistry:
             raise SchemaNotFound(f"Schema {schema_id} is not in the registry.")
         return RegisteredSchema(schema_id, *self.schemas[schema_id])
 
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the newest schema, whatever the subject."""
+        if not self.schemas:
+            raise SchemaNotFound(f"Subject {subject} is not in the registry.")
+        return self.schema(max(self.schemas))
+
 
 @pytest.fixture(scope="session")
 def registry(stack: Stack) -> Registry:

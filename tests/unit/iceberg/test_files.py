@@ -402,7 +402,7 @@ STRUCT_OF_TWO = pa.struct([("a", pa.int32()), ("b", pa.int32())])
          "column 'c.element.x' is required and has 1 nulls"),
         ("c struct<a: struct<x: int not null>>",
          pa.array([{"a": {"x": None}}, {"a": None}, None], pa.struct([("a", pa.struct([("x", pa.int32())]))])),
-         "column 'c': field 'x' of type int32 has nulls"),
+         "column 'c.a.x' is required and has 1 nulls"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit_are_refused_before_a_file_is_made(
