@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 BATCH_BYTES = 64 * 2**20
 TRIES = 5
 # What the reject table could not hold of such a record, its reason tells.
-_BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range")
+_BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
 
 
 class CannotReplay(LakestreamError, Terminal):

@@ -6,16 +6,10 @@ import re
 from datetime import date
 
 from airflow_lakestream.decode.misfit import Misfit, quoted
+from airflow_lakestream.value_ranges import MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000
-MICROS_PER_DAY = 86_400 * MICROS_PER_SECOND
 _EPOCH = date(1970, 1, 1).toordinal()
-
-# Years 1 to 9999 in UTC: what Python, SQL engines and Iceberg's readers can all show.
-MIN_DAY = date.min.toordinal() - _EPOCH
-MAX_DAY = date.max.toordinal() - _EPOCH
-MIN_MICROS = MIN_DAY * MICROS_PER_DAY
-MAX_MICROS = (MAX_DAY + 1) * MICROS_PER_DAY - 1
 
 _DAY = r"(\d{4})-(\d\d)-(\d\d)"
 _CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d+))?)?)?"

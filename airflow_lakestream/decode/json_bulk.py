@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 import pyarrow.types as t
 
-from airflow_lakestream.decode import iso8601
+from airflow_lakestream import value_ranges
 from airflow_lakestream.decode.json_document import nested_too_deep
 from airflow_lakestream.decode.json_values import base64_bytes, is_uuid, uuid_bytes
 from airflow_lakestream.decode.misfit import Misfit
@@ -182,11 +182,11 @@ def _between(array: pa.Array, low: int, high: int, storage: pa.DataType) -> pa.A
 
 
 def _fit_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _between(array.cast(kind), iso8601.MIN_MICROS, iso8601.MAX_MICROS, pa.int64())
+    return _between(array.cast(kind), value_ranges.MIN_MICROS, value_ranges.MAX_MICROS, pa.int64())
 
 
 def _fit_date(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _between(array.cast(kind), iso8601.MIN_DAY, iso8601.MAX_DAY, pa.int32())
+    return _between(array.cast(kind), value_ranges.MIN_DAY, value_ranges.MAX_DAY, pa.int32())
 
 
 def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream import value_ranges
 from airflow_lakestream.decode import iso8601
 from airflow_lakestream.decode.lanes import Bytes, Integers, Lanes, Mask
 from airflow_lakestream.decode.misfit import Misfit
@@ -122,7 +123,9 @@ def dates(kind: pa.DataType, path: str) -> Fit:
         return integers(kind, path)
 
     def fit(lanes: Lanes, values: Integers) -> pa.Array:
-        lanes.fail((values < iso8601.MIN_DAY) | (values > iso8601.MAX_DAY), f"{path}: not in the years 1 to 9999")
+        lanes.fail(
+            (values < value_ranges.MIN_DAY) | (values > value_ranges.MAX_DAY), f"{path}: {value_ranges.NOT_A_YEAR}"
+        )
         return pa.array(values.astype(np.int32)).view(kind)
 
     return fit
@@ -138,7 +141,9 @@ def times(kind: pa.DataType, path: str, nanos: int) -> Fit:
             lanes.fail(values % 1000 != 0, f"{path}: finer than microseconds")
             values = values // 1000
         scale = max(nanos // 1000, 1)
-        lanes.fail((values < 0) | (values >= iso8601.MICROS_PER_DAY // scale), f"{path}: not a time of day")
+        lanes.fail(
+            (values < 0) | (values >= value_ranges.MICROS_PER_DAY // scale), f"{path}: {value_ranges.NOT_A_TIME_OF_DAY}"
+        )
         return pa.array(values * scale).view(kind)
 
     return fit
@@ -157,8 +162,8 @@ def timestamps(kind: pa.DataType, path: str, nanos: int, *, zoned: bool) -> Fit:
             lanes.fail(values % 1000 != 0, f"{path}: finer than microseconds")
             values = values // 1000
         scale = max(nanos // 1000, 1)
-        low, high = -(-iso8601.MIN_MICROS // scale), iso8601.MAX_MICROS // scale
-        lanes.fail((values < low) | (values > high), f"{path}: not in the years 1 to 9999")
+        low, high = -(-value_ranges.MIN_MICROS // scale), value_ranges.MAX_MICROS // scale
+        lanes.fail((values < low) | (values > high), f"{path}: {value_ranges.NOT_A_YEAR}")
         # Failed lanes may wrap round here.
         return pa.array(values * scale).view(pa.timestamp("us", kind.tz))
 

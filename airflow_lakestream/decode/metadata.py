@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.value_ranges import MAX_MILLIS, MIN_MILLIS
 
 NO_TIMESTAMP = -1
-_MAX_MILLIS = (2**63 - 1) // 1000
 
 
 def metadata_schema(names: Iterable[str], payload: pa.Schema | None = None) -> pa.Schema:
@@ -66,11 +66,11 @@ def _integers(values: Sequence[int]) -> pa.Array:
 
 
 def bad_timestamps(batch: RawBatch) -> list[BadRow]:
-    """Return the records whose timestamps no column can hold: producers may write any 64 bits."""
+    """Return the records whose timestamps no column takes: producers may write any 64 bits."""
     millis = np.asarray(batch.timestamps, np.int64)
-    if not len(millis) or -_MAX_MILLIS <= millis.min() <= millis.max() <= _MAX_MILLIS:
+    if not len(millis) or MIN_MILLIS <= millis.min() <= millis.max() <= MAX_MILLIS:
         return []
-    wrong = np.flatnonzero((millis < -_MAX_MILLIS) | (millis > _MAX_MILLIS))
+    wrong = np.flatnonzero((millis < MIN_MILLIS) | (millis > MAX_MILLIS))
     return [BadRow(int(at), f"the record's timestamp {millis[at]} ms is out of range") for at in wrong]
 
 

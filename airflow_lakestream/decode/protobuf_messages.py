@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode import iso8601, leaves
+from airflow_lakestream import value_ranges
+from airflow_lakestream.decode import leaves
 from airflow_lakestream.decode.lanes import Lanes
 from airflow_lakestream.decode.leaves import Unfit
 from airflow_lakestream.decode.protobuf_schema import JSON_TYPES, TIMESTAMP, WRAPPERS
@@ -57,14 +58,14 @@ def _timestamp(descriptor: Any, kind: pa.DataType, path: str, compiler: Compiler
     if kind.unit != "us" or kind.tz is None:
         raise Unfit(f"{path}: an instant can't become {kind}")
     inner = compiler.message(descriptor, [pa.field("seconds", pa.int64()), pa.field("nanos", pa.int32())], path)
-    low, high = iso8601.MIN_MICROS // 1_000_000, iso8601.MAX_MICROS // 1_000_000
+    low, high = value_ranges.MIN_MICROS // 1_000_000, value_ranges.MAX_MICROS // 1_000_000
 
     def read(lanes: Lanes, depth: int) -> pa.Array:
         columns = inside(inner, lanes, depth, path)
         # A missing part of it is its default, and no null, but where the message failed.
         filled = (column.fill_null(0) if column.null_count else column for column in columns)
         seconds, nanos = (column.to_numpy().astype(np.int64, copy=False) for column in filled)
-        lanes.fail((seconds < low) | (seconds > high), f"{path}: not in the years 1 to 9999")
+        lanes.fail((seconds < low) | (seconds > high), f"{path}: {value_ranges.NOT_A_YEAR}")
         lanes.fail((nanos < 0) | (nanos >= _NANOS), f"{path}: a timestamp with nanos out of range")
         lanes.fail(nanos % 1000 != 0, f"{path}: finer than microseconds")
         return pa.array(seconds * 1_000_000 + nanos // 1000).view(pa.timestamp("us", kind.tz))

@@ -34,16 +34,21 @@ class Bad:
 
 
 def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
-    """Return the bad records of a batch with their reasons; a timestamp that no column can hold is null."""
+    """Return the bad records of a batch with their reasons; its reason tells a timestamp that no column takes."""
     records = pick(batch, [one.row.index for one in bad])
-    wrong = {row.index for row in bad_timestamps(records)}
+    wrong = {row.index: row.reason for row in bad_timestamps(records)}
     timestamps = [NO_TIMESTAMP if index in wrong else at for index, at in enumerate(records.timestamps)]
     records = replace(records, timestamps=timestamps)
     columns = [
         records.values,
         pa.array([one.row.schema_id for one in bad], pa.int64()),
         pa.array([one.stage for one in bad]),
-        pa.array([one.row.reason for one in bad]),
+        pa.array([_with_timestamp(one.row.reason, wrong.get(index)) for index, one in enumerate(bad)]),
         *metadata_columns(records, _RECORD),
     ]
     return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _with_timestamp(reason: str, timestamp: str | None) -> str:
+    # At the end, where a replay finds it.
+    return reason if timestamp is None or reason.endswith(timestamp) else f"{reason}; {timestamp}"

@@ -26,6 +26,7 @@ from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
 from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.exceptions import BadRecord
+from airflow_lakestream.value_ranges import out_of_range
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class RowDecoder:
                 beside = _taken(beside, sieve.leave_out(decoded.bad, "decode"))
             if self.sql is not None:
                 rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
-        rows = _joined(rows, beside)
+        rows = self._in_range(sieve, _joined(rows, beside))
         return self._outcome(sieve, rows if self.router is None else self._routed(sieve, rows, self.router))
 
     def _transformed(
@@ -136,6 +137,13 @@ class RowDecoder:
             sieve.leave_out(bad, "sql", filtered)
             beside = _taken(beside, kept)
         return rows, beside
+
+    def _in_range(self, sieve: _Sieve, rows: pa.Table) -> pa.Table:
+        reasons = out_of_range(rows)
+        if not reasons:
+            return rows
+        bad = [BadRow(index, reasons[index]) for index in sorted(reasons)]
+        return rows.take(pa.array(sieve.leave_out(bad, "decode" if self.sql is None else "sql")))
 
     def _routed(self, sieve: _Sieve, rows: pa.Table, router: Router) -> pa.Table:
         routes, homeless = router.routes(sieve.records, rows)

@@ -5,6 +5,7 @@ PyIceberg's own writer takes neither a choice of columns for dictionaries nor a 
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from pyiceberg.utils.properties import property_as_int
 
 from airflow_lakestream.coordinates import OFFSET
 
+_SURROGATES, _BEHIND_SURROGATES = 0xD800, 0xE000
 # By the names of the table properties; pyarrow's are others.
 _CODECS = {"uncompressed": "none"}
 _NOT_DONE = (
@@ -46,11 +48,29 @@ def write_parquet(
         pq.ParquetWriter(stream, rows.schema, **_options(settings, rows, paths)) as writer,
     ):
         writer.write_table(rows, row_group_size=limit)
-    return data_file_statistics_from_parquet_metadata(
+    statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=writer.writer.metadata,
         stats_columns=compute_statistics_plan(schema, settings),
         parquet_column_mapping=paths,
     )
+    for bounds in statistics.column_aggregates.values():
+        if isinstance(bounds.current_max, str) and bounds.trunc_length:
+            bounds.current_max = upper_bound(bounds.current_max, bounds.trunc_length)
+    return statistics
+
+
+def upper_bound(text: str, length: int) -> str | None:
+    """Return a text of so many characters at most that no text like this one comes behind; None where there is none.
+
+    PyIceberg's own would make half a surrogate of the character before them, which nothing can write.
+    """
+    if len(text) <= length:
+        return text
+    for end in range(length, 0, -1):
+        following = ord(text[end - 1]) + 1
+        if following <= sys.maxunicode:
+            return text[: end - 1] + chr(_BEHIND_SURROGATES if following == _SURROGATES else following)
+    return None
 
 
 def _options(properties: dict[str, str], rows: pa.Table, paths: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,411 @@
+"""The ends of each type's range land and come back; one step beyond them rejects the record, whatever the format.
+
+One table: formats, types, places in a row, tables.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.core.policies import OnError
+from airflow_lakestream.exceptions import BadRecord
+from airflow_lakestream.value_ranges import MAX_DAY, MAX_MICROS, MAX_MILLIS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
+from airflow_lakestream.value_ranges import MIN_MILLIS as FIRST_MILLIS
+from tests.support.given_records import GivenLake, Record
+from tests.unit.values.payloads import avro_registry, avro_value, framed
+
+UTC = dt.UTC
+LAKES = pytest.mark.parametrize("table_format", ["iceberg", "delta"])
+FIRST_DAY, LAST_DAY = dt.date.min, dt.date.max
+FIRST, LAST = dt.datetime.min, dt.datetime.max
+
+# By type: what is at the ends of the range.
+ENDS: dict[str, tuple[Any, Any]] = {
+    "date": (FIRST_DAY, LAST_DAY),
+    "timestamp": (FIRST.replace(tzinfo=UTC), LAST.replace(tzinfo=UTC)),
+    "timestamp_ntz": (FIRST, LAST),
+    "time": (dt.time.min, dt.time.max),
+    "decimal(9,2)": (Decimal("-9999999.99"), Decimal("9999999.99")),
+    "decimal(38,0)": (Decimal(-(10**38 - 1)), Decimal(10**38 - 1)),
+}
+PLACES = ("alone", "in a struct", "in a list", "in a map", "deep inside")
+LAKES_AND_PLACES = pytest.mark.parametrize(
+    ("table_format", "place"), [*(("iceberg", place) for place in PLACES), ("delta", "alone"), ("delta", "deep inside")]
+)
+
+Values = tuple[Sequence[Any], Sequence[Any]]
+"""As a format writes them: those at the ends of the range, and those beyond."""
+
+
+def placed(value: Any, place: str) -> Any:
+    if place == "in a struct":
+        return {"a": value}
+    if place == "in a list":
+        return [value, None]
+    if place == "in a map":
+        return {"k": value}
+    return [{"m": {"k": value}}] if place == "deep inside" else value
+
+
+def type_of(kind: str, place: str) -> str:
+    names = {"in a struct": "struct<a: {}>", "in a list": "array<{}>", "in a map": "map<string, {}>"}
+    return {**names, "deep inside": "array<struct<m: map<string, {}>>>"}.get(place, "{}").format(kind)
+
+
+def as_read(value: Any) -> Any:
+    """Return a value as it comes from a table: its maps are lists of pairs."""
+    if isinstance(value, dict) and "k" in value:
+        return [(key, as_read(item)) for key, item in value.items()]
+    if isinstance(value, dict):
+        return {key: as_read(item) for key, item in value.items()}
+    return [as_read(item) for item in value] if isinstance(value, list) else value
+
+
+def check(lake: GivenLake, values: list[bytes | None], kind: str, place: str, **config: Any) -> None:
+    """Land values, of which the first two are at the ends of the range and all others beyond it."""
+    report = lake.land(values, max_rejected=1.0, **config)
+
+    assert (report.counts.written, report.counts.rejected) == (2, len(values) - 2)
+    expected = [as_read(placed(value, place)) for value in ENDS[kind]]
+    assert [_in_utc(row["v"]) for row in lake.rows()] == expected
+    rejected = lake.rejected()
+    assert {at: row["value"] for at, row in rejected.items()} == dict(enumerate(values[2:], 2))
+    assert all(row["error"].startswith("v") for row in rejected.values())
+
+
+def _in_utc(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_utc(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_in_utc, value))
+    return value.astimezone(UTC) if isinstance(value, dt.datetime) and value.tzinfo else value
+
+
+def skip_what_delta_lacks(table_format: str, kind: str) -> None:
+    if table_format == "delta" and kind == "time":
+        pytest.skip("Delta has no times of day")
+
+
+JSON: dict[str, Values] = {
+    "date": (["0001-01-01", "9999-12-31"], ["0000-12-31", "10000-01-01", "-0001-01-01", "99999-01-01"]),
+    "timestamp": (
+        ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"],
+        ["0001-01-01T00:00:00+00:01", "9999-12-31T23:59:59.999999-00:01", "10000-01-01T00:00:00Z", "+1Z"],
+    ),
+    "timestamp_ntz": (
+        ["0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"],
+        ["0000-12-31T23:59:59.999999", "10000-01-01T00:00:00", "9999-12-31T24:00:00"],
+    ),
+    "time": (["00:00:00", "23:59:59.999999"], ["24:00:00", "23:59:60", "-00:00:01", "23:59:59.9999999"]),
+    "decimal(9,2)": (["-9999999.99", "9999999.99"], ["10000000", "-10000000.00", "0.001", "1e400", "9" * 5000]),
+    "decimal(38,0)": (["-" + "9" * 38, "9" * 38], ["1" + "0" * 38, "1e38", "1e-1", "1e999999999999"]),
+}
+
+
+@LAKES_AND_PLACES
+@pytest.mark.parametrize("kind", JSON)
+def test_json(tmp_path: Path, table_format: str, kind: str, place: str) -> None:
+    skip_what_delta_lacks(table_format, kind)
+    values: list[bytes | None] = [json.dumps({"v": placed(v, place)}).encode() for part in JSON[kind] for v in part]
+    check(GivenLake(tmp_path, table_format), values, kind, place, schema=f"v {type_of(kind, place)}")
+
+
+LONGS = (-(2**63), 2**63 - 1)
+INTS = (-(2**31), 2**31 - 1)
+
+
+def micros(scale: float) -> Values:
+    """Return the ends of the years, and what is beyond, in units of so many microseconds."""
+    if scale < 1:
+        # In nanoseconds all 64 bits are within the range.
+        raise AssertionError("there is nothing beyond")
+    low, high = -(-MIN_MICROS // int(scale)), MAX_MICROS // int(scale)
+    return (low, high), (low - 1, high + 1, *LONGS)
+
+
+AVRO: dict[str, tuple[str, Any, Values]] = {
+    "date": ("date", {"type": "int", "logicalType": "date"}, ((MIN_DAY, MAX_DAY), (MIN_DAY - 1, MAX_DAY + 1, *INTS))),
+    "time-micros": (
+        "time",
+        {"type": "long", "logicalType": "time-micros"},
+        ((0, MICROS_PER_DAY - 1), (-1, MICROS_PER_DAY, *LONGS)),
+    ),
+    "timestamp-micros": ("timestamp", {"type": "long", "logicalType": "timestamp-micros"}, micros(1)),
+    "local-timestamp-micros": ("timestamp_ntz", {"type": "long", "logicalType": "local-timestamp-micros"}, micros(1)),
+    "decimal": (
+        "decimal(9,2)",
+        {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2},
+        ((-999999999, 999999999), (-(10**9), 10**9, -(2**127), 2**127 - 1, 2**200)),
+    ),
+    "decimal of 38 digits": (
+        "decimal(38,0)",
+        {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0},
+        ((-(10**38 - 1), 10**38 - 1), (10**38, -(10**38), 2**127 - 1, -(2**127), 2**4000)),
+    ),
+}
+
+
+def avro_placed(schema: Any, place: str) -> Any:
+    if place == "in a struct":
+        return {"type": "record", "name": "A", "fields": [{"name": "a", "type": schema}]}
+    if place == "in a list":
+        return {"type": "array", "items": ["null", schema]}
+    if place == "in a map":
+        return {"type": "map", "values": schema}
+    if place == "deep inside":
+        inner = {"type": "record", "name": "M", "fields": [{"name": "m", "type": {"type": "map", "values": schema}}]}
+        return {"type": "array", "items": inner}
+    return schema
+
+
+def avro_encoded(value: int, schema: Any) -> Any:
+    if schema["type"] != "bytes":
+        return value
+    return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+
+
+@LAKES_AND_PLACES
+@pytest.mark.parametrize("case", AVRO)
+def test_avro(tmp_path: Path, table_format: str, case: str, place: str) -> None:
+    kind, schema, (good, bad) = AVRO[case]
+    skip_what_delta_lacks(table_format, kind)
+    writer = {"type": "record", "name": "R", "fields": [{"name": "v", "type": avro_placed(schema, place)}]}
+    values = [avro_value(writer, {"v": placed(avro_encoded(value, schema), place)}) for value in (*good, *bad)]
+    lake = GivenLake(tmp_path, table_format, avro_registry(writer))
+    check(lake, values, kind, place, format="avro", schema=f"v {type_of(kind, place)}")
+
+
+# The coarser units end within the last of their steps.
+@LAKES
+@pytest.mark.parametrize(
+    ("logical", "scale", "column"),
+    [("timestamp-millis", 1000, "timestamp"), ("local-timestamp-millis", 1000, "timestamp_ntz")],
+)
+def test_avro_in_milliseconds(tmp_path: Path, table_format: str, logical: str, scale: int, column: str) -> None:
+    good, bad = micros(scale)
+    field = {"name": "v", "type": {"type": "long", "logicalType": logical}}
+    writer = {"type": "record", "name": "R", "fields": [field]}
+    lake = GivenLake(tmp_path, table_format, avro_registry(writer))
+
+    lake.land([avro_value(writer, {"v": v}) for v in (*good, *bad)], format="avro", max_rejected=1.0)
+
+    first, last = ENDS[column]
+    assert [_in_utc(row["v"]) for row in lake.rows()] == [first, last.replace(microsecond=999000)]
+    assert set(lake.rejected()) == {2, 3, 4, 5}
+
+
+def test_avro_of_time_in_milliseconds(tmp_path: Path) -> None:
+    writer = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "v", "type": {"type": "int", "logicalType": "time-millis"}}],
+    }
+    lake = GivenLake(tmp_path, schemas=avro_registry(writer))
+    values = [avro_value(writer, {"v": v}) for v in (0, 86_399_999, -1, 86_400_000, *INTS)]
+
+    lake.land(values, format="avro", max_rejected=1.0)
+
+    assert [row["v"] for row in lake.rows()] == [dt.time.min, dt.time(23, 59, 59, 999000)]
+    assert set(lake.rejected()) == {2, 3, 4, 5}
+
+
+@LAKES
+def test_avro_in_nanoseconds_is_all_in_range(tmp_path: Path, table_format: str) -> None:
+    writer = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "v", "type": {"type": "long", "logicalType": "timestamp-nanos"}}],
+    }
+    lake = GivenLake(tmp_path, table_format, avro_registry(writer))
+    ends = [-(2**63) // 1000 * 1000 + 1000, (2**63 - 1) // 1000 * 1000]
+
+    lake.land([avro_value(writer, {"v": v}) for v in (*ends, *LONGS)], format="avro", schema="v timestamp")
+
+    epoch = dt.datetime(1970, 1, 1, tzinfo=UTC)
+    assert [_in_utc(row["v"]) for row in lake.rows()] == [epoch + dt.timedelta(microseconds=v // 1000) for v in ends]
+    # Finer than a microsecond.
+    assert set(lake.rejected()) == {2, 3}
+
+
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def protobuf_timestamp(seconds: int, nanos: int) -> bytes:
+    inner = b"\x08" + varint(seconds) + b"\x10" + varint(nanos)
+    return framed(b"\x00" + b"\x0a" + varint(len(inner)) + inner)
+
+
+@LAKES
+def test_protobuf(tmp_path: Path, table_format: str) -> None:
+    proto = (
+        'syntax = "proto3"; import "google/protobuf/timestamp.proto"; message R { google.protobuf.Timestamp v = 1; }'
+    )
+    low, high = MIN_MICROS // 10**6, MAX_MICROS // 10**6
+    beyond = [(low - 1, 999999000), (high + 1, 0), *((end, 0) for end in LONGS), (0, -1000), (0, 10**9)]
+    values: list[bytes | None] = [
+        protobuf_timestamp(low, 0),
+        protobuf_timestamp(high, 999999000),
+        *(protobuf_timestamp(*one) for one in beyond),
+    ]
+    lake = GivenLake(tmp_path, table_format, {1: ("PROTOBUF", proto)})
+    check(lake, values, "timestamp", "alone", format="protobuf")
+
+
+def connect(name: str, storage: str, value: Any, **parameters: str) -> bytes:
+    field = {"type": storage, "optional": True, "field": "v", "name": name, "parameters": parameters}
+    return json.dumps({"schema": {"type": "struct", "fields": [field]}, "payload": {"v": value}}).encode()
+
+
+CONNECT: dict[str, tuple[str, str, Values]] = {
+    "org.apache.kafka.connect.data.Date": ("date", "int32", AVRO["date"][2]),
+    "io.debezium.time.Date": ("date", "int32", AVRO["date"][2]),
+    "io.debezium.time.MicroTimestamp": ("timestamp_ntz", "int64", micros(1)),
+    "io.debezium.time.MicroTime": ("time", "int64", AVRO["time-micros"][2]),
+    "io.debezium.time.ZonedTimestamp": ("timestamp", "string", JSON["timestamp"]),
+}
+
+
+@LAKES
+@pytest.mark.parametrize("name", CONNECT)
+def test_connect_and_debezium(tmp_path: Path, table_format: str, name: str) -> None:
+    kind, storage, (good, bad) = CONNECT[name]
+    skip_what_delta_lacks(table_format, kind)
+    values: list[bytes | None] = [connect(name, storage, value) for value in (*good, *bad)]
+    check(GivenLake(tmp_path, table_format), values, kind, "alone", envelope="connect", schema=f"v {kind}")
+
+
+SQL: dict[str, Values] = {
+    "date": (["0001-01-01", "9999-12-31"], ["0001-12-31 (BC)", "10000-01-01", "290000-01-01", "infinity", "x"]),
+    "timestamp": (
+        ["0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"],
+        ["0001-12-31 (BC) 23:59:59.999999+00", "10000-01-01 00:00:00+00", "290000-01-01 00:00:00+00", "-infinity"],
+    ),
+    "timestamp_ntz": (
+        ["0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"],
+        ["10000-01-01 00:00:00", "290000-01-01 00:00:00", "infinity", "290000-13-01 00:00:00"],
+    ),
+    "time": (["00:00:00", "23:59:59.999999"], ["24:00:00", "25:00:00"]),
+    "decimal(9,2)": (["-9999999.99", "9999999.99"], ["10000000", "-10000000"]),
+    "decimal(38,0)": (["-" + "9" * 38, "9" * 38], ["1" + "0" * 38, "1e39"]),
+}
+SQL_TYPES = {"timestamp": "TIMESTAMPTZ", "timestamp_ntz": "TIMESTAMP"}
+SQL_PLACES = {
+    "alone": "{}",
+    "in a struct": "{{'a': {}}}",
+    "in a list": "[{}, NULL]",
+    "in a map": "MAP {{'k': {}}}",
+    "deep inside": "[{{'m': MAP {{'k': {}}}}}]",
+}
+
+
+@LAKES_AND_PLACES
+@pytest.mark.parametrize("kind", SQL)
+def test_sql(tmp_path: Path, table_format: str, kind: str, place: str) -> None:
+    skip_what_delta_lacks(table_format, kind)
+    good, bad = SQL[kind]
+    cast = SQL_PLACES[place].format(f"CAST(value AS {SQL_TYPES.get(kind, kind)})")
+    values: list[bytes | None] = [text.encode() for text in (*good, *bad)]
+    lake = GivenLake(tmp_path, table_format)
+
+    report = lake.land(values, sql=f"SELECT {cast} AS v FROM {{{{ input }}}}", max_rejected=1.0)
+
+    assert (report.counts.written, report.counts.rejected) == (2, len(bad))
+    assert [_in_utc(row["v"]) for row in lake.rows()] == [as_read(placed(value, place)) for value in ENDS[kind]]
+    assert {row["stage"] for row in lake.rejected().values()} == {"sql"}
+    assert {at: row["value"] for at, row in lake.rejected().items()} == dict(enumerate(values[2:], 2))
+
+
+@LAKES
+@pytest.mark.parametrize("on_error", [OnError.FAIL, OnError.SKIP])
+def test_what_sql_makes_beyond_the_range_is_named_or_skipped(
+    tmp_path: Path, table_format: str, on_error: OnError
+) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    values = [b"2026-01-01", b"290000-01-01"]
+    sql = "SELECT value::DATE AS v FROM {{ input }}"
+    if on_error is OnError.FAIL:
+        with pytest.raises(BadRecord, match="offset 1: v: not in the years 1 to 9999"):
+            lake.land(values, sql=sql, on_error=on_error)
+        return
+    report = lake.land(values, sql=sql, on_error=on_error)
+    assert (report.counts.written, report.counts.skipped) == (1, 1)
+    assert [row["v"] for row in lake.rows()] == [dt.date(2026, 1, 1)]
+
+
+STAMPS = (FIRST_MILLIS, MAX_MILLIS, FIRST_MILLIS - 1, MAX_MILLIS + 1, (2**63 - 1) // 1000, *LONGS)
+
+
+@LAKES
+@pytest.mark.parametrize("sql", [None, "SELECT 1 AS v FROM {{ input }}"])
+def test_a_records_own_timestamp(tmp_path: Path, table_format: str, sql: str | None) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    records = [Record(b'{"v":1}', at_ms=at) for at in STAMPS]
+
+    lake.land(records, schema=None if sql else "v int", sql=sql, max_rejected=1.0)
+
+    first, last = (row["_kafka_timestamp"].astimezone(UTC) for row in lake.rows())
+    assert (first, last) == (FIRST.replace(tzinfo=UTC), LAST.replace(tzinfo=UTC, microsecond=999000))
+    rejected = lake.rejected()
+    assert {at: row["error"] for at, row in rejected.items()} == {
+        at: f"the record's timestamp {STAMPS[at]} ms is out of range" for at in range(2, len(STAMPS))
+    }
+    assert all(row["_kafka_timestamp"] is None for row in rejected.values())
+
+
+@LAKES
+def test_a_timestamp_beyond_the_range_harms_nobody_where_no_column_takes_it(tmp_path: Path, table_format: str) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    records = [Record(b'{"v":1}', at_ms=at) for at in STAMPS]
+
+    lake.land(records, schema="v int", metadata_columns=["topic", "partition", "offset"])
+
+    assert [row["_kafka_offset"] for row in lake.rows()] == list(range(len(STAMPS)))
+
+
+@LAKES
+def test_a_record_rejected_for_another_reason_keeps_its_timestamp_in_the_error(
+    tmp_path: Path, table_format: str
+) -> None:
+    lake = GivenLake(tmp_path, table_format)
+    records = [Record(b'{"v":1}'), Record(b'{"v":"x"}', at_ms=2**62)]
+
+    lake.land(records, schema="v int", metadata_columns=["topic", "partition", "offset"])
+
+    (row,) = lake.rejected().values()
+    assert row["error"].startswith("v: ")
+    assert row["error"].endswith(f"; the record's timestamp {2**62} ms is out of range")
+    assert row["_kafka_timestamp"] is None
+
+
+TRANSFORMS: dict[str, Callable[[str], list[str]]] = {
+    "date": lambda c: [c, f"year({c})", f"month({c})", f"day({c})", f"bucket(7, {c})"],
+    "timestamp": lambda c: [c, f"year({c})", f"month({c})", f"day({c})", f"hour({c})", f"bucket(7, {c})"],
+    "timestamp_ntz": lambda c: [c, f"year({c})", f"month({c})", f"day({c})", f"hour({c})", f"bucket(7, {c})"],
+    "time": lambda c: [c],
+    "decimal(9,2)": lambda c: [c, f"bucket(7, {c})"],
+    "decimal(38,0)": lambda c: [c, f"bucket(7, {c})"],
+}
+
+
+@pytest.mark.parametrize(("kind", "term"), [(kind, term) for kind, make in TRANSFORMS.items() for term in make("v")])
+def test_the_ends_partition_and_sort_tables(tmp_path: Path, kind: str, term: str) -> None:
+    values = [json.dumps({"v": value}).encode() for value in (*JSON[kind][0], None)]
+    for name, config in {"partitioned": {"partition_by": [term]}, "sorted": {"sort_order": [term]}}.items():
+        (tmp_path / name).mkdir()
+        lake = GivenLake(tmp_path / name)
+        lake.land(values, schema=f"v {kind}", **config)
+        assert [_in_utc(row["v"]) for row in lake.rows()] == [*ENDS[kind], None]
+        assert len(lake.by_duckdb()) == 3
