@@ -54,6 +54,8 @@ class ColumnBecameWider(LakestreamError, Terminal):
 class DeltaMirrorSink(DeltaSink):
     """`core.ports.Sink` of a mirror in a Delta table. Rows written are change events; see `cdc.events`."""
 
+    takes_records = False
+
     def __init__(
         self,
         tables: Tables,
@@ -81,9 +83,7 @@ class DeltaMirrorSink(DeltaSink):
         """Take events for the next commit."""
         self._taken.rows.append(rows)
         if self._fit is None:
-            self._take(self._asked.of_rows(rows))
-            self._fit = self._design.columns.asked_for()
-            self._check_new(self._fit)
+            self._found(rows)
 
     def outline(self) -> handover.Outline:
         """Return what executors need to write events; they lie below the mirror's own folder."""
@@ -100,9 +100,12 @@ class DeltaMirrorSink(DeltaSink):
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one version with the ledger."""
+        events = self._taken.joined(self._read_events, self._columns_of_events())
+        if self._head is None and self._asked.table.schema is not None:
+            # The mirror's own columns come with its key, beside those that were given.
+            self._found(events)
         key = self._mirror.key
         assert key is not None, "a mirror is founded by its first events"
-        events = self._taken.joined(self._read_events, self._columns_of_events())
         batch = newest(events, key, self._name, soft_delete=self._mirror.soft_delete)
         if self._head is not None:
             self._grow(events.schema)
@@ -153,6 +156,11 @@ class DeltaMirrorSink(DeltaSink):
     def _take(self, mirror: MirrorDesign) -> None:
         self._mirror, design = mirror, delta_design(mirror.table)
         self._design = replace(design, notes={**design.notes, MIRROR_ID: self._id})
+
+    def _found(self, events: pa.Table) -> None:
+        self._take(self._asked.of_rows(events))
+        self._fit = self._design.columns.asked_for()
+        self._check_new(self._fit)
 
     def _columns_of_events(self) -> pa.Schema:
         assert self._fit is not None, "its columns are known by now"

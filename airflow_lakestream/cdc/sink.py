@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 class MirrorSink(IcebergSink):
     """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events`."""
 
+    takes_records = False
+
     def __init__(
         self,
         catalog: Catalog,

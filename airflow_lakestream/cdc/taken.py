@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import DELETED, OP, RECORD_KEY, no_rows, version_schema
+from airflow_lakestream.required import with_required
 
 
 @dataclass
@@ -40,7 +41,10 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
 
 def _plain(rows: pa.Table) -> pa.Table:
     """Return events with the types that all have in common, wherever they were written."""
+    fields = [one.with_nullable(True) for one in rows.schema]
+    # Arrow casts no struct that is NULL and has NULL in a required field.
+    columns = [with_required(rows[one.name], one) for one in fields]
     # A file's fields carry ids of their own, which must not tell two columns of one name apart.
-    return rows.replace_schema_metadata(None).cast(
-        pa.schema([one.remove_metadata().with_nullable(True) for one in rows.schema])
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(
+        pa.schema([one.remove_metadata() for one in fields])
     )

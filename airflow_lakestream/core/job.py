@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from airflow_lakestream.core.batch import Batch, Decoded, Limits, at_most, decode
@@ -16,12 +17,24 @@ from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed, Piece
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rejects, Sink, Source, TableState
+from airflow_lakestream.core.ports import (
+    Chunk,
+    Decoder,
+    DecoderFactory,
+    Reader,
+    Rejects,
+    RowsNotWritable,
+    Sink,
+    Source,
+    TableState,
+)
 from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.exceptions import LakestreamError, Transient
+
+log = logging.getLogger(__name__)
 
 # Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
 CHUNKS_AHEAD = 4
@@ -76,6 +89,7 @@ class Job:
     `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
     `children` are processes that may read in its place, `crew` are others that do so. `committed` is told of each
     commit, and raises nothing. `foresee` may say what a new table is like before a record of the topic is read.
+    `careful` says that the decoders try rows, since some can't be written.
     """
 
     run_id: str
@@ -98,6 +112,18 @@ class Job:
     crew: Crew | None = None
     committed: Callable[[Committed], None] | None = None
     foresee: Foresee | None = None
+    careful: bool = False
+
+    def carefully(self, error: RowsNotWritable) -> Job:
+        """Return the job that tries each chunk's rows before the sink gets them. Raises the error where that is no use.
+
+        It reads in this process alone: what takes longer is done for as few records as can be.
+        """
+        self.sink.discard()
+        if self.careful or error.trial is None:
+            raise error
+        log.warning("%s. What is not committed is read again, and each record is tried: that takes longer.", error)
+        return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
 
     @property
     def engine(self) -> Engine:

@@ -28,7 +28,7 @@ from airflow_lakestream.core.plan import (
     resume_plan,
 )
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Conflict, Decoder, TableState
+from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
 from airflow_lakestream.core.replacing import replace_landed
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.core.side_by_side import is_worth_sharing, read_by_children
@@ -60,7 +60,7 @@ def land(job: Job) -> LandingReport:
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
     ends: TopicState | None = None
-    conflicts = 0
+    conflicts, sink = 0, job.sink
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -71,7 +71,7 @@ def land(job: Job) -> LandingReport:
         if replaced is not None:
             report.add(*replaced)
         report.recover(table.landed_by_run)
-        pieces = job.handed.usable(now.identity, entry.held, lambda files: job.sink.misfit(files))
+        pieces = job.handed.usable(now.identity, entry.held, lambda files: sink.misfit(files))
         plan = plan_of(job, table, entry, now, ends, pieces)
         landed_before = len(report.snapshot_ids)
         try:
@@ -79,6 +79,9 @@ def land(job: Job) -> LandingReport:
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break
                 ends = None
+        except RowsNotWritable as error:
+            job = job.carefully(error)
+            continue
         except Conflict as conflict:
             job.sink.discard()
             got_on = len(report.snapshot_ids) > landed_before

@@ -21,7 +21,7 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.modes import ByInterval
 from airflow_lakestream.core.pieces import Handed, Piece, Share, at_most_offsets, split
 from airflow_lakestream.core.plan import Plan, TopicState
-from airflow_lakestream.core.ports import Conflict, OffsetsGone, TableState
+from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
@@ -100,6 +100,8 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
     try:
         pieces = _read_pieces(job, table, plan)
         check_still_there(job, share.identity)
+    except RowsNotWritable as error:
+        return read_share(job.carefully(error), share, folder)
     except BaseException:
         job.sink.discard()
         raise

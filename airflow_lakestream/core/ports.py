@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
 RowSchema = Any
+# Returns which rows of a table can't be written, and why.
+Trial = Callable[[Rows], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,14 @@ class OffsetsGone(Conflict):
         super().__init__(f"{topic}[{partition}] offset {position} left the log while it was being read.")
 
 
+class RowsNotWritable(LakestreamError, Terminal):
+    """A file could not be made of rows. `trial` finds those that can't be written; None where nobody can tell."""
+
+    def __init__(self, table: str, cause: str, trial: Trial | None) -> None:
+        self.trial = trial
+        super().__init__(f"{table}: rows can't be written: {cause}")
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Where a time stands in a partition: its first offset with a timestamp at or after it.
@@ -131,6 +141,9 @@ class DecoderFactory(Protocol):
 
     def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder; None when there is neither a schema nor a record to infer one from."""
+
+    def trying(self, trial: Trial) -> DecoderFactory:
+        """Return the same, for decoders to which rows that the trial finds are bad."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from airflow_lakestream.core.job import Job, check_rejected, check_still_there, 
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.modes import Look, reading_plan
 from airflow_lakestream.core.plan import Plan
-from airflow_lakestream.core.ports import Conflict, TableState
+from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ def replace_landed(job: Job) -> tuple[int, Landing] | None:
         log.info("Replacing %s offsets: %s", ranges.width, ranges)
         try:
             return _by_plan(job, table, reading_plan(look, ranges))
+        except RowsNotWritable as error:
+            return replace_landed(job.carefully(error))
         except Conflict as conflict:
             job.sink.discard()
             last = conflict

@@ -72,6 +72,8 @@ Round = tuple[list[Piece], bool]
 
 def is_worth_sharing(job: Job, plan: Plan) -> bool:
     """Tell whether child processes are to read the plan."""
+    if job.careful:
+        return False
     return job.children is not None and not job.children.are_broken and plan.ranges.width >= 2 * LEAST_WIDTH
 
 

@@ -27,7 +27,7 @@ RECORD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A bad record, and the step at which it was found to be one: "record", "decode", "route" or "sql"."""
+    """A bad record, and the step at which it was found to be one: "record", "decode", "sql", "route" or "write"."""
 
     row: BadRow
     stage: str

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.core.ports import Decoder
+from airflow_lakestream.core.ports import Decoder, Trial
 from airflow_lakestream.core.records import Outcome, RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
@@ -49,6 +49,7 @@ class RowDecoders:
     on_error: OnError = OnError.REJECT
     tombstones: Tombstones = Tombstones.KEEP
     sql: Statement | None = None
+    trial: Trial | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
@@ -61,7 +62,11 @@ class RowDecoders:
         if self.router is not None:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
-        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step)
+        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step, self.trial)
+
+    def trying(self, trial: Trial) -> RowDecoders:
+        """Return decoders to which rows that the trial finds are bad; see `core.ports.DecoderFactory`."""
+        return replace(self, trial=trial)
 
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
         """Return a decoder of the columns that no record has a say in, and no rows of them; see `core.job.Foresee`."""
@@ -110,6 +115,7 @@ class RowDecoder:
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
     sql: SqlStep | None = None
+    trial: Trial | None = None
 
     def decode(self, batch: RawBatch) -> Outcome:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -126,8 +132,13 @@ class RowDecoder:
                 beside = _taken(beside, sieve.leave_out(decoded.bad, "decode"))
             if self.sql is not None:
                 rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
-        rows = self._in_range(sieve, _joined(rows, beside))
-        return self._outcome(sieve, rows if self.router is None else self._routed(sieve, rows, self.router))
+        rows = _joined(rows, beside)
+        rows = _without(sieve, rows, out_of_range(rows), "decode" if self.sql is None else "sql")
+        if self.router is not None:
+            rows = self._routed(sieve, rows, self.router)
+        if self.trial is not None:
+            rows = _without(sieve, rows, self.trial(rows), "write")
+        return self._outcome(sieve, rows)
 
     def _transformed(
         self, sieve: _Sieve, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
@@ -137,13 +148,6 @@ class RowDecoder:
             sieve.leave_out(bad, "sql", filtered)
             beside = _taken(beside, kept)
         return rows, beside
-
-    def _in_range(self, sieve: _Sieve, rows: pa.Table) -> pa.Table:
-        reasons = out_of_range(rows)
-        if not reasons:
-            return rows
-        bad = [BadRow(index, reasons[index]) for index in sorted(reasons)]
-        return rows.take(pa.array(sieve.leave_out(bad, "decode" if self.sql is None else "sql")))
 
     def _routed(self, sieve: _Sieve, rows: pa.Table, router: Router) -> pa.Table:
         routes, homeless = router.routes(sieve.records, rows)
@@ -247,6 +251,13 @@ class _Sieve:
         if len(left_out):
             self._places, self._records = self._good()[kept], None
         return kept
+
+
+def _without(sieve: _Sieve, rows: pa.Table, reasons: Mapping[int, str], stage: str) -> pa.Table:
+    """Return the rows but for those that are bad."""
+    if not reasons:
+        return rows
+    return rows.take(pa.array(sieve.leave_out([BadRow(index, reasons[index]) for index in sorted(reasons)], stage)))
 
 
 def _taken(rows: pa.Table, indices: Indices) -> pa.Table:

@@ -19,6 +19,7 @@ from pyarrow import types as arrow
 
 from airflow_lakestream.delta.columns import conform
 from airflow_lakestream.delta.layout import arrange
+from airflow_lakestream.trial import culprits
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,23 @@ def write_files(
         delete_files(store, adds)
         raise
     return adds
+
+
+def unwritable(
+    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
+) -> dict[int, str]:
+    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+
+    Raises what writing raises where it is not the rows' fault.
+    """
+
+    def write(some: pa.Table) -> None:
+        rows = conform(some, schema)
+        for _, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
+            _statistics(part)
+            _parquet(part)
+
+    return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)
 
 
 def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
@@ -91,10 +109,7 @@ def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] | 
 
 
 def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | None]) -> Add:
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, rows.schema, compression="zstd", coerce_timestamps="us", store_schema=False) as writer:
-        writer.write_table(rows, row_group_size=ROW_GROUP)
-    data = sink.getvalue()
+    data = _parquet(rows)
     obstore.put(store, path, data.to_pybytes(), mode="create")
     return {
         "path": quote(path),
@@ -104,6 +119,13 @@ def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | Non
         "dataChange": True,
         "stats": json.dumps(_statistics(rows), ensure_ascii=False),
     }
+
+
+def _parquet(rows: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, rows.schema, compression="zstd", coerce_timestamps="us", store_schema=False) as writer:
+        writer.write_table(rows, row_group_size=ROW_GROUP)
+    return sink.getvalue()
 
 
 def _statistics(rows: pa.Table) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class _Fixed:
 class RejectTable(DeltaSink):
     """The reject table of one table; `rejects.sink.RejectBook`."""
 
+    takes_records = False
+
     def __init__(self, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
         schema = pa.schema([*records, *OWN])
         design = DeltaDesign(_Fixed(schema), pa.schema([]))

@@ -9,21 +9,21 @@ import itertools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
-from airflow_lakestream.core.ports import RangesNotLanded, StaleFiles, TableState
+from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, StaleFiles, TableState
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.delta import handover, ledger_store
 from airflow_lakestream.delta.buffer import RowBuffer
 from airflow_lakestream.delta.columns import delta_fields, merged, uses_ntz
 from airflow_lakestream.delta.committing import Committer, look_after
 from airflow_lakestream.delta.design import DeltaDesign, Fit
-from airflow_lakestream.delta.files import Add, delete_files, write_files
+from airflow_lakestream.delta.files import Add, delete_files, unwritable, write_files
 from airflow_lakestream.delta.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.layout import check_layout, check_order, check_partitions
@@ -34,6 +34,7 @@ from airflow_lakestream.delta.replace import Replacement, what_it_replaces
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.takeout import Finder, check_columns
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.trial import is_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 
 class DeltaSink:
     """`core.ports.Sink` on a Delta table."""
+
+    # The rows that it writes are those that it is given.
+    takes_records = True
 
     def __init__(
         self,
@@ -267,9 +271,15 @@ class DeltaSink:
         assert self._fit is not None
         schema, partitions = self._fit.schema, self._target().partitions
         order = check_order(schema, self._design.sort_order)
-        return write_files(
-            self._store, schema, partitions, order, rows, self._prefix, self._numbers, folder=self._folder
-        )
+        try:
+            return write_files(
+                self._store, schema, partitions, order, rows, self._prefix, self._numbers, folder=self._folder
+            )
+        except BaseException as error:
+            if not is_of_rows(error):
+                raise
+            trial = partial(unwritable, schema, partitions, order) if self.takes_records else None
+            raise RowsNotWritable(self._name, f"{type(error).__name__}: {error}", trial) from error
 
     def _check_new(self, fit: Fit | None) -> None:
         schema = None if fit is None else fit.schema

@@ -18,9 +18,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
-from pyiceberg.transforms import Transform
+from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform
 from pyiceberg.types import NestedField, StructType
 from pyiceberg.utils.properties import property_as_int
+
+from airflow_lakestream.value_ranges import out_of_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Piece:
 def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
     """Yield the pieces of conforming rows, at least one and none empty, for the table's current spec and order."""
     schema, spec = metadata.schema(), metadata.spec()
-    values = [_transformed(rows, schema, field) for field in spec.fields]
+    values = [_partition_values(rows, schema, field) for field in spec.fields]
     codes = _codes(values, rows.num_rows)
     counts = sorted((run["values"], run["counts"]) for run in pc.value_counts(codes).to_pylist())
     keys = [key for field in metadata.sort_order().fields for key in _sort_keys(rows, schema, field)]
@@ -85,12 +87,27 @@ def _python(value: pa.Scalar) -> Any:
     return value.value if arrow.is_timestamp(value.type) or arrow.is_date(value.type) else value.as_py()
 
 
-def _transformed(rows: pa.Table, schema: Schema, field: PartitionField | SortField) -> pa.Array:
+def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> pa.Array:
+    """Return the values that a partition field has. Raises ValueError where one is out of range for its type."""
+    values = _transformed(rows, schema, field)
+    if isinstance(field.transform, TruncateTransform) and (
+        arrow.is_integer(values.type) or arrow.is_decimal(values.type)
+    ):
+        # The next multiple below the lowest values is lower than the type goes: integers wrap round.
+        too_low = pc.any(pc.greater(values, _transformed(rows, schema, field, IdentityTransform()))).as_py()
+        if too_low or out_of_range(pa.table({field.name: values})):
+            raise ValueError(f"{field.name}: {field.transform} of a value is below the lowest {values.type}")
+    return values
+
+
+def _transformed(
+    rows: pa.Table, schema: Schema, field: PartitionField | SortField, other: Transform[Any, Any] | None = None
+) -> pa.Array:
     names, source = _find(schema.as_struct(), field.source_id)
     column = rows.column(names[0])
     if len(names) > 1:
         column = pc.struct_field(column, names[1:])
-    transform: Transform[Any, Any] = field.transform
+    transform: Transform[Any, Any] = other or field.transform
     result = transform.pyarrow_transform(source.field_type)(column)
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
@@ -24,7 +25,12 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.arrange import Piece, arrange
 from airflow_lakestream.iceberg.conform import conform
+from airflow_lakestream.iceberg.nowhere import Nowhere
 from airflow_lakestream.iceberg.parquet import write_parquet
+from airflow_lakestream.trial import culprits
+
+# In bytes, of the 255 that file systems have; all folders of a path together have some 1,000 in object stores.
+_LONGEST_FOLDER = 200
 
 
 def write_data_files(
@@ -55,6 +61,23 @@ def write_data_files(
     if len(plans) == 1:
         return _write_alone(plans[0])
     return _write_side_by_side(plans)
+
+
+def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
+    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+
+    Raises what writing raises where it is not the rows' fault.
+    """
+    known = {field.name for field in metadata.schema().fields}
+    return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_try, metadata))
+
+
+def _try(metadata: TableMetadata, rows: pa.Table) -> None:
+    _refuse_other_formats(metadata)
+    locations, conforming = _locations(metadata, ""), conform(rows, metadata.schema())
+    pieces = arrange(metadata, conforming) if rows.num_rows else [Piece(conforming, None, None)]
+    for piece in pieces:
+        _Plan(metadata, Nowhere(), piece, _path(locations, piece, "trial", 0)).write()
 
 
 def data_folder(metadata: TableMetadata, folder: str) -> str:
@@ -121,7 +144,11 @@ def _locations(metadata: TableMetadata, folder: str) -> LocationProvider:
 def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -> str:
     # The writer overwrites without asking, and two processes may count from zero under one prefix.
     name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
-    return locations.new_data_location(name, piece.partition)
+    key = piece.partition
+    if key is not None and any(len(part) > _LONGEST_FOLDER for part in key.to_path().split("/")):
+        # No file system takes such a name. Which rows the file has, the manifest says, not the path.
+        key = None
+    return locations.new_data_location(name, key)
 
 
 def _write_alone(plan: _Plan) -> list[DataFile]:

@@ -121,6 +121,8 @@ def counting_rows(
 class RejectTable(IcebergSink):
     """The reject table of one table, as it is written for one consumer group."""
 
+    takes_records = False
+
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
         metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
         payload = pa.schema([field for field in records if field.name not in metadata.names])

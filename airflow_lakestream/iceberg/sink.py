@@ -26,7 +26,7 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import RangesNotLanded, TableState
+from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
@@ -36,7 +36,7 @@ from airflow_lakestream.iceberg.committing import CommitRefused as CommitRefused
 from airflow_lakestream.iceberg.committing import Committer
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
-from airflow_lakestream.iceberg.files import data_folder, delete_files, write_data_files
+from airflow_lakestream.iceberg.files import data_folder, delete_files, unwritable, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, StaleFiles
 from airflow_lakestream.iceberg.new_table import NewTable
 from airflow_lakestream.iceberg.orphans import delete_unreferenced
@@ -45,6 +45,7 @@ from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, 
 from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, changes_in
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.takeout import Finder, check_columns
+from airflow_lakestream.trial import is_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ Kind = TypeVar("Kind", bound=CommitGuard)
 
 class IcebergSink:
     """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
+
+    # The rows that it writes are those that it is given.
+    takes_records = True
 
     def __init__(
         self,
@@ -306,7 +310,13 @@ class IcebergSink:
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` writes are under way."""
         while len(self._writes) > leave:
-            self._files += self._writes.pop(0).result()
+            try:
+                self._files += self._writes.pop(0).result()
+            except BaseException as error:
+                if not is_of_rows(error):
+                    raise
+                trial = partial(unwritable, self._target(None).metadata) if self.takes_records else None
+                raise RowsNotWritable(self._name, f"{type(error).__name__}: {error}", trial) from error
 
     def _attempt(self, landing: Landing) -> Attempt:
         guard = self._guard(landing, CommitGuard, allow_group_overlap=self._allow_group_overlap)

@@ -12,4 +12,4 @@ class MirrorCrew(SparkCrew):
 
     def takes(self, job: Job, plan: Plan) -> bool:
         """Tell whether executors read: whatever columns come up, the files need not agree on them."""
-        return bool(plan.ranges)
+        return bool(plan.ranges) and not job.careful

@@ -65,7 +65,7 @@ class SparkCrew:
 
     def takes(self, job: Job, plan: Plan) -> bool:
         """Tell whether executors read: not for tables that records choose, or that grow with each record."""
-        return bool(plan.ranges) and self.config.fan_out is None and not self.config.design.grows
+        return bool(plan.ranges) and not job.careful and self.config.fan_out is None and not self.config.design.grows
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
         """Read the plan but for what is done; see `core.job.Crew`."""
