@@ -162,3 +162,21 @@ def test_storage_that_fails_is_no_records_fault() -> None:
 
     with pytest.raises(TimeoutError):
         culprits(pa.table({"n": [1, 2]}), write)
+
+
+def test_a_fan_out_is_careful_too(tmp_path: Path) -> None:
+    lake = GivenLake(tmp_path)
+    lake.catalog().create_namespace("lake")
+    values = [value(v, kind=kind) for kind in ("x", "y") for v in ("1.00", "-9999999.99")]
+
+    lake.land(
+        values,
+        schema="kind string, v decimal(9,2)",
+        partition_by=["truncate(7, v)"],
+        table="lake.{kind}",
+        new_tables="create",
+        home_table="lake.home",
+    )
+
+    assert [row["_kafka_offset"] for kind in ("x", "y") for row in lake.rows(f"lake.{kind}")] == [0, 2]
+    assert [row["_kafka_offset"] for row in lake.rows("lake.home__rejected")] == [1, 3]
