@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 SCHEMA = "n int, st struct<a: bigint not null>, day date"
 GOOD = ['{"n":0,"st":null}', '{"n":1,"st":{"a":1}}', '{"n":2,"day":"9999-12-31"}', '{"n":3,"day":"0001-01-01"}']
 BAD = ['{"n":4,"st":{}}', '{"n":5,"day":"10000-01-01"}']
-# Kafka takes any that is not below 0, but for -1, which is none.
+# By offset, the timestamps of the last records.
 STAMPS = {6: MAX_MILLIS, 7: MAX_MILLIS + 1, 8: 2**62, 9: 2**63 - 1}
 UTC = dt.UTC
 
