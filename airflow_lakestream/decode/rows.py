@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder
@@ -25,6 +26,7 @@ from airflow_lakestream.decode.pick import Indices, all_but, pick
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
 from airflow_lakestream.decode.statement import SqlStep, Statement
+from airflow_lakestream.decode.suspects import Suspects
 from airflow_lakestream.exceptions import BadRecord
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ class RowDecoders:
         if self.router is not None:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
-        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step)
+        suspects = Suspects(self.payload, schema if self.sql is None else self.sql.input_schema)
+        return RowDecoder(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step)
 
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
         """Return a decoder of the columns that no record has a say in, and no rows of them; see `core.job.Foresee`."""
@@ -105,6 +108,7 @@ class RowDecoder:
 
     payload: Any
     metadata: tuple[str, ...]
+    suspects: Suspects
     router: Router | None = None
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
@@ -180,7 +184,8 @@ class RowDecoder:
             skipped=sieve.skipped + (0 if rejects else len(bad)),
             filtered=sieve.filtered,
         )
-        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless())
+        told = self.suspects.of(batch, bad) if bad else BadRecords()
+        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), told)
 
 
 def _no_records(topic: str) -> RawBatch:
