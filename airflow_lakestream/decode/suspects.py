@@ -82,6 +82,13 @@ class Suspects:
         for kind, name in _FORMATS_OF_KINDS.items():
             if f"is of type {kind}, not " in reason:
                 return f"the registry says that the records were written as {name}, and {said} was given"
+        inner = value[_HEADER:]
+        no_document = self.payload.format == Format.JSON_SCHEMA and not _is_json(inner)
+        if no_document or reason.startswith("message indexes: "):
+            others = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
+            return (
+                f"the values begin with the id of a schema, and {said} does not fit what follows: try format={others}"
+            )
         if "names match exactly" in reason:
             return "the writer's schema has a required column under a name that differs in case"
         if "is not in the registry" in reason:
