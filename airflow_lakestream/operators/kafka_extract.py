@@ -50,9 +50,10 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
     when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table
-    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `bad` (rejected
-    or skipped as bad), `ranges` as [partition, from, until], `lost`, `remaining_lag`, the rows by table in `tables`; of a regex the sums, and the
-    reports by topic in `topics`. A retry whose earlier try landed returns that try's report.
+    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `bad` (those
+    rejected, and those skipped as bad), `ranges` as [partition, from, until], `lost`, `remaining_lag`, the rows by
+    table in `tables`; of a regex the sums, and the reports by topic in `topics`. A retry whose earlier try landed
+    returns that try's report.
 
     Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
     arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
