@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.landing import Job, land
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.exceptions import InvalidArgument, Terminal
+from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.replay import Replay
@@ -185,14 +185,12 @@ def test_tries_of_one_run_are_counted_together(
     assert (report.counts.read, report.bad.count) == (24, 4)
 
 
-def test_max_rejected_goes_with_skip_and_not_with_fail(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_max_rejected_goes_with_skip(lake: OpenLake, name: str, produce: Producing) -> None:
     produce(name, 0, mixed(3, 10))
     with pytest.raises(TooManyRejected, match=r"3 of 13 records .* more than max_rejected=2"):
         lake.land(name, schema=SCHEMA, on_error="skip", max_rejected=2)
     assert lake.has_nothing()
     assert lake.land(name, schema=SCHEMA, on_error="skip", max_rejected="25%").counts.skipped == 3
-    with pytest.raises(InvalidArgument, match="max_rejected: goes with"):
-        lake.land(name, on_error="fail", max_rejected=1)
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
