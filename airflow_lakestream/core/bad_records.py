@@ -55,6 +55,8 @@ class BadRecords:
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: BadRecords) -> BadRecords:
+        if not other.count:
+            return self
         causes = Counter(self.causes) + Counter(other.causes)
         return BadRecords(
             self.count + other.count,
@@ -66,6 +68,11 @@ class BadRecords:
         shown = self.kinds[:_SHOWN]
         others = self.count - sum(kind.count for kind in shown)
         return "; ".join([*map(str, shown), *([f"{others} others"] if shown and others else [])])
+
+    @property
+    def reasons(self) -> str:
+        """The most frequent kinds of reasons, without values, for the log of a run that goes on."""
+        return "; ".join(f"{kind.count} at stage {kind.stage}: {kind.reason}" for kind in self.kinds[:_SHOWN])
 
     @property
     def likely_cause(self) -> str | None:

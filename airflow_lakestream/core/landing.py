@@ -258,7 +258,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
         landing.topics[identity].landed,
     )
     if batch.bad.count:
-        log.warning("%s of these records are bad: %s", batch.bad.count, batch.bad)
+        log.warning("%s of these records are bad: %s", batch.bad.count, batch.bad.reasons)
     return batch.next()
 
 

@@ -210,6 +210,8 @@ class World:
         config["on_data_loss"] = self.random.choice(["fail", "record"])
         # Some commit each chunk of theirs.
         config["max_batch_bytes"] = self.random.choice(["1", "256MiB", "256MiB"])
+        # What is bad is drawn, and of some runs it is most.
+        config["max_rejected"] = 1.0
         # What is a row for one run is a bad record for another.
         config["unknown_fields"] = self.random.choice(["ignore", "fail"])
         config["tombstones"] = self.random.choice(["keep", "keep", "reject"])
