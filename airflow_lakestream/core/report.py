@@ -49,12 +49,12 @@ class LandingReport:
             return
         self._counted.add(landing.landing_id)
         self.snapshot_ids.append(snapshot_id)
-        self.bad += landing.bad or BadRecords(landing.counts.rejected)
         for identity, change in landing.topics.items():
             if identity.topic == self.topic:
                 # What was taken out and put in again counts as what this run landed.
                 landed = change.landed | change.replaced
                 self.entry = self.entry + replace(change, landed=landed, replaced=RangeSet(), removed=Counts())
+                self.bad += landing.bad or BadRecords(change.counts.rejected)
                 self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:

@@ -23,11 +23,12 @@ from airflow_lakestream.core.bad_records import (
 from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.codec import decode_summary, encode_summary
 from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.ledger import Counts, Landing
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import Terminal
-from tests.unit.core.test_landing import GROUP, IDENTITY, TABLE, FakeTable, FakeTopic, job, span
+from tests.unit.core.test_landing import GROUP, IDENTITY, TABLE, TOPIC, FakeTable, FakeTopic, job, span
 
 CAUSE = "the values look like JSON"
 FEW = st.integers(0, 40)
@@ -182,3 +183,14 @@ def test_a_snapshot_tells_how_many_of_the_skipped_were_bad(counts: Sequence[int]
     landing = decode_summary(summary, GROUP, "snapshot 1")
     assert landing is not None
     assert landing.bad == (None if told is None else BadRecords(bad))
+
+
+def test_bad_records_of_another_topic_that_the_same_run_landed_do_not_count() -> None:
+    theirs = TopicIdentity("another", "id", "cluster-id")
+    entry = TopicEntry(counts=Counts(15, 0, 15))
+    report = LandingReport(TOPIC, TABLE, GROUP)
+    report.recover([(1, Landing("one", "run", {theirs: entry}, bad=BadRecords(15)))])
+    assert (report.counts.read, report.bad) == (0, BadRecords())
+    # An earlier version has not told how many of the skipped were bad.
+    report.recover([(2, Landing("two", "run", {IDENTITY: entry}))])
+    assert (report.counts.read, report.bad.count) == (15, 15)
