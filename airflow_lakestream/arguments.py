@@ -12,7 +12,7 @@ from datetime import datetime
 
 import pendulum
 
-from airflow_lakestream.core.batch import MostRejected
+from airflow_lakestream.core.bad_records import MostRejected
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream import arguments
-from airflow_lakestream.core.batch import Limits, MostRejected
+from airflow_lakestream.core.bad_records import USUAL, MostRejected
+from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
@@ -256,11 +257,13 @@ class ExtractConfig:
             max_rejected=self._max_rejected(),
         )
 
-    def _max_rejected(self) -> MostRejected | None:
+    def _max_rejected(self) -> MostRejected:
         if not is_given(self.max_rejected):
-            return None
-        if choose(OnError, "on_error", self.on_error) is not OnError.REJECT:
-            raise InvalidArgument("max_rejected", f'goes with on_error="reject"; it is {str(self.on_error)!r}.')
+            return USUAL
+        if choose(OnError, "on_error", self.on_error) is OnError.FAIL:
+            raise InvalidArgument(
+                "max_rejected", 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
+            )
         return arguments.most_rejected("max_rejected", self.max_rejected)
 
     @property

@@ -84,6 +84,7 @@ class RunReport:
             **given,
             "consumer_group": self.consumer_group,
             **counts_to_dict(counts),
+            "bad": sum(report.bad.count for report in self.reports.values()),
             "remaining_lag": self.remaining_lag,
             "complete": all(report.completes for report in self.reports.values()),
             "schema_changes": [

@@ -24,6 +24,7 @@ from airflow_lakestream.audit.log import bridged
 from airflow_lakestream.audit.result import AuditResult, Repaired
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.bad_records import USUAL, BadRecords
 from airflow_lakestream.core.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import Plan, TopicState, check_log, leader_epochs
@@ -79,6 +80,20 @@ class RecordsWithoutRow(LakestreamError, Terminal):
             f"{table}: of records of {covers} that have, or had, a row, {counts.filtered} are filtered and "
             f"{counts.skipped} skipped now. Nothing was repaired. Give the repair the same sql, and the same other "
             "arguments, that they were landed with."
+        )
+
+
+class RowsNowBad(LakestreamError, Terminal):
+    """Most of the records that are to be landed again had a row, and are bad when they are read again."""
+
+    def __init__(self, table: str, read: int, bad: BadRecords, before: int) -> None:
+        self.read, self.bad, self.before = read, bad, before
+        cause = f" Likely cause: {bad.likely_cause}." if bad.likely_cause else ""
+        super().__init__(
+            f"{table}: {bad.count} of the {read} records that are to be repaired are bad, and the ledger counts "
+            f"{before} of them as rejected: most rows would become rejected records. Nothing was repaired.{cause} Bad "
+            f"records: {bad}. Give the repair the same format, and the same other arguments, that they were landed "
+            'with. If they fit no row any more, land their ranges with mode="ranges", replace=True, max_rejected=1.0.'
         )
 
 
@@ -241,7 +256,8 @@ class _Try:
         """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
-        read, counts = self._read(job, state, damage, table) if state is not None else (RangeSet(), Counts())
+        nothing = RangeSet(), Counts(), BadRecords()
+        read, counts, bad = nothing if state is None else self._read(job, state, damage, table)
         if gone := damage.missing - read:
             raise MissingNoMore(gone)
         kept, left = damage.doubled - read, damage.beside - read
@@ -254,6 +270,9 @@ class _Try:
         # Of what is missing the ledger only says how many were rejected.
         lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
+        # What was rejected before may well be again.
+        if not USUAL.allows(counts.read, counts.rejected - rejected, at_commit=True):
+            raise RowsNowBad(self.audit.table, counts.read, bad, rejected)
         entry = TopicEntry(
             landed=adopted,
             lost=lost,
@@ -280,7 +299,9 @@ class _Try:
             config, self.audit.kafka, self.catalog, run_id=self.id, where=self.audit.where, stop=self.audit.stop
         )
 
-    def _read(self, job: Job, state: TopicState, damage: TopicDamage, table: TableState) -> tuple[RangeSet, Counts]:
+    def _read(
+        self, job: Job, state: TopicState, damage: TopicDamage, table: TableState
+    ) -> tuple[RangeSet, Counts, BadRecords]:
         """Let the sink have what becomes of all records in the damaged ranges; return their offsets, and count them."""
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
@@ -288,7 +309,7 @@ class _Try:
         there = damage.ranges & in_kafka
         plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
         found: dict[PartitionKey, Tally] = {}
-        counts = Counts()
+        counts, bad = Counts(), BadRecords()
         job = replace(job, reader=_Only(job.reader, there))
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
@@ -300,11 +321,11 @@ class _Try:
                         job.rejects.reject(outcome.rejected)
                     if outcome.rowless is not None:
                         job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
-                    counts += outcome.counts
+                    counts, bad = counts + outcome.counts, bad + outcome.bad
                     found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.offsets)
         check_still_there(job, damage.identity)
         read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
-        return read, counts
+        return read, counts, bad
 
 
 def _look(source: Source, identity: TopicIdentity) -> TopicState | None:

@@ -210,6 +210,8 @@ class Replay:
             **self.decoding,
             metadata_columns=names,
             on_error=OnError.REJECT,
+            # All of these were bad before: that many still are is no sign of a wrong setting.
+            max_rejected=1.0,
             mode="ranges",
             ranges=[[r.partition, r.from_offset, r.until_offset] for r in ranges],
             replace=True,

@@ -7,43 +7,16 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from airflow_lakestream.core.bad_records import USUAL, BadRecords, MostRejected
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.pieces import Files, Piece
 from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome, RawBatch
-from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
 EARLY_BYTES = 16 * 2**20
-
-
-class TooManyRejected(LakestreamError, Terminal):
-    """More records are bad than the run may reject."""
-
-    def __init__(self, counts: Counts, table: str, most: str) -> None:
-        self.counts = counts
-        super().__init__(
-            f"{table}: {counts.rejected} of {counts.read} records of this run are bad, more than max_rejected={most}. "
-            "What was not committed yet was discarded. The warnings above name the first of each batch; correct the "
-            "producer or the schema, or raise max_rejected if they are to be expected."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MostRejected:
-    """Most records that a run may reject or skip as bad: a count, or a share of those that it read."""
-
-    count: int | None = None
-    share: float | None = None
-
-    def check(self, counts: Counts, table: str, *, at_commit: bool) -> None:
-        """Raise TooManyRejected where there are more; a share is looked at before each commit."""
-        if self.count is not None and counts.rejected > self.count:
-            raise TooManyRejected(counts, table, str(self.count))
-        if at_commit and self.share is not None and counts.rejected > self.share * counts.read:
-            raise TooManyRejected(counts, table, f"{self.share:.4%}".rstrip("0%").rstrip(".") + "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +27,7 @@ class Limits:
     max_batch_bytes: int = 256 * 2**20
     checkpoint_interval: float = 60.0
     idle_timeout: float = 0.0
-    max_rejected: MostRejected | None = None
+    max_rejected: MostRejected = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +46,11 @@ class Decoded:
     def counts(self) -> Counts:
         """The counts of its records."""
         return Counts() if self.outcome is None else self.outcome.counts
+
+    @property
+    def bad(self) -> BadRecords:
+        """The bad ones among its records."""
+        return BadRecords() if self.outcome is None else self.outcome.bad
 
 
 def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
@@ -99,6 +77,7 @@ class Batch:
         self._early = early
         self._covered: list[OffsetRange] = []
         self.counts: dict[int, Counts] = {}
+        self.bad = BadRecords()
         self.pieces: list[Piece] = []
         self._bytes = 0
         self._since = time.monotonic()
@@ -109,12 +88,14 @@ class Batch:
             raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
         self._covered.append(chunk.covers)
         self.counts = add_counts(self.counts, {chunk.covers.partition: chunk.counts})
+        self.bad += chunk.bad
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:
         """Count a piece that another worker has read, and whose files the sink has taken."""
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
+        self.bad += piece.bad
 
     def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
         """Tell whether it is time to commit; `more` bytes of `records` were read, and are still to be handed over.
@@ -170,11 +151,13 @@ class Batch:
             covered=(self.plan.covered,) if is_last and self.plan.covered else (),
         )
         identity = self.plan.state.identity
-        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts}, engine=engine)
+        return Landing(
+            uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts}, engine=engine, bad=self.bad
+        )
 
     def piece(self, files: Files) -> Piece:
         """Return this batch as a piece to be handed over, with its files."""
-        return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files)
+        return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files, self.bad)
 
     def _epochs(self) -> dict[int, int]:
         # Those before a piece was read: an unclean election after it has to be seen by whoever reads on.

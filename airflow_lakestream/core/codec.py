@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Noted, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -28,6 +29,7 @@ SUMMARY_TOPICS = "lakestream.topics"
 SUMMARY_COUNTS = "lakestream.counts"
 SUMMARY_NOTED = "lakestream.noted"
 SUMMARY_ENGINE = "lakestream.engine"
+SUMMARY_BAD = "lakestream.bad"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Summaries of a few partitions stay readable to the eye.
@@ -86,6 +88,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **_encode_counts(landing),
         **({SUMMARY_NOTED: "true"} if landing.noted else {}),
         **({SUMMARY_ENGINE: landing.engine.value} if landing.engine is not None else {}),
+        **_encode_bad(landing),
     }
 
 
@@ -105,6 +108,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             by_partition=_decode_counts(topics, summary.get(SUMMARY_COUNTS, "")),
             noted=SUMMARY_NOTED in summary,
             engine=_engine(summary.get(SUMMARY_ENGINE)),
+            bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
@@ -224,6 +228,12 @@ def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIden
         identity: {p: Counts(*map(int, one.split(","))) for p, one in _texts_by_partition(part)}
         for identity, part in zip(sorted(topics), text.split("|"), strict=True)
     }
+
+
+def _encode_bad(landing: Landing) -> dict[str, str]:
+    """Return the key with the number of bad records, where it is not that of the rejected ones: some were skipped."""
+    known = landing.bad is None or landing.bad.count == landing.counts.rejected
+    return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
 
 
 def _engine(name: str | None) -> Engine | None:

@@ -11,8 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.batch import Batch, Decoded, Limits, at_most, decode
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.modes import Mode, Resume
 from airflow_lakestream.core.pieces import Handed, Piece
 from airflow_lakestream.core.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
@@ -32,6 +33,7 @@ from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.readahead import ReadAhead
 from airflow_lakestream.core.records import Rows
+from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
 log = logging.getLogger(__name__)
@@ -155,10 +157,17 @@ def take(job: Job, batch: Batch, chunk: Decoded) -> None:
     batch.add(chunk)
 
 
-def check_rejected(job: Job, counts: Counts, *, at_commit: bool = False) -> None:
-    """Refuse more bad records than the run may have. Raises TooManyRejected."""
-    if job.limits.max_rejected is not None:
-        job.limits.max_rejected.check(counts, job.table, at_commit=at_commit)
+def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False) -> None:
+    """Refuse more bad records than the run may have, with what it has committed. Raises TooManyRejected.
+
+    :param read: records read since the last commit.
+    :param bad: the bad ones among them.
+    :param report: what the run has committed; None where that is nothing.
+    """
+    landed, before = (0, BadRecords()) if report is None else (report.counts.read, report.bad)
+    # A commit that adds none is borne: what was committed before was borne, perhaps under another limit.
+    if bad.count:
+        job.limits.max_rejected.check(job.table, landed + read, before + bad, landed, at_commit=at_commit)
 
 
 def check_still_there(job: Job, identity: TopicIdentity) -> None:

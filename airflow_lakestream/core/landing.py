@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.batch import Batch
 from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.job import Job as Job
 from airflow_lakestream.core.job import Stopped as Stopped
-from airflow_lakestream.core.job import check_rejected, check_still_there, entry_of, read_first, read_rows, take
-from airflow_lakestream.core.ledger import Counts, TopicEntry, union
+from airflow_lakestream.core.job import check_bad, check_still_there, entry_of, read_first, read_rows, take
+from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.modes import Look, Resume
 from airflow_lakestream.core.pieces import Piece, at_most_offsets
 from airflow_lakestream.core.plan import (
@@ -185,7 +186,7 @@ def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None
         with closing(read_first(job, plan, _left_beside(job, batch, report))) as results:
             for decoder, chunk in results:
                 take(job, batch, chunk)
-                check_rejected(job, report.counts + batch.total)
+                check_bad(job, batch.records, batch.bad, report)
                 if decoder is not None:
                     return decoder
     return None
@@ -195,7 +196,7 @@ def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingR
     with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
         for decoder, chunk in results:
             take(job, batch, chunk)
-            check_rejected(job, report.counts + batch.total)
+            check_bad(job, batch.records, batch.bad, report)
             # Without a record and without a schema there is no table to create yet: the commit waits for either.
             if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
@@ -213,9 +214,9 @@ def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
 def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
     """Let child processes read what is left of the plan."""
 
-    def is_due(counts: Counts, size: int) -> bool:
-        check_rejected(job, report.counts + batch.total + counts)
-        return batch.is_due(job.limits, size, counts.read)
+    def is_due(read: int, bad: BadRecords, size: int) -> bool:
+        check_bad(job, batch.records + read, batch.bad + bad, report)
+        return batch.is_due(job.limits, size, read)
 
     left = _left_beside(job, batch, report)
     with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
@@ -242,7 +243,7 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     identity = batch.plan.state.identity
     check_still_there(job, identity)
     counts = batch.total
-    check_rejected(job, report.counts + counts, at_commit=True)
+    check_bad(job, counts.read, batch.bad, report, at_commit=True)
     landing = batch.landing(job.run_id, job.engine, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
@@ -259,6 +260,8 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
         (batch.plan.ranges - report.entry.landed).width,
         landing.topics[identity].landed,
     )
+    if batch.bad.count:
+        log.warning("%s of these records are bad: %s", batch.bad.count, batch.bad.reasons)
     return batch.next()
 
 

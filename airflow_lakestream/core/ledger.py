@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -177,6 +178,7 @@ class Landing:
 
     `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone. `noted` says that the
     reject table has a note of it. `engine` is None where it is not known: written by an older version, or by none.
+    `bad` is None where no more is known than how many were rejected.
     """
 
     landing_id: str
@@ -187,6 +189,8 @@ class Landing:
     noted: bool = False
     # For whoever watches; only the snapshot's summary has it.
     engine: Engine | None = field(default=None, compare=False)
+    # For the limit of the whole run; of the bad ones the snapshot's summary has the number only.
+    bad: BadRecords | None = field(default=None, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.batch import Batch, first_records
 from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.job import Job, Stopped, check_still_there, entry_of, read_rows, take
@@ -111,12 +112,17 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
 def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, folder: str) -> LandingReport:
     """Land the pieces in one snapshot, and what else the run lacks; then delete what is left of it below `folder`.
 
-    Raises what `land` raises; the files stay then, for another try.
+    Raises what `land` raises; the files stay then, for another try. None of them stays where too many of their records
+    are bad: another try would have to read them anew.
     """
     _refuse(job)
     # The plan kept to the most records: the landing keeps to the plan.
     limits = replace(job.limits, max_records=None)
-    report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
+    try:
+        report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
+    except TooManyRejected:
+        job.sink.sweep(folder)
+        raise
     job.sink.sweep(folder)
     return report
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, TypeVar
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
 from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -19,7 +20,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 Read = TypeVar("Read")
 
 # What the sink of one worker says of its files to that of another; the core only hands it on.
@@ -68,6 +69,7 @@ class Piece:
     by_partition: Mapping[int, Counts]
     epochs: Mapping[int, int]
     files: Files
+    bad: BadRecords = BadRecords()
 
     @property
     def counts(self) -> Counts:
@@ -81,13 +83,21 @@ class Piece:
             "counts": {str(partition): list(astuple(counts)) for partition, counts in self.by_partition.items()},
             "epochs": _numbers(self.epochs),
             "files": dict(self.files),
+            "bad": self.bad.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Piece:
         """Read a piece. Raises UnreadablePiece."""
         return _read(
-            data, lambda: cls(*_head(data), _counts(data["counts"]), _mapping(data["epochs"]), dict(data["files"]))
+            data,
+            lambda: cls(
+                *_head(data),
+                _counts(data["counts"]),
+                _mapping(data["epochs"]),
+                dict(data["files"]),
+                BadRecords.from_dict(data["bad"]),
+            ),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
 
 # Arrow arrays; the core only counts and cuts them.
@@ -42,10 +43,11 @@ class Outcome:
     """What became of the records of a batch: rows to land, raw records to reject, and the counts of all of them.
 
     `rejected` is None without any; its columns are those of `decode.rejected`. `rowless` are the offsets of all records
-    that became no row, an Arrow array; None without any.
+    that became no row, an Arrow array; None without any. `bad` tells of those that are rejected, or skipped as bad.
     """
 
     rows: Rows
     counts: Counts
     rejected: Rows | None = None
     rowless: Any = None
+    bad: BadRecords = BadRecords()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from airflow_lakestream.core.batch import Batch
 from airflow_lakestream.core.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.job import Job, check_rejected, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.job import Job, check_bad, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.modes import Look, reading_plan
 from airflow_lakestream.core.plan import Plan
@@ -56,7 +56,7 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
             batch.take(piece)
     else:
         _read_again(job, table, batch)
-    check_rejected(job, batch.total, at_commit=True)
+    check_bad(job, batch.records, batch.bad, None, at_commit=True)
     check_still_there(job, identity)
     landing = batch.landing(job.run_id, job.engine)
     read = landing.topics[identity]
@@ -75,4 +75,4 @@ def _read_again(job: Job, table: TableState, batch: Batch) -> None:
             take(job, batch, chunk)
             if (outcome := chunk.outcome) is not None and outcome.rowless is not None:
                 job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
-            check_rejected(job, batch.total)
+            check_bad(job, batch.records, batch.bad, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, add_counts
 from airflow_lakestream.core.ranges import Interval, RangeSet
 
@@ -19,7 +20,8 @@ class LandingReport:
 
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
     resumed, those that the run left. `schema_changes` says in words what became of the table's schema. `interval` is in
-    milliseconds since the epoch; `completes` says that all records of it are there, and that no more can come.
+    milliseconds since the epoch; `completes` says that all records of it are there, and that no more can come. `bad`
+    are the records that were rejected, and those that were skipped as bad.
     """
 
     topic: str
@@ -28,6 +30,7 @@ class LandingReport:
     interval: Interval | None = None
     snapshot_ids: list[int] = field(default_factory=list)
     entry: TopicEntry = TopicEntry()
+    bad: BadRecords = BadRecords()
     remaining_lag: int = 0
     completes: bool = False
     recovered: int = 0
@@ -51,6 +54,7 @@ class LandingReport:
                 # What was taken out and put in again counts as what this run landed.
                 landed = change.landed | change.replaced
                 self.entry = self.entry + replace(change, landed=landed, replaced=RangeSet(), removed=Counts())
+                self.bad += landing.bad or BadRecords(change.counts.rejected)
                 self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
@@ -74,6 +78,7 @@ class LandingReport:
             "snapshot_ids": ids,
             "snapshot_id": ids[-1] if ids else None,
             **counts_to_dict(counts),
+            "bad": self.bad.count,
             "partitions": self._partitions(),
             "ranges": _triples(self.entry.landed),
             "lost": _triples(self.entry.lost),

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.batch import Batch
 from airflow_lakestream.core.job import Job, Stopped, read_in_turn, take
 from airflow_lakestream.core.ledger import Counts
@@ -50,6 +51,7 @@ class Order:
 @dataclass(frozen=True)
 class _Progress:
     counts: Counts
+    bad: BadRecords
     size: int
 
 
@@ -68,6 +70,7 @@ class _Ended:
 
 
 Round = tuple[list[Piece], bool]
+IsDue = Callable[[int, BadRecords, int], bool]
 
 
 def is_worth_sharing(job: Job, plan: Plan) -> bool:
@@ -78,7 +81,7 @@ def is_worth_sharing(job: Job, plan: Plan) -> bool:
 
 
 def read_by_children(
-    job: Job, plan: Plan, done: RangeSet, most: int | None, is_due: Callable[[Counts, int], bool]
+    job: Job, plan: Plan, done: RangeSet, most: int | None, is_due: IsDue
 ) -> Generator[Round, None, None]:
     """Read a plan by child processes; the sink has taken all files of the pieces that come.
 
@@ -89,7 +92,8 @@ def read_by_children(
 
     :param done: what was read of the plan already
     :param most: most records to read; None for all of them
-    :param is_due: tells from the records and bytes read since the last commit whether it is time for one
+    :param is_due: tells from the records read since the last commit, the bad ones and the bytes whether it is time
+        for one
     """
     assert job.children is not None, "it was asked whether there are any"
     ranges = plan.ranges - done
@@ -109,12 +113,13 @@ class _Reading:
 
     job: Job
     children: Children
-    is_due: Callable[[Counts, int], bool]
+    is_due: IsDue
     folder: str = field(default_factory=lambda: f"lakestream-{uuid.uuid4().hex[:24]}")
     busy: set[int] = field(default_factory=set)
     awaited: set[int] | None = None
     pieces: list[Piece] = field(default_factory=list)
-    counts: Counts = Counts()
+    records: int = 0
+    bad: BadRecords = BadRecords()
     size: int = 0
 
     def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
@@ -129,13 +134,14 @@ class _Reading:
             while self.busy:
                 for number, message in self._receive():
                     self._take(number, message, progress)
-                if self.awaited is None and self.is_due(self.counts, self.size):
+                if self.awaited is None and self.is_due(self.records, self.bad, self.size):
                     self.awaited = set(self.busy)
                     for number in self.busy:
                         self.children.send(number, _HAND_OVER)
                 if self.busy and self.awaited is not None and not self.awaited:
                     yield self.pieces, False
-                    self.pieces, self.awaited, self.counts, self.size = [], None, Counts(), 0
+                    self.pieces, self.awaited = [], None
+                    self.records, self.bad, self.size = 0, BadRecords(), 0
         finally:
             self._abandon()
         yield self.pieces, True
@@ -151,7 +157,9 @@ class _Reading:
 
     def _take(self, number: int, message: object, progress: _Teller) -> None:
         if isinstance(message, _Progress):
-            self.counts, self.size = self.counts + message.counts, self.size + message.size
+            self.records += message.counts.read
+            self.bad += message.bad
+            self.size += message.size
             progress.tell(message.counts)
         elif isinstance(message, _Handed):
             self._take_over(message)
@@ -291,7 +299,7 @@ class ReaderProcess:
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
             for chunk in results:
                 take(job, batch, chunk)
-                self._child.send(_Progress(chunk.counts, chunk.size))
+                self._child.send(_Progress(chunk.counts, chunk.bad, chunk.size))
                 asked = self._hand_over.is_set()
                 if asked or len(kept) >= MOST_REJECTED:
                     self._hand_over.clear()

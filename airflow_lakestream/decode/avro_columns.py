@@ -15,6 +15,7 @@ from airflow_lakestream.decode.avro_schema import Array, Enum, Fixed, Map, Node,
 from airflow_lakestream.decode.avro_skip import entry_of, skip_all
 from airflow_lakestream.decode.lanes import Lanes
 from airflow_lakestream.decode.leaves import Unfit
+from airflow_lakestream.decode.misfit import no_such_field
 from airflow_lakestream.decode.nesting import last_of_each_key, list_array, map_array, merged
 
 Read = Callable[[Lanes], pa.Array]
@@ -46,7 +47,7 @@ class Compiler:
         for field in (fields[place] for place in absent):
             if not field.nullable:
                 inner = _inner(path, field.name)
-                raise Unfit(f"{inner}: the column is required, and the writer's schema has no such field")
+                raise Unfit(f"{inner}: {no_such_field(field.name, written, 'schema')}")
         self._depth -= 1
 
         def read(lanes: Lanes) -> list[pa.Array]:

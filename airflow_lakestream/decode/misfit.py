@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 _EXCERPT = 80
 _PATH = 160
 
@@ -33,6 +35,18 @@ def shorten(text: str, limit: int = _EXCERPT) -> str:
     cut = text[:limit] + ("..." if len(text) > limit else "")
     # Lone surrogates can't be written to any log or table.
     return cut.encode("utf-8", "backslashreplace").decode()
+
+
+def near_name(name: str, others: Iterable[str]) -> str | None:
+    """Return a name among others that differs in case only; None without any."""
+    return next((other for other in others if other.lower() == name.lower()), None)
+
+
+def no_such_field(name: str, written: Collection[str], whose: str) -> str:
+    """Say that a required column is not among the fields that were written, and which name comes close."""
+    near = near_name(name, written)
+    has = "" if near is None else f"; it has {quoted(near)}, and names match exactly"
+    return f"the column is required, and the writer's {whose} has no such field{has}"
 
 
 def quoted(text: str) -> str:

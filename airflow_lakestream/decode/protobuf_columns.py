@@ -15,6 +15,7 @@ import pyarrow as pa
 from airflow_lakestream.decode import leaves, protobuf_fields, protobuf_walk
 from airflow_lakestream.decode.lanes import Integers, Lanes, Words
 from airflow_lakestream.decode.leaves import Unfit
+from airflow_lakestream.decode.misfit import no_such_field
 from airflow_lakestream.decode.protobuf_fields import Column
 from airflow_lakestream.decode.protobuf_values import DELIMITED
 
@@ -46,8 +47,7 @@ class MessageReader:
         known = {field.name for field in descriptor.fields}
         for field in fields:
             if field.name not in known and not field.nullable:
-                problem = "the column is required, and the writer's message has no such field"
-                raise Unfit(f"{self._inner(field.name)}: {problem}")
+                raise Unfit(f"{self._inner(field.name)}: {no_such_field(field.name, known, 'message')}")
         for field in descriptor.fields:
             if field.name in self._wanted:
                 column = fields[self._wanted[field.name]]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
@@ -25,6 +26,7 @@ from airflow_lakestream.decode.pick import Indices, all_but, pick
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
 from airflow_lakestream.decode.statement import SqlStep, Statement
+from airflow_lakestream.decode.suspects import Suspects
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.value_ranges import out_of_range
 
@@ -62,7 +64,10 @@ class RowDecoders:
         if self.router is not None:
             self.router.check(schema)
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
-        return RowDecoder(payload, self.metadata, self.router, self.on_error, self.tombstones, step, self.trial)
+        suspects = Suspects(self.payload, schema if self.sql is None else self.sql.input_schema)
+        return RowDecoder(
+            payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial
+        )
 
     def trying(self, trial: Trial) -> RowDecoders:
         """Return decoders to which rows that the trial finds are bad; see `core.ports.DecoderFactory`."""
@@ -111,6 +116,7 @@ class RowDecoder:
 
     payload: Any
     metadata: tuple[str, ...]
+    suspects: Suspects
     router: Router | None = None
     on_error: OnError = OnError.FAIL
     tombstones: Tombstones = Tombstones.KEEP
@@ -192,7 +198,8 @@ class RowDecoder:
             skipped=sieve.skipped + (0 if rejects else len(bad)),
             filtered=sieve.filtered,
         )
-        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless())
+        told = self.suspects.of(batch, bad) if bad else BadRecords()
+        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), told)
 
 
 def _no_records(topic: str) -> RawBatch:

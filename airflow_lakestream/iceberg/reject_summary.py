@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_lakestream.core.bad_records import kind_of
 from airflow_lakestream.iceberg.hits import COORDINATES
 
 COLUMNS = ("stage", "error", "value", "run_id", "rejected_at")
-# Reasons name values; without them they are kinds of reasons.
-_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\d.,:eE+-]*")
 _MOST_SHOWN = 80
 
 
@@ -70,11 +68,6 @@ def by_reason(parts: Iterable[pa.Table], examples: int) -> list[Reason]:
             if len(reason.examples) < examples:
                 reason.examples += _examples(part, row, examples - len(reason.examples))
     return sorted(found.values(), key=lambda one: (-one.count, one.consumer_group, one.stage, one.kind))
-
-
-def kind_of(error: str) -> str:
-    """Return a reason without the values that it names."""
-    return _VALUES.sub("...", error)
 
 
 def _reason(found: dict[tuple[str, str, str], Reason], row: dict[str, Any]) -> Reason:

@@ -50,9 +50,10 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
     when missing. Returns, and puts on the event of each outlet asset (an `AssetAlias` becomes the asset of each table
-    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `ranges` as
-    [partition, from, until], `lost`, `remaining_lag`, the rows by table in `tables`; of a regex the sums, and the
-    reports by topic in `topics`. A retry whose earlier try landed returns that try's report.
+    that was written), a report: `snapshot_ids` as text, `rows`, `read`, `rejected`, `skipped`, `filtered`, `bad` (those
+    rejected, and those skipped as bad), `ranges` as [partition, from, until], `lost`, `remaining_lag`, the rows by
+    table in `tables`; of a regex the sums, and the reports by topic in `topics`. A retry whose earlier try landed
+    returns that try's report.
 
     Raises AirflowFailException where only a change of input helps (a bad record, lost offsets, a contradiction in the
     arguments), and errors that Airflow retries otherwise. Whatever it raises, nothing uncommitted stays behind.
@@ -113,8 +114,9 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param home_table: where records choose: the table with the ledger; default: named by topic and group (templated)
     :param on_error: for a record that fits no row without loss: `"reject"` keeps it, raw and with the reason, in
         `<table>__rejected`; `"skip"` counts it; `"fail"` fails the run (templated)
-    :param max_rejected: most records that a run may reject, a count or a share such as `0.01` or `"1%"`; more fail it
-        (templated)
+    :param max_rejected: most bad records that a run may reject or skip, a count or a share such as `0.01` or `"1%"`;
+        more fail it before it commits. Default: half of the records; fewer than ten bad ones never fail it. `1.0` takes
+        any number (templated)
     :param tombstones: for a record without a value: `"keep"` makes it a row of nulls, `"skip"` counts it, `"reject"`
         takes it for a bad one (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)

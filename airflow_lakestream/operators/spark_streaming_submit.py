@@ -53,8 +53,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
     Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
     The worker's death leaves the driver running, and the retry adopts it: give the task retries. Returns, and puts on
     the event of each outlet asset, a report of what all tries landed: `batches`, `read`, `rows`, `rejected`, `skipped`,
-    `filtered`, `ranges` as [partition, from, until], the rows by table in `tables`, `restarts`, and of the newest batch
-    `lag`, `snapshot_ids` and rates; the XCom `progress` holds its sums while the task runs.
+    `filtered`, `bad`, `ranges` as [partition, from, until], the rows by table in `tables`, `restarts`, and of the
+    newest batch `lag`, `snapshot_ids` and rates; the XCom `progress` holds its sums while the task runs.
 
     Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
 

@@ -19,6 +19,7 @@ from airflow_lakestream.spark.watch import Look
 log = logging.getLogger(__name__)
 
 XCOM_KEY = "progress"
+_COUNTS = ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
 # How often the log says how far a batch is.
 DOING_EVERY_S = 60.0
 
@@ -89,7 +90,7 @@ class Told:
         since = self.progress.since(self.begun)
         newest = self.progress.newest
         return {
-            **{name: since[name] for name in ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered")},
+            **{name: since[name] for name in _COUNTS},
             "restarts": self.restarts,
             "lag": newest.lag if newest else None,
             "input_rate": newest.input_rate if newest else None,

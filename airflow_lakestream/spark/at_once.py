@@ -102,6 +102,7 @@ def batch_progress(batch_id: int, report: RunReport, duration: float, pause: flo
         rejected=counts.rejected,
         skipped=counts.skipped,
         filtered=counts.filtered,
+        bad=sum(one.bad.count for one in report.reports.values()),
         input_rate=rate if pause is None else counts.read / max(duration, pause, 1e-3),
         processing_rate=rate,
         duration=duration,

@@ -15,7 +15,7 @@ from airflow_lakestream.spark.beside import Beside
 _NAME = "progress.json"
 # The last batches that are kept; sums go on.
 KEPT = 50
-_SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered")
+_SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
 # Topic, partition, from, until.
 LandedRange = tuple[str, int, int, int]
 
@@ -44,6 +44,7 @@ class BatchProgress:
     at: float = 0.0
     skipped: int = 0
     filtered: int = 0
+    bad: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
     what: str = ""
 
@@ -89,6 +90,7 @@ class Progress:
     last: tuple[BatchProgress, ...] = ()
     skipped: int = 0
     filtered: int = 0
+    bad: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
     landed: tuple[LandedRange, ...] = ()
 

@@ -301,6 +301,25 @@ def test_a_schema_that_contradicts_the_table_fails_without_a_retry(
     assert connections.catalog.load_table(TABLE).metadata == before
 
 
+def test_a_run_that_would_reject_most_fails_without_a_retry_unless_it_is_told_to(
+    airflow: AirflowHome, connections: Connections, topic, produce
+) -> None:
+    name = topic(1)
+    produce(name, 0, [b'{"N": 1}'] * 20)
+    most = {"max_rejected": "{{ params.most }}", "params": {"most": None}}
+    dag = extract_dag("mostly_bad", schema="n bigint not null", retries=2, **most)
+    dag_again = extract_dag("mostly_bad", schema="n bigint not null", on_error="skip", max_rejected="1.0")
+    run = airflow.run(dag, {"topic": name})
+    assert (run.state, run.task().tries) == ("failed", 1)
+    [error] = run.errors
+    assert isinstance(error, AirflowFailException)
+    assert "20 of 20 records of this run are bad" in str(error)
+    assert "names match exactly" in str(error)
+    assert_nothing_is_left(connections)
+    report = airflow.run(dag_again, {"topic": name}).task().xcom
+    assert (report["read"], report["rows"], report["skipped"], report["bad"]) == (20, 0, 20, 20)
+
+
 def test_the_report_goes_to_tasks_behind_it(airflow: AirflowHome, connections: Connections, topic, produce) -> None:
     name, seen = topic(1), []
     produce(name, 0, numbers(4))

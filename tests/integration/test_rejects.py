@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.core.batch import TooManyRejected
+from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.lineage import JOURNAL_LENGTH
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -149,9 +149,9 @@ def test_too_many_rejected_ones_fail_the_run(
     assert lake.has_nothing()
 
 
-def test_max_rejected_goes_with_reject(lake: OpenLake) -> None:
+def test_max_rejected_goes_with_reject_and_skip(lake: OpenLake) -> None:
     with pytest.raises(InvalidArgument, match="max_rejected: goes with"):
-        lake.land("t", on_error="skip", max_rejected=1)
+        lake.land("t", on_error="fail", max_rejected=1)
     for wrong in (-1, "many", True, "150%", 1.5):
         with pytest.raises(InvalidArgument, match="max_rejected"):
             lake.land("t", max_rejected=wrong)

@@ -12,11 +12,12 @@ from airflow_lakestream.audit.result import AuditResult, Verdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.reject_table import rejects_of
-from airflow_lakestream.repair import Repair, RowsLost
+from airflow_lakestream.repair import Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka
+from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE
-from tests.support.lake_reading import OpenLake, at
+from tests.support.lake_reading import OpenLake, at, numbers
 
 pytestmark = pytest.mark.integration
 
@@ -121,3 +122,30 @@ def test_missing_rows_beside_skipped_ones_are_left_alone(lake: OpenLake, topic: 
     assert result.repaired is not None
     assert result.repaired.snapshot_id is None
     assert any("skipped or filtered" in line for line in result.repaired.left)
+
+
+def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
+    lake: OpenLake, topic: Topics, produce: Producing, registry: Registry
+) -> None:
+    made = topic(partitions=1)
+    produce(made, 0, numbers(40))
+    lake.land(made, schema="n bigint")
+    lake.table().delete("_kafka_offset < 12")
+    lake.table().append(lake.table().scan(row_filter="_kafka_offset >= 30").to_arrow())
+    before = lake.snapshots()
+    with pytest.raises(RowsNowBad, match=r"22 of the 22 records .* counts 0 of them .* the values look like JSON"):
+        repair(lake, format="avro", schema_registry=registry.url)
+    assert lake.snapshots() == before
+    assert repair(lake).verdict is Verdict.CLEAN
+    assert lake.offsets() == at(0, range(40))
+
+
+def test_records_that_were_rejected_before_may_all_be_rejected_again(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    made = topic(partitions=1)
+    produce(made, 0, ["bad"] * 40)
+    lake.land(made, schema="n bigint", max_rejected=1.0)
+    lake.table(REJECTS).delete("_kafka_offset < 30")
+    assert repair(lake).verdict is Verdict.CLEAN
+    assert rejected(lake) == list(range(40))

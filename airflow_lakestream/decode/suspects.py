@@ -1,0 +1,175 @@
+"""What bad records have in common, for people: their reasons by kind, examples, and what is likely to be behind it.
+
+A guess from the first bytes, and from the fields, of some bad records: what a run was told of its topic may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
+from airflow_lakestream.core.formats import SCHEMA_KINDS, Envelope, Format
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.json_document import parse_object
+from airflow_lakestream.decode.keys import KEY_COLUMN
+from airflow_lakestream.decode.misfit import Misfit, near_name, shorten
+from airflow_lakestream.decode.rejected import Bad
+
+# Of each batch so many bad records are looked at, and none that is longer.
+_LOOKED_AT = 50
+_LONGEST = 64 * 1024
+_MOST_NAMES = 8
+_LONGEST_NAME = 40
+_EXCERPT = 80
+_HEADER = 5
+_SINGLE_OBJECT = b"\xc3\x01"
+_FORMATS_OF_KINDS = {kind: name for name, kind in SCHEMA_KINDS.items()}
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Tells why records are likely to be bad, by what was said of them.
+
+    :param payload: what keys and values were said to hold.
+    :param columns: those that values are decoded into; None where they are not.
+    """
+
+    payload: Payload
+    columns: pa.Schema | None
+
+    def of(self, batch: RawBatch, bad: Sequence[Bad]) -> BadRecords:
+        """Return what there is to tell of the bad records of a batch."""
+        found = [self._cause(batch.values[one.row.index].as_py(), one) for one in self._short(batch, bad)]
+        causes = Counter(cause or "" for cause in found)
+        return BadRecords(len(bad), _most_frequent(batch, bad), dict(causes))
+
+    def _short(self, batch: RawBatch, bad: Sequence[Bad]) -> Iterator[Bad]:
+        for one in bad[:_LOOKED_AT]:
+            value = batch.values[one.row.index]
+            if not value.is_valid or value.as_buffer().size <= _LONGEST:
+                yield one
+
+    def _cause(self, value: bytes | None, bad: Bad) -> str | None:
+        if value is None:
+            return 'the values are null (tombstones): tombstones="skip" only counts such records'
+        if bad.stage != "decode" or self.columns is None:
+            return None
+        if bad.row.reason.startswith("the key: "):
+            return f'the keys are not what key_format="{self.payload.key_format}" says'
+        if self.payload.format in SCHEMA_KINDS:
+            return self._of_registered(value, bad) or self._of_document(value[_HEADER:])
+        if self.payload.format == Format.JSON:
+            return _not_json(value) or self._of_document(value)
+        return None
+
+    def _of_registered(self, value: bytes, bad: Bad) -> str | None:
+        said, reason = f'format="{self.payload.format}"', bad.row.reason
+        if _is_json(value):
+            return f'the values look like JSON, and {said} was given: try format="json"'
+        if value.startswith(_SINGLE_OBJECT) and self.payload.format != Format.AVRO:
+            return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
+        if not _is_framed(value) and bad.row.schema_id is None:
+            return (
+                "the values do not begin with a zero byte and the id of a schema, as a registry's serializers write "
+                f"them, and {said} was given"
+            )
+        for kind, name in _FORMATS_OF_KINDS.items():
+            if f"is of type {kind}, not " in reason:
+                return f"the registry says that the records were written as {name}, and {said} was given"
+        inner = value[_HEADER:]
+        no_document = self.payload.format == Format.JSON_SCHEMA and not _is_json(inner)
+        if no_document or reason.startswith("message indexes: "):
+            others = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
+            return (
+                f"the values begin with the id of a schema, and {said} does not fit what follows: try format={others}"
+            )
+        if "names match exactly" in reason:
+            return "the writer's schema has a required column under a name that differs in case"
+        if "is not in the registry" in reason:
+            return "the registry does not know the schemas that the records name; schema_registry may be the wrong one"
+        return None
+
+    def _of_document(self, value: bytes) -> str | None:
+        """Return what the members of a JSON object tell."""
+        if not _is_json(value):
+            return None
+        try:
+            document = parse_object(value)
+        except Misfit:
+            return None
+        envelope = self.payload.envelope
+        inner = document.get("payload") if set(document) == {"schema", "payload"} else document
+        is_event = isinstance(inner, dict) and "op" in inner and ("before" in inner or "after" in inner)
+        if envelope is None and is_event:
+            return 'the values are change events of Debezium: try envelope="debezium"'
+        if envelope is None and inner is not document:
+            return 'the values are Kafka Connect\'s JSON, with the schema beside the row: try envelope="connect"'
+        if envelope == Envelope.DEBEZIUM and not is_event:
+            return 'the values are no change events of Debezium, and envelope="debezium" was given'
+        return self._missing(inner) if isinstance(inner, dict) and not is_event else None
+
+    def _missing(self, document: Mapping[str, Any]) -> str | None:
+        """Return which required column a document has nothing for."""
+        assert self.columns is not None
+        required = [field.name for field in self.columns if not field.nullable and field.name != KEY_COLUMN]
+        lacking = [name for name in required if name not in document]
+        if not lacking:
+            return None
+        for name in lacking:
+            if (near := near_name(name, document)) is not None:
+                return f"the values have a field {_name(near)} for the column {_name(name)}: names match exactly"
+        names = ", ".join(map(_name, sorted(document)[:_MOST_NAMES])) or "none"
+        return f"the values have no field {_name(lacking[0])}, which is required; their fields are {names}"
+
+
+def _most_frequent(batch: RawBatch, bad: Sequence[Bad]) -> tuple[Kind, ...]:
+    kinds: dict[str, str] = {}
+    found: dict[tuple[str, str], list[Bad]] = {}
+    for one in bad:
+        reason = one.row.reason
+        kinds[reason] = kind = kinds.get(reason) or kind_of(reason)
+        found.setdefault((one.stage, kind), []).append(one)
+    most = sorted(found.items(), key=lambda item: -len(item[1]))[:MOST_KINDS]
+    return tuple(
+        Kind(*key, len(same), tuple(_example(batch, one) for one in same[:MOST_EXAMPLES])) for key, same in most
+    )
+
+
+def _example(batch: RawBatch, bad: Bad) -> str:
+    value = batch.values[bad.row.index].as_py()
+    # Four bytes are one character at most.
+    text = "null" if value is None else repr(value[: 4 * _EXCERPT].decode(errors="backslashreplace"))
+    at = f"{batch.topic}[{batch.partition}] offset {batch.offsets[bad.row.index]}"
+    return f"{at}: {bad.row.reason} (value {shorten(text, _EXCERPT)})"
+
+
+def _not_json(value: bytes) -> str | None:
+    if _is_framed(value):
+        inner = '"json_schema"' if _is_json(value[_HEADER:]) else '"avro" or "protobuf"'
+        return (
+            "the values begin with a zero byte and the id of a schema, as a registry's serializers write them, and "
+            f'format="json" was given: try format={inner}, with schema_registry'
+        )
+    if value.startswith(_SINGLE_OBJECT):
+        return 'the values look like Avro\'s single-object encoding: try format="avro", with writer_schemas'
+    if not _is_json(value):
+        return 'the values do not begin as a JSON object does, and format="json" was given'
+    return None
+
+
+def _is_json(value: bytes) -> bool:
+    return value.lstrip()[:1] in (b"{", b"[")
+
+
+def _is_framed(value: bytes) -> bool:
+    return len(value) > _HEADER and value[0] == 0
+
+
+def _name(text: str) -> str:
+    return repr(shorten(text, _LONGEST_NAME))
