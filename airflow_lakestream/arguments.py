@@ -15,6 +15,7 @@ import pendulum
 
 from airflow_lakestream.core.batch import MostRejected
 from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Milliseconds since 1970.
@@ -70,6 +71,8 @@ def properties(value: object) -> Mapping[str, str]:
     """Return table properties as texts."""
     if not isinstance(value, Mapping):
         raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+    # They would stand in the table's metadata as well.
+    refuse_shown("table_properties", value)
     return {str(key): str(item) for key, item in value.items()}
 
 
