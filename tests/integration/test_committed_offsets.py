@@ -114,8 +114,9 @@ def test_a_group_begins_where_it_committed_or_is_refused(
             one.later = list(range(count, count + more))
     beyond = seed % 2
     committed = {p: chance.randint(0, one.end + 3 * beyond) for p, one in known.items() if chance.random() < 0.8}
-    # One at least, at an edge.
-    committed[0] = chance.choice([0, known[0].low, known[0].stable, known[0].end, known[0].end + beyond])
+    # One at least, at an edge; or beyond it, by little or by much.
+    edges = [known[0].end + 1, known[0].end + 99] if beyond else [0, known[0].low, known[0].stable, known[0].end]
+    committed[0] = chance.choice(edges)
     commit(admin, group, name, committed)
     given: dict[str, Any] = {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}
 
