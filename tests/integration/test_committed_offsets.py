@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,12 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.plan import DataLoss
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import TABLE, Lake, events
 from tests.support.sensing import commit
-from tests.support.spark import SparkRun
+from tests.support.spark import by_spark
 from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
@@ -166,7 +163,7 @@ def test_spark_begins_where_the_group_committed_or_refuses(
     transaction.begin(name, 1, events(1, 5, 3))
     where = TopicPartition(name, 0, 2)
     admin.delete_records([where])[where].result(30)
-    run = _spark(lake, name, {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}, spark)
+    run = by_spark(lake, name, {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}, spark)
 
     commit(admin, group, name, {0: 99, 1: 9, 2: 4})
     with pytest.raises(InvalidArgument, match=r"not in the log yet: .*\[0\] 99 .*\[1\] 9 "):
@@ -184,18 +181,3 @@ def test_spark_begins_where_the_group_committed_or_refuses(
     run()
     assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (1, 7), (2, 4)]
     assert_clean(lake, group)
-
-
-def _spark(lake: Lake, name: str, landing: dict[str, Any], spark: SparkSession) -> Callable[..., None]:
-    """Return what runs the app once, with more arguments of the landing."""
-    if not isinstance(lake, DeltaLake):
-        return lambda **more: SparkRun(lake, name, landing).run(spark, **more)
-    place = lake.place
-
-    def run(**more: Any) -> None:
-        given = {"topic": name, "table": place, **landing, **more}
-        settings = {"checkpoint_location": str(lake.folder / "checkpoint")}
-        config = {"app": "kafka_to_delta", "kafka": lake.kafka, "landing": given, **settings}
-        kafka_to_iceberg(AppConfig.parse(config), spark)
-
-    return run

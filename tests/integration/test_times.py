@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.plan import BeginningGone, BeginningLost, TopicState
@@ -25,6 +26,7 @@ from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import Lake, assert_landed_once, events
+from tests.support.spark import by_spark
 
 pytestmark = pytest.mark.integration
 
@@ -166,6 +168,18 @@ def test_an_interval_up_to_the_last_time_there_is_stays_open(lake: Lake, name: s
     assert report.to_dict()["interval"][1] == "9999-12-31T23:59:59.999000+00:00"
     report = lake.land(name, start_offset="timestamp", start_timestamp="9999-12-31T23:59:59.999Z", consumer_group="h")
     assert report.counts.read == 0
+
+
+def test_spark_takes_a_time_before_1970_for_the_beginning(lake: Lake, name: str, spark: SparkSession) -> None:
+    run = by_spark(lake, name, {"schema": SCHEMA}, spark)
+    run(**interval(-1, YEAR_2025 + 2000))
+    assert lake.landed(name) == {0: [(0, 2)]}
+    run(**interval(-3, -2))
+    run(**interval(YEAR_2025, YEAR_2025 + 9000))
+    assert_landed_once(lake, name, {0: 4})
+    begin = by_spark(lake, name, {"schema": SCHEMA, "consumer_group": "h", "allow_group_overlap": True}, spark)
+    begin(start_offset="timestamp", start_timestamp=-1)
+    assert lake.landed(name, "h") == {0: [(0, 4)]}
 
 
 # Against a look at each record
