@@ -18,7 +18,7 @@ class Transaction:
 
     def __init__(self, kafka: Kafka, admin: AdminClient) -> None:
         identity = f"test-{uuid.uuid4().hex}"
-        # One stays open as long as a test wants it to, also on a busy machine; by default the broker ends it in a minute.
+        # By default the broker ends one after a minute; on a busy machine a test needs it open for longer.
         settings = {"transactional.id": identity, "transaction.timeout.ms": 600_000, "log_level": 2}
         self._producer = Producer({**kafka.client_config(), **settings})
         self._producer.init_transactions(30)
