@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -36,9 +35,10 @@ def url_holds_secret(text: str) -> bool:
 
 
 def _url_holds_secret(url: str) -> bool:
-    user, at, _ = re.split(r"[/?#;]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")
+    scheme, _, rest = url.partition("://")
+    user, at, _ = re.split(r"[/?#;]", rest, maxsplit=1)[0].rpartition("@")
     name, _, password = user.partition(":")
-    if at and (password or (name and urlsplit(url).scheme.lower() in ("http", "https"))):
+    if at and (password or (name and scheme.lower() in ("http", "https"))):
         return True
     for part in re.split(r"[?&;#]", url)[1:]:
         parameter, _, value = part.partition("=")

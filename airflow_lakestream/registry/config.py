@@ -129,6 +129,14 @@ def settings(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def is_client_setting(key: str) -> bool:
     """Tell whether a setting of a Kafka connection is about its schema registry, and none of librdkafka's."""
     return key.startswith(_PREFIX)
@@ -146,8 +154,11 @@ def refuse_secrets(value: Any) -> None:
     secret it is one.
     """
     remedy = "Put them into an Airflow connection, and give its id as schema_registry."
-    if isinstance(value, str):
-        value = without_templates(value)
+    if isinstance(value, str) and (filled := without_templates(value)) != value:
+        if filled.lstrip().startswith("{") and not _is_json(filled):
+            # Where a template makes more than texts, only what it renders can be read.
+            return
+        value = filled
     if not is_address(value):
         if re.search("[@?]", value):
             raise InvalidArgument("schema_registry", "it is neither a URL nor the id of a connection.", remedy)

@@ -72,6 +72,8 @@ def test_names() -> None:
         ("https://h/p#access_token=x", True),
         ("https://h/p?token=", False),
         ("https://h:8081/a@b", False),
+        ("https://[x:y@h", True),
+        ("http://[::1]:8081/p", False),
         ("abfss://container@account.dfs.core.windows.net/p", False),
         ("s3://bucket/token=x/p", False),
         ("me:x@h", False),

@@ -256,6 +256,7 @@ def test_secrets_have_no_place_in_an_argument(value: Any) -> None:
         "{{ 'a' if x else 'b@c?d' }}",
         "https://{{ var.value.host }}:8081",
         {"url": "{{ var.value.registry }}"},
+        '{"url": "http://registry", "timeout": {{ params.timeout }}}',
     ],
 )
 def test_what_holds_no_secret_is_no_matter(value: Any) -> None:
