@@ -21,6 +21,8 @@ _OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+# What Airflow masks by its name wherever it shows it, from 3.1 on.
+MASKED = re.compile("password|passwd|passphrase|secret|token|api_?key|authorization|private_key", re.IGNORECASE)
 _REMEDY = "Put it into an Airflow connection."
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from airflow.providers.common.compat.sdk import DAG, redact
 
+from airflow_lakestream.core.secrecy import MASKED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
@@ -133,6 +134,13 @@ def test_spark_is_told_no_secret_that_would_be_shown(given: dict[str, Any]) -> N
     with pytest.raises(InvalidArgument, match=f"^{next(iter(given))}: .*shown.*connection") as caught:
         SparkStreamingSubmitOperator(task_id="t", application="/app.py", **given)
     assert "word-3" not in str(caught.value)
+
+
+def test_what_is_left_to_airflow_to_mask_is_masked_by_it() -> None:
+    for word in MASKED.pattern.replace("_?", "_").split("|"):
+        for name in (word, f"spark.my.{word}", f"MY_{word.upper()}_2"):
+            assert MASKED.search(name)
+            assert redact({name: "word-3"}) == {name: "***"}
 
 
 def test_spark_is_told_what_airflow_masks_and_what_is_no_secret() -> None:
