@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from calendar import timegm
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -14,7 +15,12 @@ import pendulum
 
 from airflow_lakestream.core.bad_records import MostRejected
 from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
+
+# Milliseconds since 1970.
+_YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+_TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
 
 
 def count(argument: str, value: object, what: str = "records") -> int | None:
@@ -65,6 +71,8 @@ def properties(value: object) -> Mapping[str, str]:
     """Return table properties as texts."""
     if not isinstance(value, Mapping):
         raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+    # They would stand in the table's metadata as well.
+    refuse_shown("table_properties", value)
     return {str(key): str(item) for key, item in value.items()}
 
 
@@ -83,17 +91,31 @@ def range_list(value: object) -> Sequence[Sequence[int]]:
 
 
 def milliseconds(argument: str, value: object) -> int:
-    """Return milliseconds since 1970 from a time with its zone, ISO 8601, or such a number."""
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(argument, f"{value} has no time zone.")
-        return int(value.timestamp() * 1000)
-    if isinstance(value, int) or re.fullmatch(r"\d+", str(value)):
-        return int(str(value))
+    """Return milliseconds since 1970 from a time with its zone, ISO 8601, or such a number.
+
+    What is before 1970 is negative; parts of a millisecond are cut off.
+    """
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise InvalidArgument(argument, f"{value} has no time zone.")
     try:
-        return int(pendulum.parse(str(value)).timestamp() * 1000)  # type: ignore[union-attr]  # a date or duration fails
+        found = value if isinstance(value, datetime | bool) else _time_of(str(value).strip())
     except Exception as e:
-        # Whatever pendulum's parser raises, and a date or a duration, which are no time.
-        raise InvalidArgument(
-            argument, f"{value!r} is not a time.", "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
-        ) from e
+        # Whatever pendulum's parser raises.
+        raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES) from e
+    if isinstance(found, bool) or not isinstance(found, datetime | int):
+        raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES)
+    try:
+        # Not by timestamp(): a float of seconds is off by a millisecond now and then.
+        ms = found if isinstance(found, int) else timegm(found.utctimetuple()) * 1000 + found.microsecond // 1000
+    except OverflowError:
+        ms = _YEAR_10000_MS
+    if not _YEAR_1_MS <= ms < _YEAR_10000_MS:
+        raise InvalidArgument(argument, f"{value!r} is not between the years 1 and 9999.", _TIMES)
+    return ms
+
+
+def _time_of(text: str) -> object:
+    if re.fullmatch(r"-?[0-9]+", text):
+        return int(text)
+    # With its date: "now" and "12:00" would be another time in each try of a run.
+    return pendulum.parse(text) if re.match(r"[0-9]{4}", text) else None

@@ -21,7 +21,7 @@ from airflow_lakestream.core.plan import (
     resume_plan,
 )
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Boundary, Source
+from airflow_lakestream.core.ports import BEGINNING_MS, Boundary, Source
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet, coalesce
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -157,7 +157,8 @@ class ByInterval:
         start, end = next(part for part in whole if part[0] <= self.start_ms < part[1])
         lows, highs = source.boundaries(state, start), source.boundaries(state, end)
         own_highs = highs if end == self.end_ms else source.boundaries(state, self.end_ms)
-        lost = _beginning_lost(look, lows)
+        # What the log has lost was not from before 1970.
+        lost = RangeSet() if end <= BEGINNING_MS else _beginning_lost(look, lows)
         if lost and look.on_data_loss is OnDataLoss.FAIL:
             raise BeginningLost(lost, look.table)
         need = _between(state, lows, highs) - entry.held - lost
@@ -174,6 +175,8 @@ class ByInterval:
 
     def own(self, look: Look) -> RangeSet:
         """Return the interval's own tile."""
+        if self.end_ms <= BEGINNING_MS:
+            return RangeSet()
         lows = look.source.boundaries(look.state, self.start_ms)
         gone = look.entry.landed & _below_log_start(look, lows)
         if gone and look.on_data_loss is OnDataLoss.FAIL:

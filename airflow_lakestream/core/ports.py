@@ -87,11 +87,16 @@ class RowsNotWritable(LakestreamError, Terminal):
         super().__init__(f"{table}: rows can't be written: {cause}")
 
 
+# Kafka knows no time before 1970: a negative timestamp stands for "none", or is a mistake of the producer.
+BEGINNING_MS = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Where a time stands in a partition: its first offset with a timestamp at or after it.
 
-    Without such a record the boundary is open, and stands at the partition's end.
+    Without such a record the boundary is open, and stands at the partition's end. A time at or before BEGINNING_MS
+    stands at the log's start, whatever is there, and is never open: nothing can come before it.
     """
 
     offset: int

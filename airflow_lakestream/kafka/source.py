@@ -5,19 +5,23 @@ Never subscribes: everything here is an admin request with a deadline.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
-    AdminClient,
     ListOffsetsResultInfo,
     OffsetSpec,
 )
@@ -25,30 +29,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.policies import StartOffset
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import BEGINNING_MS, Boundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.client import ClientErrors, admin_config, isolation_level, open_client
-from airflow_lakestream.kafka.errors import (
-    AUTHENTICATION,
-    AUTHORIZATION,
-    MISSING_TOPIC,
-    KafkaRefused,
-    KafkaUnavailable,
-    TopicMissing,
-)
+from airflow_lakestream.kafka.client import isolation_level
 from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT = 20.0
 MIRROR_TIMEOUT = 5.0
 # Clocks of producers go ahead of ours by so much, and no more.
 CLOCK_SKEW_MS = 10 * 60 * 1000
-_RETRY_PAUSE = 0.2
-_POLL_INTERVAL = 0.05
-
-Answer = TypeVar("Answer")
+# The last time that a record can have.
+_LAST_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class StartAt:
     timestamp_ms: int | None = None
 
 
-class KafkaSource:
+class KafkaSource(Requests):
     """`core.ports.Source` on a real cluster.
 
     :param connection: librdkafka configuration (bootstrap.servers, security, ...).
@@ -69,13 +63,10 @@ class KafkaSource:
     def __init__(
         self, connection: Mapping[str, Any], topic: str, consumer_group: str, start: StartAt, where: str
     ) -> None:
-        self._connection = dict(connection)
+        super().__init__(connection, where)
         self._topic = topic
         self._group = consumer_group
         self._start = start
-        self._where = where
-        self._errors = ClientErrors()
-        self._admin: AdminClient | None = None
         self._cluster_id: str | None = None
         self._isolation = isolation_level(connection)
 
@@ -99,7 +90,9 @@ class KafkaSource:
         if self._start.offset is StartOffset.LATEST:
             return {p: m.end for p, m in marks.items()}
         if self._start.offset is StartOffset.TIMESTAMP:
-            return self._starts_at_timestamp(marks)
+            if self._start.timestamp_ms is None:
+                raise InvalidArgument("start_timestamp", 'is missing; start_offset="timestamp" needs it.')
+            return self.offsets_at(state, self._start.timestamp_ms)
         return self._starts_at_committed(marks)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
@@ -112,18 +105,36 @@ class KafkaSource:
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
         if at_ms > latest_ms:
             return {p: Boundary(m.end, is_open=True) for p, m in marks.items()}
-        found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
         boundaries = {}
-        for p, m in marks.items():
-            offset: int | None = found[p].offset
-            if offset is not None and 0 <= offset < m.end and found[p].timestamp > latest_ms:
+        for p, (offset, timestamp) in self._first_at(marks, at_ms).items():
+            end = marks[p].end
+            if offset < end and timestamp > latest_ms:
                 offset = self._scan_on(state, p, offset, at_ms, latest_ms)
-            # "No such record" is -1, and means the end: never the earliest.
-            is_open = offset is None or offset < 0 or offset >= m.end
-            boundaries[p] = Boundary(m.end if is_open or offset is None else offset, is_open)
+            is_open = offset >= end and at_ms > BEGINNING_MS
+            boundaries[p] = Boundary(min(offset, end), is_open)
         return boundaries
 
-    def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> int | None:
+    def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
+        """Return, by partition, the first offset with a timestamp at or after a time; its end where there is none."""
+        return {p: offset for p, (offset, _) in self._first_at(state.marks, at_ms).items()}
+
+    def _first_at(self, marks: Mapping[int, Watermarks], at_ms: int) -> dict[int, tuple[int, int]]:
+        """Return offset and timestamp of each partition's first record at or after a time; its end where there is none.
+
+        Nothing else asks Kafka for a time: the negative ones are commands to it, such as -1 for the log's end.
+        """
+        if at_ms <= BEGINNING_MS:
+            return {p: (m.low, BEGINNING_MS) for p, m in marks.items()}
+        if at_ms > _LAST_MS:
+            return {p: (m.end, at_ms) for p, m in marks.items()}
+        found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
+        # "No such record" is -1, and means the end: never the earliest.
+        return {
+            p: (found[p].offset, found[p].timestamp) if found[p].offset >= 0 else (m.end, at_ms)
+            for p, m in marks.items()
+        }
+
+    def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> int:
         log.warning(
             "%s[%s] offset %s is dated beyond now: it is not taken as the boundary of %s ms, the log is read on.",
             self._topic,
@@ -138,7 +149,7 @@ class KafkaSource:
                 for offset, timestamp in zip(chunk.batch.offsets, chunk.batch.timestamps, strict=True):
                     if at_ms <= timestamp <= latest_ms:
                         return offset
-        return None
+        return state.marks[partition].end
 
     def mirror(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets. They are only a mirror: a failure is logged, the table is right."""
@@ -160,14 +171,6 @@ class KafkaSource:
                 e,
             )
 
-    def _starts_at_timestamp(self, marks: Mapping[int, Watermarks]) -> Mapping[int, int]:
-        at = self._start.timestamp_ms
-        if at is None:
-            raise InvalidArgument("start_timestamp", 'is missing; start_offset="timestamp" needs it.')
-        found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at))
-        # "No such record" is -1, and means the end: never the earliest.
-        return {p: found[p].offset if found[p].offset >= 0 else m.end for p, m in marks.items()}
-
     def _starts_at_committed(self, marks: Mapping[int, Watermarks]) -> Mapping[int, int]:
         request = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in marks])
 
@@ -176,7 +179,11 @@ class KafkaSource:
             future: Future[Any] = futures[self._group]
             return future
 
-        answer = self._ask(f"reading the committed offsets of group {self._group!r}", ask)
+        doing = f"reading the committed offsets of group {self._group!r}"
+        answer = self._ask(doing, ask)
+        if failed := [tp.error for tp in answer.topic_partitions if tp.error is not None]:
+            # Each partition says so for itself; read as "none", it would begin at the log's start.
+            raise self._unavailable(doing, failed[0].str())
         committed = {tp.partition: tp.offset for tp in answer.topic_partitions if tp.offset >= 0}
         if not committed:
             raise InvalidArgument(
@@ -184,11 +191,29 @@ class KafkaSource:
                 f'"committed" was asked for, but group {self._group!r} has no committed offset on {self._topic}.',
                 'Correct consumer_group, or begin with "earliest", "latest" or "timestamp".',
             )
+        self._check_is_there(committed, marks)
         if uncommitted := sorted(set(marks) - set(committed)):
             log.info(
                 "%s%s: group %r committed no offset; begins at the log's start.", self._topic, uncommitted, self._group
             )
         return {p: committed.get(p, m.low) for p, m in marks.items()}
+
+    def _check_is_there(self, committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> None:
+        """Refuse to begin at offsets that the log does not have yet: all that comes up to them would be passed over."""
+        above = [p for p, offset in committed.items() if offset > marks[p].end]
+        # A group that does not wait for transactions has read on, to the high watermark.
+        ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED) if above else {}
+        if not (beyond := [p for p in above if committed[p] > ends[p].offset]):
+            return
+        where = ", ".join(f"{self._topic}[{p}] {committed[p]} (its log ends at {ends[p].offset})" for p in beyond)
+        raise InvalidArgument(
+            "start_offset",
+            f'"committed" was asked for, but group {self._group!r} has committed offsets that are not in the log yet: '
+            f"{where}. They are of another topic or cluster, or the log was cut short since. The records that come up "
+            "to them would never be landed, so nothing was.",
+            "Correct consumer_group or kafka_conn_id, set the group's offsets right (kafka-consumer-groups.sh "
+            '--reset-offsets), or begin with "earliest" or "timestamp".',
+        )
 
     def _describe(self) -> tuple[TopicIdentity, tuple[int, ...]]:
         def ask() -> Future[Any]:
@@ -207,80 +232,21 @@ class KafkaSource:
         return TopicIdentity(self._topic, topic_id, self._cluster_id), partitions
 
     def _list_offsets(
-        self, partitions: Iterable[int], spec: Callable[[], OffsetSpec]
+        self, partitions: Iterable[int], spec: Callable[[], OffsetSpec], isolation: IsolationLevel | None = None
     ) -> dict[int, ListOffsetsResultInfo]:
-        """Return what the broker says by partition, in one request for all of them."""
+        """Return what the broker says by partition, in one request for all of them.
+
+        :param isolation: default: the connection's.
+        """
         wanted = list(partitions)
 
         def ask() -> Future[Any]:
             request = {TopicPartition(self._topic, p): spec() for p in wanted}
-            futures = self._client().list_offsets(
-                request, isolation_level=self._isolation, request_timeout=REQUEST_TIMEOUT
-            )
-            return _gather(futures)
+            level = self._isolation if isolation is None else isolation
+            return gather(self._client().list_offsets(request, isolation_level=level, request_timeout=REQUEST_TIMEOUT))
 
         answers = self._ask(f"reading the offsets of topic {self._topic!r}", ask)
         return {tp.partition: info for tp, info in answers.items()}
-
-    def _client(self) -> AdminClient:
-        if self._admin is None:
-            self._admin = open_client(AdminClient, admin_config(self._connection, self._errors), self._where)
-        return self._admin
-
-    def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
-        """Wait for an answer, asking again on retriable errors, failing at once on what no retry mends."""
-        deadline = time.monotonic() + REQUEST_TIMEOUT
-        while True:
-            try:
-                return self._wait(doing, request(), deadline)
-            except KafkaException as e:
-                error = e.args[0]
-                if error.code() in MISSING_TOPIC:
-                    raise TopicMissing(self._topic, self._where) from e
-                if error.code() in AUTHENTICATION | AUTHORIZATION:
-                    raise KafkaRefused(self._where, doing, error.str()) from e
-                if time.monotonic() >= deadline:
-                    raise self._unavailable(doing, error.str()) from e
-                self._errors.last = f"{error.name()}: {error.str()}"
-                time.sleep(_RETRY_PAUSE)
-
-    def _wait(self, doing: str, future: Future[Answer], deadline: float) -> Answer:
-        client = self._client()
-        while not future.done():
-            # Serves error_cb: a refused password is never an answer to the request, only an error of the client.
-            client.poll(0)
-            if self._errors.fatal is not None:
-                raise KafkaRefused(self._where, doing, self._errors.fatal.str())
-            if time.monotonic() > deadline:
-                raise self._unavailable(doing, "")
-            # Not in poll(): the answer comes on another thread, and would lie there until poll's time is over.
-            wait([future], _POLL_INTERVAL)
-        return future.result()
-
-    def _unavailable(self, doing: str, last: str) -> KafkaUnavailable:
-        return KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, self._errors.last or last)
-
-
-def _gather(futures: Mapping[TopicPartition, Future[Any]]) -> Future[Any]:
-    """Return one future of all results; it fails with the first failure."""
-    gathered: Future[Any] = Future()
-    results: dict[TopicPartition, Any] = {}
-
-    def collect(tp: TopicPartition, future: Future[Any]) -> None:
-        error = future.exception()
-        if error is not None:
-            if not gathered.done():
-                gathered.set_exception(error)
-            return
-        results[tp] = future.result()
-        if len(results) == len(futures) and not gathered.done():
-            gathered.set_result(results)
-
-    for tp, future in futures.items():
-        future.add_done_callback(functools.partial(collect, tp))
-    if not futures:
-        gathered.set_result(results)
-    return gathered
 
 
 def _epoch(value: int | None) -> int | None:

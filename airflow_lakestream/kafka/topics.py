@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, open_client
 from airflow_lakestream.kafka.errors import AUTHENTICATION, AUTHORIZATION, KafkaRefused, KafkaUnavailable
-from airflow_lakestream.kafka.source import REQUEST_TIMEOUT
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 
 # A refused password only shows between two requests.
 _ONE_REQUEST = 2.0

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Message, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    Message,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs miss OffsetSpec
     AdminClient,
     ConfigResource,
@@ -21,7 +28,8 @@ from airflow_lakestream.core.plan import TopicState
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
 from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable, ReadFailed
-from airflow_lakestream.kafka.source import REQUEST_TIMEOUT, KafkaSource, StartAt
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
 
 # In logs of brokers; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
@@ -98,6 +106,10 @@ class KafkaWatch:
         """Return, by partition, the first offset with a timestamp at or after a time; its end where there is none."""
         return self._of(state.identity.topic).offsets_at(state, at_ms)
 
+    def high_watermarks(self, state: TopicState) -> dict[int, int]:
+        """Return, by partition, the end of the log, records of transactions that are still open included."""
+        return self._of(state.identity.topic).high_watermarks(state)
+
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         """Return, by partition, where a time stands; see `core.ports.Source`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
@@ -172,10 +184,9 @@ class _Requests(KafkaSource):
         self._admin = client
         self._errors = errors
 
-    def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        found = self._list_offsets(state.marks, lambda: OffsetSpec.for_timestamp(at_ms))
-        # "No such record" is -1, and means the end: never the earliest.
-        return {p: found[p].offset if found[p].offset >= 0 else marks.end for p, marks in state.marks.items()}
+    def high_watermarks(self, state: TopicState) -> dict[int, int]:
+        found = self._list_offsets(state.marks, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
+        return {p: one.offset for p, one in found.items()}
 
     def group_state(self, group: str) -> GroupState:
         request = ConsumerGroupTopicPartitions(group)

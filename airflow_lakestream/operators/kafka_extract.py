@@ -27,6 +27,7 @@ from airflow_lakestream.core.policies import (
     choose,
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
+from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
@@ -258,6 +259,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order
+        refuse_shown("table", table)
+        refuse_shown("table_properties", table_properties)
         self.table_properties = table_properties or {}
         self.new_tables = new_tables
         self.max_tables = max_tables

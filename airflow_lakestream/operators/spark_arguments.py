@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
 
 _OF_THE_HOOK = (
@@ -93,6 +94,8 @@ class SparkArguments(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        for argument, value in (("conf", conf), ("env_vars", env_vars), ("repositories", repositories)):
+            _refuse_unmasked(argument, value)
         self.conf = conf
         self.jars = jars
         self.py_files = py_files
@@ -122,6 +125,14 @@ class SparkArguments(BaseOperator):
 
 
 SPARK_TEMPLATE_FIELDS: Sequence[str] = ("conf", "jars", "py_files", "files", "env_vars", "name")
+
+
+def _refuse_unmasked(argument: str, value: Any) -> None:
+    """Refuse secrets that Airflow would show: it masks what is called one by names that it knows."""
+    for place in secrets_in(value, rendered="", assigned=True):
+        if not MASKED.search(place):
+            problem = f"{place or 'its text'} holds a secret, which would be shown."
+            raise InvalidArgument(argument, problem, "Put it into a connection, or a file that properties_file names.")
 
 
 def count_from_zero(argument: str, value: object) -> int:

@@ -12,11 +12,13 @@ from airflow.providers.common.compat.sdk import conf
 
 # Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.policies import choose
+from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
+from airflow_lakestream.registry.config import refuse_secrets
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
 from airflow_lakestream.spark.supervisor import OnKill
 
@@ -162,6 +164,10 @@ class SparkStreamingSubmitOperator(SparkArguments):
         self.app = app
         self.application = application
         self.app_config = dict(app_config or {})
+        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        refuse_secrets(self.app_config.get("schema_registry") or "")
+        refuse_shown("app_config", self.app_config)
+        refuse_shown("checkpoint_location", checkpoint_location)
         self.trigger = trigger
         self.checkpoint_location = checkpoint_location
         self.max_batches = max_batches

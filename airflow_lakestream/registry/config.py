@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from airflow_lakestream.core.secrecy import without_templates
 from airflow_lakestream.exceptions import InvalidArgument
 
 # They are kept out of everything that is shown, and belong into a connection.
@@ -53,11 +55,16 @@ class RegistryConfig:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
+        parts = urllib.parse.urlsplit(str(self.url))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidArgument("schema_registry", "its url is not one of http or https.")
         if parts.username or parts.password:
             raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
+        if parts.query or parts.fragment:
+            # Not shown: it may be a key. What is asked for is put behind the URL, where a query can't stay.
+            raise InvalidArgument(
+                "schema_registry", "its url has a query or a fragment.", "Give a token, or username and password."
+            )
         if self.token and self.username:
             raise InvalidArgument("schema_registry", "both a token and a username are given.", "Leave one out.")
         if (self.username is None) != (self.password is None):
@@ -122,6 +129,14 @@ def settings(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def is_client_setting(key: str) -> bool:
     """Tell whether a setting of a Kafka connection is about its schema registry, and none of librdkafka's."""
     return key.startswith(_PREFIX)
@@ -135,13 +150,26 @@ def is_address(value: Any) -> bool:
 def refuse_secrets(value: Any) -> None:
     """Refuse secrets in an argument that is shown in logs, in the UI and in Airflow's database.
 
-    Raises InvalidArgument, without the secret. What is still a template is left alone.
+    Raises InvalidArgument, without the secret. What a template will render is not looked at, but in the place of a
+    secret it is one.
     """
-    if not is_address(value) or (isinstance(value, str) and "{{" in value):
+    remedy = "Put them into an Airflow connection, and give its id as schema_registry."
+    if isinstance(value, str) and (filled := without_templates(value)) != value:
+        if filled.lstrip().startswith("{") and not _is_json(filled):
+            # Where a template makes more than texts, only what it renders can be read.
+            return
+        value = filled
+    if not is_address(value):
+        if re.search("[@?]", value):
+            raise InvalidArgument("schema_registry", "it is neither a URL nor the id of a connection.", remedy)
         return
     given = settings(value)
-    remedy = "Put them into an Airflow connection, and give its id as schema_registry."
     if found := [name for name in SECRETS if given.get(name)]:
         raise InvalidArgument("schema_registry", f"it holds {' and '.join(found)}, which would be shown.", remedy)
-    if "@" in urllib.parse.urlsplit(str(given.get("url", ""))).netloc:
+    url = urllib.parse.urlsplit(without_templates(str(given.get("url", ""))))
+    if "@" in url.netloc or url.query or url.fragment:
         raise InvalidArgument("schema_registry", "its url holds credentials, which would be shown.", remedy)
+    if unknown := sorted(str(name) for name in set(given) - {one.name for one in fields(RegistryConfig)}):
+        # Such as headers, whatever they are called: none is taken, and most are secret.
+        problem = f"it holds {' and '.join(unknown)}, which no registry takes here and which would be shown."
+        raise InvalidArgument("schema_registry", problem, remedy)

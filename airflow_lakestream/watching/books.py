@@ -57,8 +57,10 @@ class Books:
     steps: tuple[Step, ...] | None = None
     begins: int | None = field(default=None, kw_only=True)
 
-    def unread(self, state: TopicState) -> tuple[RangeSet, RangeSet]:
+    def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
         """Return (what it has not read of a topic, what of that the log has no more).
+
+        :param ends: by partition, the end of the log; default: as `state` has it, up to which no transaction is open.
 
         Raises TopicReplaced and LogTruncated where the offsets of its books are not those of this log.
         """
@@ -68,7 +70,7 @@ class Books:
         topic = state.identity.topic
         known = (self.positions or {}).get(topic, {})
         for p, position in known.items():
-            end = state.marks[p].end if p in state.marks else None
+            end = (ends or {}).get(p, state.marks[p].end) if p in state.marks else None
             if end is None or position > end:
                 raise LogTruncated(topic, p, position, end, self.name)
         begins = {p: known.get(p, m.low if self.begins is None else self.begins) for p, m in state.marks.items()}

@@ -14,6 +14,7 @@ from airflow_lakestream import arguments
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.plan import LogTruncated
 from airflow_lakestream.core.policies import choose, is_given
+from airflow_lakestream.core.ports import BEGINNING_MS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
@@ -123,6 +124,8 @@ class FreshnessCheck:
     def _incomplete(self, watch: KafkaWatch, group: str, backlog: Backlog, now_ms: int) -> Step:
         at_ms, after = self.wanted.complete_through, self.wanted.idle_after
         assert at_ms is not None, "see the caller"
+        if at_ms <= BEGINNING_MS:
+            return []
         highs = yield self._ask_boundaries(watch, backlog, at_ms)
         part, lows = covered_part(backlog.entry, at_ms), None
         if part is not None:

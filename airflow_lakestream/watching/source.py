@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from airflow_lakestream import arguments
@@ -126,7 +127,10 @@ class Source:
             except LogTruncated:
                 # The answer may be older than the books, which others share as well: the log is asked once more.
                 state = yield self._ask_topic(watch, topic, keep=0.0)
-                ranges, lost = found.unread(state)
+                # And a consumer that does not wait for transactions is ahead of where the open ones begin.
+                key = ("high watermarks", self.kafka_conn_id, state.identity)
+                ends = yield Ask(key, partial(watch.high_watermarks, state), keep=0.0)
+                ranges, lost = found.unread(state, ends)
             answers.append((yield from self._behind_holes(watch, state, ranges, lost)))
         return answers
 

@@ -127,9 +127,9 @@ def test_what_can_not_work_is_2_and_one_line(
 def test_a_broker_that_does_not_answer_is_2(
     connections: Connections, landed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_lakestream.kafka import source
+    from airflow_lakestream.kafka import requests
 
-    monkeypatch.setattr(source, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(requests, "REQUEST_TIMEOUT", 0.5)
     connections.kafka({"bootstrap.servers": "127.0.0.1:1"})
     assert run([*AUDIT, "--full"]) == 2
     assert "no answer from Kafka" in capsys.readouterr().err

@@ -232,6 +232,17 @@ def complete(look: Look, hour: int = 1, **arguments: Any) -> Verdict:
     return look(complete_through=f"2025-11-20T{hour:02}:00:00Z", **given)
 
 
+def test_a_time_before_1970_is_complete_whatever_is_landed(
+    lake: Lake, name: str, produce: Producing, look: Look, admin: AdminClient
+) -> None:
+    produce(name, 0, events(0, 0, 3), timestamps=minutes(10, 50, 70))
+    lake.land(name, max_records=1)
+    admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0, 2)].result(30)
+    for at in (-1, -2, -3, -5000, 0, "1969-12-31T23:59:59.999Z"):
+        verdict = look(complete_through=at, consumer_group="g", kafka_conn_id="kafka_default")
+        assert verdict.outcome is Outcome.DONE, verdict.text
+
+
 def test_an_hour_is_complete_when_all_of_it_is_landed_and_each_partition_is_past_it(
     lake: Lake, name: str, produce: Producing, look: Look
 ) -> None:

@@ -114,6 +114,17 @@ def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
     assert connections.catalog.list_namespaces() == []
 
 
+def test_a_plan_from_before_1970_begins_at_the_beginning(
+    connections: Connections, topic: Topics, produce: Producing, told: Told
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, numbers(4))
+    for start in ("-1", "-2", "-5000", "1969-12-31T23:59:59.999Z"):
+        given = ("--start-offset", "timestamp", f"--start-timestamp={start}", "--json")
+        code, text = told("plan", *ON, "--topic", name, *given)
+        assert (code, json.loads(text)["origin"], json.loads(text)["ranges"]) == (0, {"0": 0}, [[0, 0, 4]])
+
+
 def test_a_plan_fails_as_the_run_would(
     connections: Connections, landed: str, produce: Producing, admin: AdminClient, told: Told
 ) -> None:

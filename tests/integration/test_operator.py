@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.core.landing import Stopped
-from airflow_lakestream.kafka import source
+from airflow_lakestream.kafka import requests
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from dev.services.kafka import Kafka
@@ -276,7 +276,7 @@ def test_a_run_with_nothing_to_land_can_be_skipped(
 def test_what_may_pass_is_retried(
     airflow: AirflowHome, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "REQUEST_TIMEOUT", 1.0)
+    monkeypatch.setattr(requests, "REQUEST_TIMEOUT", 1.0)
     connections.kafka({"bootstrap.servers": "127.0.0.1:1"})
     run = airflow.run(extract_dag("no_broker", retries=1), {"topic": "any"})
     assert (run.state, run.task().tries) == ("failed", 2)

@@ -183,6 +183,21 @@ def test_markers_of_transactions_at_the_end_are_no_lag(
     assert behind.value["lag"] == 2
 
 
+def test_a_group_that_does_not_wait_for_transactions_may_be_ahead_of_an_open_one(
+    lake: Lake, topic: Topics, group: str, produce: Producing, kafka: Kafka, admin: AdminClient
+) -> None:
+    name, transaction = topic(1), Transaction(kafka, admin)
+    produce(name, 0, ["a", "b"])
+    transaction.begin(name, 0, ["x", "y"])
+    commit(admin, group, name, {0: 4})
+    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    commit(admin, group, name, {0: 5})
+    with_more = lag(lake, group_id=group)
+    assert with_more.outcome is Outcome.FAILED
+    assert f"{name}[0]" in with_more.text
+    transaction.abort()
+
+
 def test_what_retention_took_is_told_apart(lake: Lake, name: str, group: str, admin: AdminClient) -> None:
     commit(admin, group, name, {0: 2, 1: 10})
     admin.delete_records([TopicPartition(name, 0, 7)])[TopicPartition(name, 0, 7)].result(30)

@@ -102,8 +102,8 @@ class TopicLog:
         """Return where a time stands; see `core.ports.Source`."""
         found = {}
         for p, marks in state.marks.items():
-            offset = self.partitions[p].first_at(at_ms)
-            is_open = offset is None or offset >= marks.end
+            offset = marks.low if at_ms <= 0 else self.partitions[p].first_at(at_ms)
+            is_open = offset is None or (offset >= marks.end and at_ms > 0)
             found[p] = Boundary(marks.end if is_open or offset is None else offset, is_open)
         return found
 

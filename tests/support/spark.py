@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from airflow_lakestream.spark.maintenance import EXTENSIONS
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
+from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
 
 if TYPE_CHECKING:
@@ -79,6 +81,21 @@ class SparkRun:
         """Start the program in a process of its own, as `spark-submit` would; its output goes to `driver.log`."""
         config = self.config(spark=SETTINGS | {"spark.local.dir": str(self.lake.folder)}, **settings)
         return start_app(config, self.lake.folder)
+
+
+def by_spark(lake: Lake, topic: str, landing: dict[str, Any], spark: SparkSession) -> Callable[..., None]:
+    """Return what lands a topic in a lake of either format, by one run to its end, given more arguments."""
+    if not isinstance(lake, DeltaLake):
+        return partial(SparkRun(lake, topic, landing).run, spark)
+    place = lake.place
+
+    def run(**more: Any) -> None:
+        given = {"topic": topic, "table": place, "consumer_group": GROUP, **landing, **more}
+        settings = {} if "mode" in given else {"checkpoint_location": str(lake.folder / "checkpoint")}
+        app = {"app": "kafka_to_delta", "kafka": lake.kafka, "landing": given, **settings}
+        kafka_to_iceberg(AppConfig.parse(app), spark)
+
+    return run
 
 
 def start_app(config: AppConfig, folder: Path) -> subprocess.Popen[str]:

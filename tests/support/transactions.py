@@ -18,7 +18,9 @@ class Transaction:
 
     def __init__(self, kafka: Kafka, admin: AdminClient) -> None:
         identity = f"test-{uuid.uuid4().hex}"
-        self._producer = Producer({**kafka.client_config(), "transactional.id": identity, "log_level": 2})
+        # By default the broker ends one after a minute; on a busy machine a test needs it open for longer.
+        settings = {"transactional.id": identity, "transaction.timeout.ms": 600_000, "log_level": 2}
+        self._producer = Producer({**kafka.client_config(), **settings})
         self._producer.init_transactions(30)
         self._admin = admin
 

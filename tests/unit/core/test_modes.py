@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -36,6 +37,8 @@ class Log:
         return {p: self._boundary(p, marks, at_ms) for p, marks in state.marks.items()}
 
     def _boundary(self, partition: int, marks: Watermarks, at_ms: int) -> Boundary:
+        if at_ms <= 0:
+            return Boundary(marks.low)
         for offset in range(marks.low, marks.end):
             if self.stamps[partition][offset] >= at_ms:
                 return Boundary(offset)
@@ -108,6 +111,16 @@ def test_an_interval_that_begins_at_the_start_of_a_log_that_lost_records() -> No
     assert ByInterval(3, 10).plan(look(log)).ranges == span(3, 4)
 
 
+def test_an_interval_that_ends_before_1970_is_empty_whatever_the_log_has_lost() -> None:
+    log = Log([[-5, -1, 3, 4]], lows={0: 2})
+    for start, end in ((-10, -5), (-10, 0), (-1, 0)):
+        plan = ByInterval(start, end).plan(look(log))
+        assert (plan.changes_the_ledger, plan.completes) == (False, True)
+        assert not ByInterval(start, end).own(look(log, TopicEntry(span(0, 2))))
+    with pytest.raises(BeginningLost, match=r"orders\[0\] \[0,2\)"):
+        ByInterval(-10, 1).plan(look(log))
+
+
 def test_ranges_by_hand() -> None:
     log = Log([[0] * 10, [0] * 4], lows={1: 2})
     mode = ByRanges(((0, 2, 8), (0, 9, 10)))
@@ -147,7 +160,10 @@ class Schedule:
         self.log = Log([[], []])
         self.ledger = Ledger("g")
         self.rows: list[tuple[int, int]] = []
-        tiles = [kind(start * self.WIDTH, (start + 1) * self.WIDTH) for start in range(self.TILES)]
+        # The first one begins before 1970, or at it.
+        first = self.random.choice([-self.WIDTH - 1, -1, 0])
+        starts = [first, *(n * self.WIDTH for n in range(1, self.TILES + 1))]
+        tiles = [kind(start, end) for start, end in pairwise(starts)]
         # One tile is only begun when the last record has come. The claim is about the covered time around it, as its
         # last look finds it: what comes to other covered time after the last look there waits for the next run of it.
         self.last = self.random.choice(tiles)
@@ -165,7 +181,8 @@ class Schedule:
     def _append(self) -> None:
         stamps = self.random.choice(self.log.stamps)
         now = len(stamps) * 2
-        stamps.append(max(0, now + self.random.choice([0, 0, 0, -7, -15, 9, 25])))
+        # Some are from before 1970 by mistake, or have no time, which is -1.
+        stamps.append(self.random.choice([now + self.random.choice([0, 0, 0, -7, -15, 9, 25]), now, now, -1]))
 
     def _step(self) -> None:
         waiting = [run for run in self.runs if not run.done]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import redact
+from airflow.providers.common.compat.sdk import DAG, redact
 
+from airflow_lakestream.core.secrecy import MASKED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.registry.config import RegistryConfig
 
 KAFKA = {"bootstrap.servers": "broker:9092"}
@@ -80,10 +84,79 @@ def test_a_connection_that_is_none_or_can_not_work(kafka, monkeypatch: pytest.Mo
         registry_of(None, kafka(**{"schema.registry.uri": "http://registry"}), "avro")
 
 
-@pytest.mark.parametrize("operator", [KafkaExtractOperator, LakestreamAuditOperator])
-@pytest.mark.parametrize("value", ["http://me:word-3@registry", {"url": "http://registry", "token": "word-3"}])
-def test_a_dag_with_a_secret_in_it_is_not_parsed(operator: Any, value: Any) -> None:
-    arguments = {"topic": "t"} if operator is KafkaExtractOperator else {}
-    with pytest.raises(InvalidArgument, match="Airflow connection") as caught:
-        operator(task_id="t", table="lake.t", schema_registry=value, **arguments)
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "extract": lambda **given: KafkaExtractOperator(task_id="t", topic="t", table="lake.t", **given),
+    "audit": lambda **given: LakestreamAuditOperator(task_id="t", table="lake.t", **given),
+    "group": lambda **given: kafka_extract_group("g", topic="t", table="lake.t", tasks=2, **given),
+    "spark": lambda **given: SparkStreamingSubmitOperator(task_id="t", app="kafka_to_iceberg", app_config=given),
+    "spark of delta": lambda **given: SparkStreamingSubmitOperator(task_id="t", app="kafka_to_delta", app_config=given),
+}
+IN_A_REGISTRY = [
+    "http://me:word-3@registry",
+    {"url": "http://registry", "token": "word-3"},
+    {"url": "http://registry?apikey=word-3"},
+    {"url": "http://registry", "headers.Authorization": "Bearer word-3"},
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("value", IN_A_REGISTRY, ids=str)
+def test_a_dag_with_a_secret_in_it_is_not_parsed(operator: str, value: Any) -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument, match="Airflow connection") as caught:
+        OPERATORS[operator](schema_registry=value)
     assert "word-3" not in str(caught.value)
+
+
+@pytest.mark.parametrize("operator", ["extract", "group", "spark", "spark of delta"])
+def test_a_table_is_not_made_with_a_secret_in_its_properties(operator: str) -> None:
+    properties = {"write.format.default": "parquet", "s3.secret-access-key": "word-3"}
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument, match=r"s3\.secret-access-key.*shown") as caught:
+        OPERATORS[operator](table_properties=properties)
+    assert "word-3" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"conf": {"spark.sql.catalog.c.credential": "id:word-3"}},
+        {"conf": {"spark.hadoop.fs.azure.account.key.a.dfs.core.windows.net": "word-3"}},
+        {"conf": {"spark.driver.extraJavaOptions": "-Xmx1g -Djavax.net.ssl.keyStorePassword=word-3"}},
+        {"env_vars": {"UPSTREAM": "https://me:word-3@host"}},
+        {"env_vars": {"STORE": "jdbc:postgresql://h/db?user=me&password=word-3"}},
+        {"repositories": "https://me:word-3@nexus/maven"},
+        {"checkpoint_location": "s3a://key:word-3@bucket/c"},
+        {"app_config": {"source": {"url": "http://h", "api-key": "word-3"}}},
+        {"app_config": {"sinks": [{"password": "{{ conn.x.password }} word-3"}]}},
+    ],
+    ids=str,
+)
+def test_spark_is_told_no_secret_that_would_be_shown(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{next(iter(given))}: .*shown.*connection") as caught:
+        SparkStreamingSubmitOperator(task_id="t", application="/app.py", **given)
+    assert "word-3" not in str(caught.value)
+
+
+def test_what_is_left_to_airflow_to_mask_is_masked_by_it() -> None:
+    for word in MASKED.pattern.replace("_?", "_").split("|"):
+        for name in (word, f"spark.my.{word}", f"MY_{word.upper()}_2"):
+            assert MASKED.search(name)
+            assert redact({name: "word-3"}) == {name: "***"}
+
+
+def test_spark_is_told_what_airflow_masks_and_what_is_no_secret() -> None:
+    SparkStreamingSubmitOperator(
+        task_id="t",
+        application="/app.py",
+        conf={
+            "spark.hadoop.fs.s3a.secret.key": "masked by its name",
+            "spark.sql.catalog.c.credential": "{{ conn.lake.password }}",
+            "spark.hadoop.fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+            "spark.kubernetes.driver.secretKeyRef.DB_PASSWORD": "name:key",
+            "spark.security.credentials.hive.enabled": "false",
+            "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+        },
+        env_vars={"STORE_PASSWORD": "masked", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json", "PWD": "/x"},
+        app_config={"sql": "SELECT 1 AS token WHERE password='x'", "token_column": "t", "at": "http://h:1/p?x=1"},
+        repositories="https://nexus/maven",
+        checkpoint_location="abfss://container@account.dfs.core.windows.net/c",
+    )

@@ -153,6 +153,9 @@ def test_a_token_goes_as_bearer_also_from_a_pickled_client(server: Answering) ->
         ({"url": "registry:8081"}, "not one of http or https"),
         ({"url": "http://ann:s3cret@registry"}, "holds credentials"),
         ({"url": "http://r", "username": "ann"}, "a username needs a password"),
+        ({"url": "http://r?key=4711"}, "a query or a fragment"),
+        ({"url": "http://r#4711"}, "a query or a fragment"),
+        ({"url": {"http": "r"}}, "is not one of http or https"),
         ({"url": "http://r", "username": "ann", "password": "x", "token": "y"}, "both a token and a username"),
         ({"url": "http://r", "key_file": "k"}, "a key without a certificate"),
         ({"url": "http://r", "timeout": 0}, "timeout has to be above 0"),
@@ -218,6 +221,21 @@ def test_a_registry_as_the_settings_of_a_kafka_client_name_it() -> None:
         '{"url": "http://registry", "key_password": "secret-4711"}',
         "http://me:secret-4711@registry",
         {"url": "http://me:secret-4711@registry"},
+        {"url": "http://registry?apikey=secret-4711"},
+        {"url": "http://registry/#secret-4711"},
+        "http://registry/apis/ccompat/v7?X-Key=secret-4711&v=1",
+        "me:secret-4711@registry:8081",
+        "registry?key=secret-4711",
+        {"url": "http://registry", "headers.Authorization": "Basic secret-4711"},
+        {"url": "http://registry", "Headers": {"x-api-key": "secret-4711"}},
+        {"url": "http://registry", "AUTHORIZATION": "Bearer secret-4711"},
+        {"url": "http://registry", "basic.auth.user.info": "me:secret-4711"},
+        {"url": "http://registry", "Password": "secret-4711"},
+        # What templates render is shown as well.
+        {"url": "http://registry", "token": "{{ conn.registry.password }}"},
+        "http://me:secret-4711@{{ var.value.host }}",
+        '{"url": "{{ var.value.registry }}?apikey=secret-4711"}',
+        "https://{{ conn.r.login }}:{{ conn.r.password }}@registry",
     ],
 )
 def test_secrets_have_no_place_in_an_argument(value: Any) -> None:
@@ -227,7 +245,19 @@ def test_secrets_have_no_place_in_an_argument(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["http://registry", {"url": "http://registry", "timeout": 5}, "registry_conn", "{{ x }}"]
+    "value",
+    [
+        "http://registry",
+        "https://registry:8081/apis/ccompat/v7",
+        {"url": "http://registry", "timeout": 5},
+        {"url": "http://registry", "ca_file": "/ca.pem", "cert_file": "/c.pem", "key_file": "/k.pem", "retries": 1},
+        "registry_conn",
+        "{{ x }}",
+        "{{ 'a' if x else 'b@c?d' }}",
+        "https://{{ var.value.host }}:8081",
+        {"url": "{{ var.value.registry }}"},
+        '{"url": "http://registry", "timeout": {{ params.timeout }}}',
+    ],
 )
 def test_what_holds_no_secret_is_no_matter(value: Any) -> None:
     refuse_secrets(value)

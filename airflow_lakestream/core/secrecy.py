@@ -1,0 +1,87 @@
+"""Secrets where they would be shown: arguments stand in DAG files, in Airflow's database and in its UI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+# At the end of a name; or, as Azure has it, in front of the account's.
+_NAME = re.compile(
+    r"(?:password|passwd|passphrase|secret|secret[._-]?(?:access[._-]?)?key|private[._-]?key|api[._-]?key|token"
+    r"|credential|authorization|user[._-]?info|jaas[._-]?config|connection[._-]?string"
+    r"|(?:account|shared)[._-]?key|account[._-]key\..+|(?:fixed|sas)[._-]token\..+)$",
+    re.IGNORECASE,
+)
+# Which say where a secret is, or are about a column of that name.
+_NO_SECRET = re.compile(r"\.secretKeyRef\.|\.secrets\.|\.column\.", re.IGNORECASE)
+_OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+# What Airflow masks by its name wherever it shows it, from 3.1 on.
+MASKED = re.compile("password|passwd|passphrase|secret|token|api_?key|authorization|private_key", re.IGNORECASE)
+_REMEDY = "Put it into an Airflow connection."
+
+
+def without_templates(text: str, instead: str = "x") -> str:
+    """Return a text in which something else stands for each expression of a template."""
+    return _TEMPLATE.sub(instead, text)
+
+
+def url_holds_secret(text: str) -> bool:
+    """Tell whether a text has a URL in it with a password, or with a parameter that is a secret by its name."""
+    return any(map(_url_holds_secret, _URL.findall(text)))
+
+
+def _url_holds_secret(url: str) -> bool:
+    scheme, _, rest = url.partition("://")
+    user, at, _ = re.split(r"[/?#;]", rest, maxsplit=1)[0].rpartition("@")
+    name, _, password = user.partition(":")
+    if at and (password or (name and scheme.lower() in ("http", "https"))):
+        return True
+    for part in re.split(r"[?&;#]", url)[1:]:
+        parameter, _, value = part.partition("=")
+        if value and (_NAME.search(parameter) or _OF_URLS.search(parameter)):
+            return True
+    return False
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether what goes by this name is a secret."""
+    return bool(_NAME.search(name)) and not _NO_SECRET.search(name)
+
+
+def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool = False) -> Iterator[str]:
+    """Yield where secrets are in an argument, by the names of keys and in URLs; never the secrets.
+
+    :param at: the name of what is looked at.
+    :param rendered: what stands for an expression of a template; nothing where it is masked once it is rendered.
+    :param assigned: look also at text such as `-Dpassword=...`, which settings of programs have.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            place = f"{at}.{key}" if at else str(key)
+            if is_secret_name(str(key)) and isinstance(item, str | int) and not isinstance(item, bool):
+                # A path says where it is.
+                text = without_templates(str(item), rendered)
+                yield from [place] if text and not text.startswith("/") else []
+            else:
+                yield from secrets_in(item, place, rendered=rendered, assigned=assigned)
+    elif isinstance(value, str):
+        text = without_templates(value, rendered)
+        names = _ASSIGNED.findall(text) if assigned else []
+        if url_holds_secret(text) or any(map(is_secret_name, names)):
+            yield at
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for n, item in enumerate(value):
+            yield from secrets_in(item, f"{at}[{n}]", rendered=rendered, assigned=assigned)
+
+
+def refuse_shown(argument: str, value: Any, remedy: str = _REMEDY) -> None:
+    """Refuse secrets in an argument. Raises InvalidArgument, which says where they are, and never what."""
+    if found := list(secrets_in(value)):
+        places = " and ".join(place or "its text" for place in found)
+        raise InvalidArgument(argument, f"{places} holds a secret, which would be shown.", remedy)

@@ -1,0 +1,183 @@
+"""Where a group begins that another tool has left: every committed offset, against what its log really has."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.audit.delta import DeltaAudit
+from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.core.plan import DataLoss
+from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.exceptions import InvalidArgument
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import DeltaLake
+from tests.support.lake import TABLE, Lake, events
+from tests.support.sensing import commit
+from tests.support.spark import by_spark
+from tests.support.transactions import Transaction
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = "id bigint, name string, score double"
+PARTITIONS = 3
+Position = tuple[int, int]
+
+
+@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
+    made: Lake = request.param(tmp_path, kafka.client_config())
+    return made
+
+
+@pytest.fixture
+def group() -> str:
+    """Give a group of this test alone: Kafka's groups outlive tests."""
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+@dataclass
+class Known:
+    """A partition as the test has made it: which offsets can be read, now and once its transaction is over."""
+
+    low: int = 0
+    stable: int = 0
+    end: int = 0
+    readable: list[int] = field(default_factory=list)
+    later: list[int] = field(default_factory=list)
+
+
+def rows(lake: Lake, name: str) -> list[Position]:
+    found = lake.rows(name)
+    return list(zip(found["_kafka_partition"].to_pylist(), found["_kafka_offset"].to_pylist(), strict=True))
+
+
+def lost(lake: Lake, group: str) -> list[tuple[int, int, int]]:
+    (entry,) = lake.ledger(group).topics.values()
+    return [(r.partition, r.from_offset, r.until_offset) for r in entry.lost]
+
+
+def origin(lake: Lake, group: str) -> dict[int, int]:
+    (entry,) = lake.ledger(group).topics.values()
+    return dict(entry.origin)
+
+
+def is_there(lake: Lake) -> bool:
+    return Path(lake.place).exists() if isinstance(lake, DeltaLake) else not lake.has_nothing()
+
+
+def assert_clean(lake: Lake, group: str) -> None:
+    if isinstance(lake, DeltaLake):
+        result = DeltaAudit(table=lake.place, consumer_group=group, full=True, kafka=lake.kafka).look(DeltaStorage())
+    else:
+        result = Audit(table=TABLE, consumer_group=group, full=True, kafka=lake.kafka).run(lake.catalog())
+    assert result.verdict is Verdict.CLEAN, result.render()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_group_begins_where_it_committed_or_is_refused(
+    seed: int, lake: Lake, group: str, kafka: Kafka, topic: Topics, produce: Producing, admin: AdminClient
+) -> None:
+    chance = random.Random(seed)
+    name = topic(PARTITIONS)
+    known: dict[int, Known] = {}
+    transactions = []
+    for p in range(PARTITIONS):
+        one = known[p] = Known()
+        count = chance.randint(0, 6)
+        produce(name, p, events(p, 0, count))
+        one.stable = one.end = count
+        one.low = chance.randint(0, count)
+        if one.low:
+            where = TopicPartition(name, p, one.low)
+            admin.delete_records([where])[where].result(30)
+        one.readable = list(range(one.low, count))
+        if chance.random() < 0.5:
+            # Still open when the group is taken over.
+            more = chance.randint(1, 4)
+            transactions.append(Transaction(kafka, admin))
+            transactions[-1].begin(name, p, events(p, count, more))
+            one.end += more
+            one.later = list(range(count, count + more))
+    beyond = seed % 2
+    committed = {p: chance.randint(0, one.end + 3 * beyond) for p, one in known.items() if chance.random() < 0.8}
+    # One at least, at an edge; or beyond it, by little or by much.
+    edges = [known[0].end + 1, known[0].end + 99] if beyond else [0, known[0].low, known[0].stable, known[0].end]
+    committed[0] = chance.choice(edges)
+    commit(admin, group, name, committed)
+    given: dict[str, Any] = {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}
+
+    ahead = {p for p, offset in committed.items() if offset > known[p].end}
+    gone = [(p, offset, known[p].low) for p, offset in sorted(committed.items()) if offset < known[p].low]
+    begins = {p: committed.get(p, one.low) for p, one in known.items()}
+    if ahead:
+        for on_data_loss in ("fail", "record"):
+            with pytest.raises(InvalidArgument, match=r"^start_offset: .*not in the log yet") as caught:
+                lake.land(name, on_data_loss=on_data_loss, **given)
+            assert all((f"{name}[{p}] " in str(caught.value)) == (p in ahead) for p in known)
+        assert not is_there(lake)
+    elif gone:
+        with pytest.raises(DataLoss) as lost_some:
+            lake.land(name, **given)
+        assert [(r.partition, r.from_offset, r.until_offset) for r in lost_some.value.ranges] == gone
+        assert not is_there(lake)
+    if not ahead:
+        lake.land(name, on_data_loss="record", **given)
+        assert lost(lake, group) == gone
+        assert origin(lake, group) == begins
+        assert rows(lake, name) == [(p, o) for p in known for o in known[p].readable if o >= begins[p]]
+        assert_clean(lake, group)
+    for transaction in transactions:
+        transaction.commit()
+    if not ahead:
+        lake.land(name, **given)
+        assert rows(lake, name) == [
+            (p, o) for p, one in known.items() for o in [*one.readable, *one.later] if o >= begins[p]
+        ]
+        assert_clean(lake, group)
+
+
+def test_spark_begins_where_the_group_committed_or_refuses(
+    lake: Lake,
+    group: str,
+    kafka: Kafka,
+    topic: Topics,
+    produce: Producing,
+    admin: AdminClient,
+    spark: SparkSession,
+) -> None:
+    name = topic(PARTITIONS)
+    for p in range(PARTITIONS):
+        produce(name, p, events(p, 0, 5))
+    transaction = Transaction(kafka, admin)
+    transaction.begin(name, 1, events(1, 5, 3))
+    where = TopicPartition(name, 0, 2)
+    admin.delete_records([where])[where].result(30)
+    run = by_spark(lake, name, {"consumer_group": group, "start_offset": "committed", "schema": SCHEMA}, spark)
+
+    commit(admin, group, name, {0: 99, 1: 9, 2: 4})
+    with pytest.raises(InvalidArgument, match=r"not in the log yet: .*\[0\] 99 .*\[1\] 9 "):
+        run(on_data_loss="record")
+    assert not is_there(lake)
+    # One that lies below what retention left, one inside the open transaction.
+    commit(admin, group, name, {0: 1, 1: 7, 2: 4})
+    with pytest.raises(DataLoss, match=r"\[0\] \[1,2\)"):
+        run()
+    assert not is_there(lake)
+    run(on_data_loss="record")
+    assert (lost(lake, group), origin(lake, group)) == ([(0, 1, 2)], {0: 1, 1: 7, 2: 4})
+    assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (2, 4)]
+    transaction.commit()
+    run()
+    assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (1, 7), (2, 4)]
+    assert_clean(lake, group)
