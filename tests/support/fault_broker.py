@@ -38,8 +38,9 @@ class BrokerKafka(ModelKafka):
         self.idle: list[Transaction] = []
 
     def topic(self, name: str, index: int, partitions: int) -> Topic:
-        # Timestamps of the sequences are years old: retention would take the records at once.
-        made = self.topics(partitions, retention_ms=-1)
+        # Timestamps of the sequences are years old, or far ahead: retention would take such records at once, and the
+        # broker refuse them.
+        made = self.topics(partitions, retention_ms=-1, message_timestamp_after_max_ms=2**63 - 1)
         source = KafkaSource(self.config, made, "g", StartAt(StartOffset.EARLIEST), "the broker")
         log = TopicLog(made, source.identity(), [PartitionLog() for _ in range(partitions)])
         return BrokerTopic(log, index, self)

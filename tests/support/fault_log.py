@@ -20,8 +20,14 @@ from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
 
-# Long ago, and the same for every run: boundaries dated beyond now are another matter.
+# Long ago, and the same for every run.
 EPOCH_MS = 1_700_000_000_000
+# No clock of ours comes there: a record dated so is no boundary of any time.
+FUTURE_MS = 4_000_000_000_000
+# The years 1 to 9999, which a column of timestamps holds.
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+# What producers write by mistake, or to do harm. -1 says "no timestamp"; -2 and -3 are commands in some requests.
+HOSTILE_MS = (-1, -2, -3, -5_000, FIRST_MS, FIRST_MS - 1, FUTURE_MS, LAST_MS, LAST_MS + 1, 2**63 - 1)
 
 
 class Shape(StrEnum):
@@ -57,10 +63,29 @@ class Entry:
 
     @property
     def value(self) -> bytes | None:
-        return None if self.number is None else _VALUES[self.shape] % self.number
+        if self.number is None:
+            return None
+        values = _VALUES[self.shape]
+        return values[self.number % len(values)].replace(b"#", b"%d" % self.number)
+
+    @property
+    def row(self) -> tuple[int | None, dict[str, int] | None]:
+        """What a row of it holds: the columns n and s."""
+        has_struct = self.value is not None and b'"a"' in self.value
+        return self.number, {"a": self.number} if has_struct and self.number is not None else None
+
+    @property
+    def has_a_place_in_time(self) -> bool:
+        """Whether a column of timestamps holds its timestamp."""
+        return FIRST_MS <= self.at_ms <= LAST_MS
 
 
-_VALUES = {Shape.GOOD: b'{"n":%d}', Shape.BAD: b'{"n":"x%d"}', Shape.STRANGE: b'{"n":%d,"x":1}'}
+# The table's columns: n bigint, s struct<a: bigint not null>.
+_VALUES = {
+    Shape.GOOD: (b'{"n":#}', b'{"n":#,"s":null}', b'{"n":#,"s":{"a":#}}'),
+    Shape.BAD: (b'{"n":"x#"}', b'{"n":#,"s":{}}', b'{"n":#,"s":{"a":null}}'),
+    Shape.STRANGE: (b'{"n":#,"x":1}',),
+}
 
 
 @dataclass
@@ -76,11 +101,20 @@ class PartitionLog:
         return next((o for o, entry in enumerate(self.entries) if entry.kind is Kind.OPEN), len(self.entries))
 
     def first_at(self, at_ms: int) -> int | None:
-        """Return the first offset that Kafka finds for a time, below the last stable one."""
+        """Return the first offset at or after a time, below the last stable one.
+
+        Kafka answers by all that is in the log. Where that is dated beyond now, the records are read on from there.
+        """
+        if at_ms < 0:
+            return self.low if self.low < self.end else None
+        kinds = frozenset(Kind) - {Kind.HOLE}
         for offset in range(self.low, self.end):
             entry = self.entries[offset]
-            if entry.kind is not Kind.HOLE and entry.at_ms >= at_ms:
+            if entry.kind not in kinds or entry.at_ms < at_ms:
+                continue
+            if entry.at_ms < FUTURE_MS:
                 return offset
+            kinds = READABLE
         return None
 
 

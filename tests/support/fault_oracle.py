@@ -154,10 +154,11 @@ class Oracle:
         rows: dict[str, dict[tuple[int, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
         foreign = 0
         for row in table.scan().to_arrow().to_pylist():
-            if row["_kafka_topic"] is None:
+            if row["n"] == -1:
                 foreign += 1
             else:
-                rows[row["_kafka_topic"]][row["_kafka_partition"], row["_kafka_offset"]].append(row["n"])
+                place = row["_kafka_partition"], row["_kafka_offset"]
+                rows[row["_kafka_topic"]][place].append((row["n"], row["s"]))
         head = table.metadata.current_snapshot_id
         expected = sum(self._world.foreign.get(s, 0) for s in self._world.catalog.ancestry(head))
         if foreign != expected:
@@ -296,18 +297,23 @@ def _problem(log: TopicLog, partition: int, offset: int, found: list[Any], rejec
     allowed = (1,) if entry.kind in READABLE else (0, 1) if entry.kind is Kind.HOLE else (0,)
     if len(found) + len(rejected) not in allowed:
         return f"({entry.kind}) is there {len(found)} times, and {len(rejected)} times rejected"
-    if found and found[0] != entry.number:
-        return f"is {found[0]} instead of {entry.number}"
+    if found and found[0] != entry.row:
+        return f"is {found[0]} instead of {entry.row}"
     if rejected and rejected[0] != entry.value:
         return f"is rejected with the value {rejected[0]!r} instead of {entry.value!r}"
-    if (found and entry.shape is Shape.BAD and entry.number is not None) or (rejected and _is_good(entry)):
-        return f"({entry.shape}) is {'a row' if found else 'rejected'}"
+    if (found and _is_bad(entry)) or (rejected and _is_good(entry)):
+        return f"({entry.shape}, {entry.at_ms} ms) is {'a row' if found else 'rejected'}"
     return ""
+
+
+def _is_bad(entry: Entry) -> bool:
+    """Tell whether an entry is a row for no run."""
+    return not entry.has_a_place_in_time or (entry.shape is Shape.BAD and entry.number is not None)
 
 
 def _is_good(entry: Entry) -> bool:
     """Tell whether an entry is a row for every run; tombstones are for some."""
-    return entry.shape is Shape.GOOD and entry.number is not None
+    return entry.has_a_place_in_time and entry.shape is Shape.GOOD and entry.number is not None
 
 
 def _union(sets: Any) -> RangeSet:

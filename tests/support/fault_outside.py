@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.support.fault_log import EPOCH_MS, READABLE, Entry, Kind, Shape
+from tests.support.fault_log import EPOCH_MS, HOSTILE_MS, READABLE, Entry, Kind, Shape
 from tests.support.fault_topics import Topic
 from tests.support.lake import compact
 
@@ -63,6 +63,8 @@ class Outside:
 
     def _stamp(self) -> int:
         self._clock += self._random.randint(2, 15)
+        if self._random.random() < 0.1:
+            return self._random.choice(HOSTILE_MS)
         # Late and early ones among those in order.
         return EPOCH_MS + max(0, self._clock + self._random.choice([0, 0, 0, 0, -30, -120, 60]))
 
@@ -130,10 +132,16 @@ class Outside:
             self._world.leftovers = True
 
     def append_foreign(self) -> None:
+        """Append rows of another writer, of no topic or with coordinates that no record has."""
         table = self._world.table()
         if table is not None:
-            count = self._random.randint(1, 3)
-            rows = [{"n": -1 - n} for n in range(count)]
+            name = self._world.topic().log.name
+            odd = [(None, None, None), (name, 0, -1), (name, -1, 0), (name, None, 0), (name, 0, None), ("zz", 0, 0)]
+            places = self._random.choices(odd, [6, 1, 1, 1, 1, 1], k=self._random.randint(1, 3))
+            rows = [
+                {"n": -1, "s": {"a": 0}, "_kafka_topic": topic, "_kafka_partition": partition, "_kafka_offset": offset}
+                for topic, partition, offset in places
+            ]
             table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
-            self._world.foreign[table.metadata.current_snapshot_id] = count
-            self._world.tell(f"{count} foreign rows")
+            self._world.foreign[table.metadata.current_snapshot_id] = len(rows)
+            self._world.tell(f"foreign rows of {places}")

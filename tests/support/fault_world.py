@@ -22,7 +22,7 @@ from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
 from tests.support.fault_catalog import HarnessCatalog
-from tests.support.fault_log import EPOCH_MS
+from tests.support.fault_log import EPOCH_MS, FIRST_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation
 from tests.support.fault_outside import Outside
 from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSource
@@ -126,6 +126,8 @@ class World:
         if mode == "interval":
             first = self.random.randrange(TILES)
             config |= self._interval(first, first + self.random.choice([1, 1, 2]))
+            if self.random.random() < 0.1:
+                config |= {"interval_start": self.random.choice([-1, -2, -3, -5_000, FIRST_MS])}
         if mode == "ranges":
             ranges = self._ranges(topic)
             if not ranges:
@@ -230,7 +232,7 @@ class World:
             topic=asked.topic,
             table=self.name,
             consumer_group=GROUP,
-            schema="n bigint",
+            schema="n bigint, s struct<a: bigint not null>",
             table_properties=self.properties,
             **asked.config,
         )
