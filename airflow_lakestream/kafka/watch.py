@@ -26,10 +26,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
 
 from airflow_lakestream.core.plan import TopicState
 from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
 from airflow_lakestream.kafka.errors import AUTHORIZATION, KafkaRefused, KafkaUnavailable, ReadFailed
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.kafka.stamps import Stamps, StampsRead
 
 # In logs of brokers; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
@@ -85,6 +87,7 @@ class KafkaWatch:
         self._errors = ClientErrors()
         # A stopped consumer stands at the same offset for days: its first unread record is read once.
         self._firsts: OrderedDict[tuple[str, int, int], First] = OrderedDict()
+        self._stamps = StampsRead(self._connection, _GROUP, self._where)
 
     @cached_property
     def _client(self) -> AdminClient:
@@ -114,15 +117,17 @@ class KafkaWatch:
         """Return, by partition, where a time stands; see `core.ports.Source`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
 
-    def firsts(self, state: TopicState, positions: Mapping[int, int]) -> dict[int, First | None]:
+    def firsts(self, state: TopicState, positions: Mapping[int, int], *, anew: bool = False) -> dict[int, First | None]:
         """Return, by partition, the first readable record from a position on; None where there is none up to the end.
 
         Markers of transactions and aborted records are no records. A partition whose position has just left the log is
         left out.
+
+        :param anew: read what was read before, too: compaction may have taken it since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
         found: dict[int, First | None] = {}
-        for p, offset in positions.items():
+        for p, offset in positions.items() if not anew else ():
             if (known := self._firsts.get((topic_id, p, offset))) is not None:
                 found[p] = known
         unknown = {p: offset for p, offset in positions.items() if p not in found}
@@ -132,6 +137,25 @@ class KafkaWatch:
             while len(self._firsts) > _KNOWN:
                 self._firsts.popitem(last=False)
         return found
+
+    def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, Stamps]:
+        """Return, by partition, the timestamps of all readable records of the ranges.
+
+        What was read by an earlier look is not read again; but the oldest record is, where it is from before
+        `before_ms`: compaction may have taken it since. A partition whose ranges have just left the log is left out.
+        """
+        topic = state.identity.topic
+        found = self._stamps.of(state, ranges)
+        oldest = {p: one.oldest for p, one in found.items() if one.oldest is not None}
+        doubted = {p: offset for p, (offset, millis) in oldest.items() if before_ms is not None and millis < before_ms}
+        there = self.firsts(state, doubted, anew=True) if doubted else {}
+        gone = [p for p, offset in doubted.items() if (first := there.get(p)) is None or first.offset != offset]
+        if not gone:
+            return found
+        self._stamps.forget(state, gone)
+        again = RangeSet(r for p in gone for r in ranges.of_partition(topic, p))
+        kept = {p: one for p, one in found.items() if p not in gone}
+        return kept | self._stamps.of(state, again)
 
     def _read_firsts(self, topic: str, positions: Mapping[int, int]) -> dict[int, First | None]:
         errors = ClientErrors()

@@ -16,7 +16,8 @@ class CheckpointLagSensor(LookSensor):
     Without a limit it has to have read everything. With several, each has to hold. The end of a topic is that of what
     is committed; markers of transactions and aborted records at the end are no lag. Returns `lag` (records unread, or
     holes between them), `partitions` (the same by topic and partition), `worst`, `seconds` (age of the oldest unread
-    record), `batch_age`, `lost` (records that Kafka removed unread); a sensor that fails leaves the same as XCom.
+    record that was seen), `batch_age`, `lost` (records that Kafka removed unread); a sensor that fails leaves the same
+    as XCom.
 
     .. seealso:: docs/sensors.md
 
@@ -26,7 +27,7 @@ class CheckpointLagSensor(LookSensor):
     :param group_id: a consumer group, by its committed offsets (templated)
     :param topic: one topic or a list; default: all that the consumer has read of (templated)
     :param max_lag_records: so many unread records are near enough (templated)
-    :param max_lag_seconds: the oldest unread record may be so old, such as `"5m"` (templated)
+    :param max_lag_seconds: an unread record may be so old, such as `"5m"` (templated)
     :param max_batch_age: while something is unread, the newest batch or landing may be so old (templated)
     :param per_partition: `max_lag_records` is for each partition; False: for their sum (templated)
     :param fail_when_behind: look once, and fail where that is too far (templated)

@@ -59,6 +59,12 @@ def guarded(check: Check, places: Places, waited: float, *, forgiving: bool = Fa
 
 def look_now(looking: Looking) -> Verdict:
     """Run a look in this thread."""
+    verdict: Verdict = run_now(looking)
+    return verdict
+
+
+def run_now(looking: Generator[Ask, Any, Any]) -> Any:
+    """Run a look, or a part of one, in this thread; return what it returns."""
     try:
         ask = next(looking)
         while True:
@@ -69,5 +75,4 @@ def look_now(looking: Looking) -> Verdict:
             else:
                 ask = looking.send(answer)
     except StopIteration as end:
-        verdict: Verdict = end.value
-        return verdict
+        return end.value

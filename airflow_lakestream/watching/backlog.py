@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import TopicState, check_identity, check_log
-from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet
 
 
@@ -15,8 +13,8 @@ from airflow_lakestream.core.ranges import RangeSet
 class Backlog:
     """One topic of one ledger, against the topic as it is now.
 
-    `lacking` are offsets that are not landed yet and can be read, holes in the log included; `overdue` those of them
-    that are below every record of the last so many seconds; `lost` what Kafka has no more.
+    `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` what Kafka has no
+    more; `overdue` and `crowded` as in `waiting.Unread`.
     """
 
     state: TopicState
@@ -24,6 +22,7 @@ class Backlog:
     lacking: RangeSet
     lost: RangeSet
     overdue: RangeSet = RangeSet()
+    crowded: frozenset[int] = frozenset()
 
     @property
     def topic(self) -> str:
@@ -31,25 +30,15 @@ class Backlog:
         return self.state.identity.topic
 
 
-def backlog_of(ledger: Ledger, state: TopicState, table: str, bounds: Mapping[int, Boundary] | None = None) -> Backlog:
-    """Return what a ledger lacks of a topic.
-
-    :param bounds: by partition, where that begins which is not overdue yet.
-
-    Raises TopicReplaced, LogTruncated.
-    """
+def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
+    """Return what a ledger lacks of a topic. Raises TopicReplaced, LogTruncated."""
     topic = state.identity.topic
     check_identity(ledger, state.identity, table)
     entry = ledger.entry(state.identity)
     check_log(entry, state, table)
     missing = _wanted(entry, state) - entry.held
     lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
-    return Backlog(state, entry, missing - lost, lost, (missing - lost) & overdue(topic, bounds or {}))
-
-
-def overdue(topic: str, bounds: Mapping[int, Boundary]) -> RangeSet:
-    """Return all offsets of a topic that are older than a time, which stands at these boundaries."""
-    return union(RangeSet.of(topic, p, 0, bound.offset) for p, bound in bounds.items())
+    return Backlog(state, entry, missing - lost, lost)
 
 
 def topics_of(ledger: Ledger) -> tuple[str, ...]:

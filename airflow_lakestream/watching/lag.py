@@ -14,21 +14,28 @@ from airflow_lakestream.watching.asking import Looking
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.source import Source, Unread
+from airflow_lakestream.watching.source import Source
 from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.waiting import MOST_READ, Unread
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition: unread offsets (records, or holes between them), and the age of the first unread record."""
+    """One partition: unread offsets (records, or holes between them), and the age of the oldest record seen of them.
+
+    `crowded`: there are more than a look reads, so that older ones may be among them.
+    """
 
     topic: str
     partition: int
     records: int
     seconds: float | None
+    crowded: bool = False
 
     def __str__(self) -> str:
         age = "" if self.seconds is None else f", the oldest {span(self.seconds)} old"
+        if self.crowded:
+            age += f" (more than {MOST_READ} are not looked at one by one: they count as overdue)"
         return f"{self.topic}[{self.partition}] with {self.records} unread{age}"
 
 
@@ -51,7 +58,7 @@ class Limits:
         return self.records is not None and (lag.records if self.per_partition else total) > self.records
 
     def _too_old(self, lag: PartitionLag) -> bool:
-        return self.age is not None and lag.seconds is not None and lag.seconds > self.age
+        return self.age is not None and (lag.crowded or (lag.seconds is not None and lag.seconds > self.age))
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,9 @@ class Lag:
         found = []
         for one in self.unread:
             for p in sorted(one.state.marks):
-                first = one.firsts.get(p)
-                age = None if first is None else max(0.0, self.now - first.timestamp_ms / 1000)
-                found.append(PartitionLag(one.state.identity.topic, p, one.records(p), age))
+                oldest = one.oldest.get(p)
+                age = None if oldest is None else max(0.0, self.now - oldest / 1000)
+                found.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.crowded))
         return found
 
     @property
@@ -85,7 +92,7 @@ class Lag:
         lost = self._lost()
         if not behind:
             return Verdict(Outcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
-        worst = max(behind, key=lambda lag: (lag.seconds or 0.0, lag.records))
+        worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
         far = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
@@ -161,9 +168,13 @@ class LagCheck(Source):
     def look(self, places: Places, waited: float) -> Looking:
         """Look once; see `watching.asking.Check`."""
         found = yield from self.read_books(places)
-        unread = yield from self.unread(places, found)
+        age, now = self.limits.age, time.time()
+        before_ms = None if age is None else int((now - age) * 1000)
+        unread = []
+        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
+            unread.append((yield from looking.waiting(ranges, lost, before_ms)))
         fail = arguments.flag("fail_when_behind", self.fail_when_behind)
-        return Lag(found, unread, time.time()).judge(self.limits, fail=fail)
+        return Lag(found, unread, now).judge(self.limits, fail=fail)
 
     def _limits(self) -> Limits:
         age = seconds("max_lag_seconds", self.max_lag_seconds) if is_given(self.max_lag_seconds) else None

@@ -17,8 +17,9 @@ from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.source import Asking, Source, Unread, ask_kafka
+from airflow_lakestream.watching.source import Source, ask_kafka
 from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.waiting import Asking, Unread
 
 # Rates are those of so many seconds, or of less where Kafka keeps little.
 _WINDOW = 900.0

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from airflow_lakestream import arguments
 from airflow_lakestream.core.names import check_table_name, check_topic
-from airflow_lakestream.core.plan import LogTruncated, TopicState
+from airflow_lakestream.core.plan import LogTruncated
 from airflow_lakestream.core.policies import TableFormat, choose, is_given
-from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.watch import First, KafkaWatch
+from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import Ask
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import NotThere
+from airflow_lakestream.watching.waiting import Asking, Looking
 
 # A connection that was opened is used for so long: what somebody changes in it counts from then on.
 OPENED = 600.0
-# Holes at the beginning of what is unread that are looked behind, one after the other.
-_HOLES = 5
-
-Asking = Generator[Ask, Any, Any]
-
-
-@dataclass(frozen=True)
-class Unread:
-    """What a consumer has not read of one topic; `firsts` are the first records of it, by partition."""
-
-    state: TopicState
-    ranges: RangeSet
-    lost: RangeSet
-    firsts: Mapping[int, First]
-
-    def records(self, partition: int) -> int:
-        """Return how many offsets of a partition are unread: records, or holes between them."""
-        return self.ranges.of_partition(self.state.identity.topic, partition).width
 
 
 @dataclass(frozen=True)
@@ -112,10 +93,17 @@ class Source:
         return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))
 
     def unread(self, places: Places, found: Books) -> Asking:
-        """Find out what the consumer has not read. Returns a list of `Unread`, by topic.
+        """Find out what the consumer has not read. Returns a list of `Unread`, by topic, with the first records of it.
 
         Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
         """
+        answers = []
+        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
+            answers.append((yield from looking.behind_holes(ranges, lost)))
+        return answers
+
+    def unread_ranges(self, places: Places, found: Books) -> Asking:
+        """Find out which offsets the consumer has not read. Returns a list of (`waiting.Looking`, unread, lost)."""
         watch = yield ask_kafka(places, self.kafka_conn_id)
         answers = []
         for topic in self.topics or found.topics:
@@ -131,31 +119,8 @@ class Source:
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
                 ends = yield Ask(key, partial(watch.high_watermarks, state), keep=0.0)
                 ranges, lost = found.unread(state, ends)
-            answers.append((yield from self._behind_holes(watch, state, ranges, lost)))
+            answers.append((Looking(self.kafka_conn_id, watch, state), ranges, lost))
         return answers
-
-    def _behind_holes(self, watch: KafkaWatch, state: TopicState, ranges: RangeSet, lost: RangeSet) -> Asking:
-        """Find the first unread records: markers and aborted records in front of them, or alone, are no lag."""
-        topic = state.identity.topic
-        firsts: dict[int, First] = {}
-        for _ in range(_HOLES):
-            begins = {p: ranges.intervals(topic, p)[0][0] for _, p in ranges.partitions}
-            asked = {p: begin for p, begin in begins.items() if p not in firsts or firsts[p].offset < begin}
-            if not asked:
-                break
-            found = yield _ask_firsts(self.kafka_conn_id, watch, state, asked)
-            for p in asked:
-                first = found.get(p)
-                if first is None:
-                    if p in found:
-                        ranges -= ranges.of_partition(topic, p)
-                    firsts.pop(p, None)
-                    continue
-                ranges -= RangeSet.of(topic, p, 0, first.offset)
-                firsts[p] = first
-            if not any(p in found and found[p] for p in asked):
-                break
-        return Unread(state, ranges, lost, {p: first for p, first in firsts.items() if ranges.intervals(topic, p)})
 
     def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
         # One that is not kept is another question, or it would get the answer that is kept.
@@ -191,9 +156,3 @@ def ask_table(places: Places, conn_id: str, name: str) -> Asking:
             raise NotThere(f"table: there is no table {name!r} in the catalog of {conn_id!r}.") from e
 
     return (yield Ask(("table", conn_id, name), load))
-
-
-def _ask_firsts(conn_id: str, watch: KafkaWatch, state: TopicState, positions: Mapping[int, int]) -> Ask:
-    ends = tuple((p, state.marks[p].end) for p in sorted(positions))
-    key = ("firsts", conn_id, state.identity, tuple(sorted(positions.items())), ends)
-    return Ask(key, lambda: watch.firsts(state, positions))

@@ -18,6 +18,7 @@ from airflow_lakestream.spark.progress import Progress
 from airflow_lakestream.watching.backlog import Backlog
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.landings import History, Seen
+from airflow_lakestream.watching.waiting import MOST_READ
 
 
 class State(StrEnum):
@@ -200,6 +201,11 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
 
 def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) -> tuple[State, Reason]:
     waits = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {some(backlog.overdue)}"
+    if backlog.crowded:
+        where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
+        waits += (
+            f" (more than {MOST_READ} are unread in {where}: they are not looked at one by one, and count as overdue)"
+        )
     if age is not None and age <= max_age:
         return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)
     stopped = Cause.STOPPED_CONSUMER if facts.checkpoint is None else Cause.STOPPED_QUERY

@@ -11,17 +11,18 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.core.plan import LogTruncated, TopicReplaced
-from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.spark.lease import read_lease
 from airflow_lakestream.spark.progress import read_progress
-from airflow_lakestream.watching.backlog import Backlog, backlog_of, overdue, topics_of
+from airflow_lakestream.watching.asking import run_now
+from airflow_lakestream.watching.backlog import Backlog, backlog_of, topics_of
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.status import Facts, Query, Stream, status
 from airflow_lakestream.watching.streams import IcebergStreams, Streams
+from airflow_lakestream.watching.waiting import Looking
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -103,9 +104,8 @@ class StreamSearch:
             facts = Facts("", "", topic, checkpoint=location, got_on_ms=got_on)
             try:
                 state = self.kafka.topic(topic)
-                lacking, lost = known.unread(state)
-                late = overdue(topic, self.kafka.boundaries(state, before_ms)) if lacking else RangeSet()
-                yield replace(facts, backlog=Backlog(state, TopicEntry(), lacking, lost, lacking & late))
+                backlog = Backlog(state, TopicEntry(), *known.unread(state))
+                yield replace(facts, backlog=self._with_overdue(backlog, before_ms))
             except _OF_ONE as e:
                 yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
 
@@ -147,14 +147,15 @@ class StreamSearch:
         for topic, history in histories.items():
             facts = Facts(name, group, topic, history, entry=_entry(ledger, topic))
             try:
-                yield replace(facts, backlog=self._backlog(ledger, topic, name, before_ms))
+                backlog = backlog_of(ledger, self.kafka.topic(topic), name)
+                yield replace(facts, backlog=self._with_overdue(backlog, before_ms))
             except _OF_ONE as e:
                 yield replace(facts, problem=Reason(Cause.UNUSABLE, str(e)))
 
-    def _backlog(self, ledger: Ledger, topic: str, table: str, before_ms: int) -> Backlog:
-        state = self.kafka.topic(topic)
-        found = backlog_of(ledger, state, table)
-        return backlog_of(ledger, state, table, self.kafka.boundaries(state, before_ms)) if found.lacking else found
+    def _with_overdue(self, backlog: Backlog, before_ms: int) -> Backlog:
+        looking = Looking("", self.kafka, backlog.state)
+        unread = run_now(looking.waiting(backlog.lacking, backlog.lost, before_ms))
+        return replace(backlog, overdue=unread.overdue, crowded=unread.crowded)
 
     def _of_query(self, query: Query, name: str) -> Facts:
         """Tell of a query that has landed nothing yet."""

@@ -14,8 +14,12 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.watching.asking import run_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.waiting import MOST_READ, Looking
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
@@ -138,6 +142,88 @@ def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producin
     DeltaTable(delta.place).restore(0)
     verdict = lag(lake, **table)
     assert seen(verdict) == (Outcome.WAITING, Cause.ROLLBACK, 2)
+
+
+# Records that wait for too long, wherever they stand
+
+HOUR = 3_600_000
+
+
+def stamps(*ages: int) -> list[int]:
+    """Return timestamps of these ages, in milliseconds."""
+    now = int(time.time() * 1000)
+    return [now - age for age in ages]
+
+
+def test_a_new_record_in_front_of_old_ones_hides_none_of_them(
+    lake: Lake, topic: Topics, produce: Producing, group: str, admin: AdminClient
+) -> None:
+    name = topic(1, message_timestamp_after_max_ms=2**63 - 1)
+    commit(admin, group, name, {0: 0})
+    for first in (0, -10 * HOUR):
+        produce(name, 0, ["v"] * 51, timestamps=stamps(first, *[6 * HOUR] * 50))
+    for consumer in ({"group_id": group}, {"group_id": group, "topic": name}):
+        verdict = lag(lake, **consumer, max_lag_seconds="10m")
+        assert seen(verdict) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 102)
+        assert verdict.value is not None
+        assert verdict.value["seconds"] == pytest.approx(6 * 3600, abs=60)
+        assert lag(lake, **consumer, max_lag_seconds="7h").outcome is Outcome.DONE
+
+
+def test_a_record_of_the_future_has_just_come(
+    lake: Lake, topic: Topics, produce: Producing, group: str, admin: AdminClient
+) -> None:
+    name = topic(1, message_timestamp_after_max_ms=2**63 - 1)
+    commit(admin, group, name, {0: 0})
+    produce(name, 0, ["v"], timestamps=stamps(-1000 * HOUR))
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert verdict.outcome is Outcome.DONE
+    assert verdict.value is not None
+    assert (verdict.value["lag"], verdict.value["seconds"]) == (1, 0.0)
+    # What comes behind it later is seen, though all before it was looked at.
+    produce(name, 0, ["v"], timestamps=stamps(HOUR))
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is Outcome.WAITING
+
+
+def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
+    lake: Lake, topic: Topics, produce: Producing, group: str, admin: AdminClient
+) -> None:
+    name = topic(2)
+    produce(name, 0, ["v"] * (MOST_READ + 1))
+    produce(name, 1, ["v"] * MOST_READ)
+    commit(admin, group, name, {0: 1, 1: 0})
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is Outcome.DONE
+    commit(admin, group, name, {0: 0})
+    verdict = lag(lake, group_id=group, max_lag_seconds="10m")
+    assert verdict.outcome is Outcome.WAITING
+    assert f"{name}[0] with 100001 unread" in verdict.text
+    assert "more than 100000 are not looked at one by one: they count as overdue" in verdict.text
+
+
+def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    settings = {"segment_ms": 100, "min_cleanable_dirty_ratio": 0.01, "max_compaction_lag_ms": 100}
+    name = topic(1, cleanup_policy="compact", **settings)
+    produce(name, 0, ["v"] * 3, keys=["a", "b", "c"], timestamps=stamps(0, 6 * HOUR, 0))
+    watch = KafkaWatch(lake.kafka, "the broker")
+    before = stamps(HOUR)[0]
+
+    def old() -> RangeSet:
+        state = watch.topic(name)
+        unread = RangeSet.of(name, 0, 0, state.marks[0].end)
+        found: RangeSet = run_now(Looking("", watch, state).waiting(unread, RangeSet(), before)).overdue
+        return found
+
+    assert old() == old() == RangeSet.of(name, 0, 1, 2)
+    # A newer record of its key, and one more: the newest segment is never compacted.
+    produce(name, 0, ["v", "v"], keys=["b", "d"])
+
+    def compacted() -> bool:
+        produce(name, 0, ["v"], keys=["d"])
+        return not old()
+
+    poll_until(compacted, "compaction to take the old record", every=0.5)
 
 
 # A consumer group

@@ -41,6 +41,7 @@ from tests.support.faults import CatalogDown, ReadTimeout
 from tests.support.lake import QUICK_RETRIES
 
 TILE_MS = 100
+LAST = {"mode": "resume", "on_data_loss": "record", "max_rejected": 1.0}
 TILES = 6
 # What a run may end in though nothing is wrong with the package. A commit's outcome is unknown only after a fault.
 EXPECTED = (InjectedFault, InjectedDiskFault, CatalogDown, ReadTimeout, DataLoss, RangesGone, CannotReplace)

@@ -17,8 +17,8 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, Retention
 from airflow_lakestream.watching.books import Books, Step
 from airflow_lakestream.watching.risk import Risk, TopicSettings, every_of, risks, window_of
-from airflow_lakestream.watching.source import Unread
 from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.waiting import Unread
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.

@@ -10,12 +10,11 @@ from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.plan import LogTruncated, TopicState, Watermarks
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.kafka.watch import First
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag import Lag, LagCheck, Limits
-from airflow_lakestream.watching.source import Unread
 from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.waiting import Unread
 
 NOW = 1_800_000_000.0
 
@@ -26,9 +25,9 @@ def lag(records: dict[int, int], ages: dict[int, float] | None = None, **books: 
     unread = RangeSet()
     for p, count in records.items():
         unread |= RangeSet.of("orders", p, 100 - count, 100)
-    firsts = {p: First(100 - records[p], int((NOW - age) * 1000)) for p, age in (ages or {}).items()}
+    oldest = {p: int((NOW - age) * 1000) for p, age in (ages or {}).items()}
     positions = {"orders": {p: 100 - count for p, count in records.items()}}
-    return Lag(Books("c", ("orders",), positions, **books), [Unread(state, unread, RangeSet(), firsts)], NOW)
+    return Lag(Books("c", ("orders",), positions, **books), [Unread(state, unread, RangeSet(), oldest=oldest)], NOW)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.plan import TopicState, Watermarks
-from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.spark.lease_record import LeaseRecord, Outcome
 from airflow_lakestream.spark.process_identity import ProcessIdentity
@@ -34,8 +33,8 @@ def backlog(landed: int, end: int, overdue: int = 0, *, other: int = 0, low: int
     """Partition 0 ends at `end` and has `overdue` old offsets; partition 1 has `other` offsets, landed."""
     held = RangeSet.of("t", 0, 0, landed) | RangeSet.of("t", 1, 0, other)
     state = TopicState(TOPIC, {0: Watermarks(low, end), 1: Watermarks(0, other)})
-    late = {0: Boundary(landed + overdue), 1: Boundary(other)}
-    return backlog_of(Ledger("g", {TOPIC: TopicEntry(landed=held, origin={0: 0, 1: 0})}), state, "lake.t", late)
+    found = backlog_of(Ledger("g", {TOPIC: TopicEntry(landed=held, origin={0: 0, 1: 0})}), state, "lake.t")
+    return replace(found, overdue=RangeSet.of("t", 0, landed, landed + overdue))
 
 
 def query(**changes: object) -> Query:

@@ -1,0 +1,143 @@
+"""The timestamps of all records of some ranges, and the memory of those that were read.
+
+`offsets_for_times` tells the first record that is young enough, never whether an older one comes behind it: producers
+give timestamps in any order. So whoever asks for the oldest of some records has to read them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_lakestream.core.plan import Plan, TopicState
+from airflow_lakestream.core.ports import OffsetsGone
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
+
+# Records that are remembered, in all: 16 bytes each.
+_REMEMBERED = 1_000_000
+
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+_Key: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Records of one partition in offset order; `millis` are their timestamps in milliseconds since the epoch."""
+
+    offsets: _Numbers
+    millis: _Numbers
+
+    @property
+    def oldest(self) -> tuple[int, int] | None:
+        """Offset and timestamp of the oldest record; None without any."""
+        if not len(self.millis):
+            return None
+        at = int(self.millis.argmin())
+        return int(self.offsets[at]), int(self.millis[at])
+
+    def before(self, topic: str, partition: int, at_ms: int) -> RangeSet:
+        """Return the offsets of the records from before a time."""
+        old = self.offsets[self.millis < at_ms]
+        # Where the next one does not follow, a range ends.
+        ends = np.flatnonzero(np.diff(old) != 1)
+        firsts = old[np.concatenate([[0], ends + 1])] if len(old) else old
+        lasts = old[np.concatenate([ends, [len(old) - 1]])] if len(old) else old
+        pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        return RangeSet(OffsetRange(topic, partition, first, last + 1) for first, last in pairs)
+
+
+@dataclass(frozen=True)
+class _Known:
+    covered: RangeSet
+    stamps: Stamps
+
+
+_NOTHING = _Known(RangeSet(), Stamps(np.empty(0, np.int64), np.empty(0, np.int64)))
+
+
+class StampsRead:
+    """What was read through one connection; used by several threads at once.
+
+    :param connection: librdkafka configuration.
+    :param group: named in logs of brokers; nothing is committed for it.
+    :param where: what to call the connection in errors.
+    """
+
+    def __init__(self, connection: Mapping[str, Any], group: str, where: str) -> None:
+        self._reader = KafkaReader(connection, group, poll_timeout=REQUEST_TIMEOUT, where=where)
+        self._known: OrderedDict[_Key, _Known] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, state: TopicState, ranges: RangeSet) -> dict[int, Stamps]:
+        """Return, by partition, the records of the ranges. A partition whose log lost some of them is left out.
+
+        Raises what `KafkaReader.read` raises, but for OffsetsGone.
+        """
+        topic = state.identity.topic
+        with self._lock:
+            known = {p: self._known.get(_key(state, p), _NOTHING) for _, p in ranges.partitions}
+        missing = {p: ranges.of_partition(topic, p) - one.covered for p, one in known.items()}
+        known |= self._read(state, known, {p: one for p, one in missing.items() if one})
+        self._remember(state, known)
+        return {p: _within(one.stamps, ranges.intervals(topic, p)) for p, one in known.items()}
+
+    def forget(self, state: TopicState, partitions: Iterable[int]) -> None:
+        """Forget what was read of partitions: it may not be there any more."""
+        with self._lock:
+            for p in partitions:
+                self._known.pop(_key(state, p), None)
+
+    def _read(
+        self, state: TopicState, known: dict[int, _Known], missing: Mapping[int, RangeSet]
+    ) -> Mapping[int, _Known]:
+        """Return what is known with what was missing of it; takes those out whose records are gone."""
+        parts: dict[int, list[Stamps]] = {p: [known[p].stamps] for p in missing}
+        left = RangeSet(r for ranges in missing.values() for r in ranges)
+        try:
+            with closing(self._reader.read(Plan(state, left), threading.Event())) as chunks:
+                for chunk in chunks:
+                    offsets, millis = (
+                        np.asarray(one, np.int64) for one in (chunk.batch.offsets, chunk.batch.timestamps)
+                    )
+                    parts[chunk.covers.partition].append(Stamps(offsets, millis.copy()))
+        except OffsetsGone as gone:
+            known.pop(gone.partition)
+            others = {p: ranges for p, ranges in missing.items() if p != gone.partition}
+            return self._read(state, known, others) if others else {}
+        return {p: _Known(known[p].covered | missing[p], _in_order(stamps)) for p, stamps in parts.items()}
+
+    def _remember(self, state: TopicState, known: Mapping[int, _Known]) -> None:
+        with self._lock:
+            for p, one in known.items():
+                self._known[_key(state, p)] = one
+                self._known.move_to_end(_key(state, p))
+            while sum(len(one.stamps.offsets) for one in self._known.values()) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+
+def _key(state: TopicState, partition: int) -> _Key:
+    return state.identity.topic_id or state.identity.topic, partition
+
+
+def _in_order(parts: list[Stamps]) -> Stamps:
+    offsets = np.concatenate([part.offsets for part in parts])
+    order = np.argsort(offsets, kind="stable")
+    return Stamps(offsets[order], np.concatenate([part.millis for part in parts])[order])
+
+
+def _within(stamps: Stamps, intervals: Iterable[tuple[int, int]]) -> Stamps:
+    cuts = [slice(*np.searchsorted(stamps.offsets, interval)) for interval in intervals]
+    if not cuts:
+        return _NOTHING.stamps
+    return Stamps(
+        np.concatenate([stamps.offsets[cut] for cut in cuts]), np.concatenate([stamps.millis[cut] for cut in cuts])
+    )
