@@ -13,10 +13,10 @@ import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.rewrite import BAD, ROW, SUSPECT, NotTraceable, Rewriter
+from airflow_lakestream.transform.outcome import HIDDEN, ROW
+from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import (
-    HIDDEN,
     INPUT,
     METADATA,
     Checker,

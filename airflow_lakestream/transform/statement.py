@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.outcome import HIDDEN
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
 
 Node = dict[str, Any]
 
-INPUT = "_lakestream_input"
-HIDDEN = "_lakestream_"
+INPUT = f"{HIDDEN}input"
 METADATA = "_kafka_"
 _PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
