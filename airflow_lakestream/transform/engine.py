@@ -52,35 +52,71 @@ class _OfThread:
     planned: set[str] = field(default_factory=set)
 
 
-class Engine:
-    """Runs one statement. Raises InvalidArgument for one that is not allowed, or does not fit the columns."""
+@dataclass(frozen=True)
+class Plan:
+    """A statement as it was checked: for another process, which need not check it again.
 
-    def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int) -> None:
+    :param input: the columns that it reads.
+    :param sifts_exactly: all that is sifted out is bad, so that it need not be looked at again.
+    """
+
+    input: list[str]
+    run: str
+    trace: str | None
+    sift: str | None
+    sifts_exactly: bool
+
+
+class Engine:
+    """Runs one statement. Raises InvalidArgument for one that is not allowed, or does not fit the columns.
+
+    :param plan: what an engine with the same arguments made of it.
+    """
+
+    def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
         self._database = open_database(memory_limit, threads)
         self._local = threading.local()
+        # Whether the last batch had a bad record: then the next one is likely to have one, too.
+        self.is_troubled = False
+        if plan is None:
+            self._plan_anew(sql, columns)
+        else:
+            self._read(columns, plan.input)
+            self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
+            self.sifts_exactly = plan.sifts_exactly
+
+    @property
+    def plan(self) -> Plan:
+        """What became of the statement."""
+        return Plan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
+
+    def _plan_anew(self, sql: str, columns: pa.Schema) -> None:
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
         everything = "*" in read
-        self.input = pa.schema(
-            field
-            for field in columns
-            if field.name.lower() in read or (everything and not field.name.lower().startswith(METADATA))
+        self._read(
+            columns,
+            [
+                name
+                for name in columns.names
+                if name.lower() in read or (everything and not name.lower().startswith(METADATA))
+            ],
         )
         hidden = [name for name in self.input.names if name.lower().startswith(METADATA)]
         texts = [field.name for field in self.input if pa.types.is_string(field.type)]
         rewriter = Rewriter(self._database, self.input.names, texts, hidden)
-        self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
         inner = unparse(self._database, rewriter.carrying(node))
         self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
         self._tracing = self._traced(rewriter, node)
         self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
-        # Whether all that is sifted out is bad, so that it need not be looked at again.
         self.sifts_exactly = rewriter.sift_is_exact
-        # Whether the last batch had a bad record: then the next one is likely to have one, too.
-        self.is_troubled = False
+
+    def _read(self, columns: pa.Schema, names: list[str]) -> None:
+        self.input = pa.schema([columns.field(name) for name in names])
+        self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
@@ -200,6 +236,8 @@ def _place(column: OutputColumn) -> str:
 def told(error: duckdb.Error) -> str:
     """Return what DuckDB says, of bounded length, without the excerpt of a statement that users did not write."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
+    # Settings that no statement may set.
+    text = text.partition("\nPossible solutions")[0]
     # Of the columns to choose from it knows those alone that the statement names.
     text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
     return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")

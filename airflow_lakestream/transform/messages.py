@@ -8,9 +8,25 @@ from __future__ import annotations
 import io
 import json
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The words of the first message, whose table has the columns that the statement may read.
+
+    :param bounds: a `Bounds`.
+    :param plan: what another process made of the statement, empty where it is to be made. If it is there, a second
+        message follows, whose table has the columns that the statement makes.
+    """
+
+    sql: str
+    bounds: dict[str, Any]
+    plan: dict[str, Any]
+
 
 _SIZES = struct.Struct(">QQ")
 

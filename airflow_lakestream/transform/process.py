@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
-from airflow_lakestream.transform.messages import receive, send
+from airflow_lakestream.transform.messages import Setup, receive, send
 
 # The parent's path, not that of a new interpreter: Spark imports from a zip. Nothing of the environment that Python
 # heeds, and no folder that it happens to stand in.
@@ -35,7 +36,7 @@ _PATIENCE = 5.0
 # What the statement does, where it exceeds a bound.
 _WHY = {
     "memory": "takes more than {most:,.0f} MiB of memory, which are memory_limit ({limit}) and 512 MiB: {told}",
-    "rows": "makes {told} of the records, and their rows may take {rows:,.1f} MiB",
+    "rows": "makes rows of {told}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
     "failure": "fails inside of DuckDB: {told}",
 }
 
@@ -65,9 +66,11 @@ class SqlProcess:
 
     Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds as soon
     as it is planned. Raises SqlFailed.
+
+    :param twin: another process of the same arguments, which may have ended: the statement is planned like there.
     """
 
-    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds) -> None:
+    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, twin: SqlProcess | None = None) -> None:
         self._bounds = bounds
         self._owner = os.getpid()
         self._is_stuck = False
@@ -75,9 +78,11 @@ class SqlProcess:
         # Without buffers and their locks, which a fork may find taken.
         self._to, self._from = cast("tuple[io.FileIO, io.FileIO]", (self._process.stdin, self._process.stdout))
         _LIVING.add(self)
-        words = {"sql": sql, "memory_limit": bounds.memory_limit, "threads": bounds.threads, "timeout": bounds.timeout}
+        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), columns.empty_table())]
+        if twin is not None:
+            setup.append(({}, twin.schema.empty_table()))
         try:
-            answer, table = self._asked(words, columns.empty_table(), bounds.timeout, 0)
+            answer, table = self._asked(setup, bounds.timeout, 0)
         except Exceeded as error:
             if error.what == "exit":
                 raise SqlFailed(f"sql: no process can be had to run it in: it {error}.") from None
@@ -85,7 +90,7 @@ class SqlProcess:
         if "invalid" in answer:
             self.close()
             raise InvalidArgument(*answer["invalid"])
-        self.input_columns: list[str] = answer["input"]
+        self.plan: dict[str, Any] = answer["plan"]
         self.schema: pa.Schema = table.schema
 
     @property
@@ -101,7 +106,7 @@ class SqlProcess:
         :param seconds: what it may take of a processor.
         :param rows: bytes that the rows may have.
         """
-        answer, made = self._asked({"seconds": seconds, "rows": rows}, table, seconds, rows)
+        answer, made = self._asked([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
         return made, answer["bad"]
 
     def close(self) -> None:
@@ -121,13 +126,14 @@ class SqlProcess:
         self._from.close()
 
     def _asked(
-        self, words: dict[str, Any], table: pa.Table, seconds: float, rows: int
+        self, messages: list[tuple[dict[str, Any], pa.Table]], seconds: float, rows: int
     ) -> tuple[dict[str, Any], pa.Table]:
         watch = threading.Timer(_STUCK + 10 * seconds, self._kill)
         watch.daemon = True
         watch.start()
         try:
-            send(self._to, words, table)
+            for words, table in messages:
+                send(self._to, words, table)
             answer, made = receive(self._from)
         except (OSError, EOFError):
             self.close()

@@ -43,10 +43,11 @@ class Search:
         # How many records may be run at once, as far as is known; and how many of them exceeded a bound.
         self._most, self._found = 2**31, 0
         self._gained = self._lost = 0.0
-        process = self._process()
-        self.schema, self.input_columns = process.schema, process.input_columns
+        self._first = SqlProcess(sql, columns, bounds)
+        self._idle.append(self._first)
+        self.schema = self._first.schema
+        self.input_columns: list[str] = self._first.plan["input"]
         self._values = _leaves(pa.struct(list(self.schema)))
-        self._idle.append(process)
 
     def run(self, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
         """Yield the rows in order, in pieces, with the numbers of their records; add those that are bad to `bad`."""
@@ -114,7 +115,7 @@ class Search:
                 if process.is_usable:
                     return process
                 process.close()
-        return SqlProcess(self._sql, self._columns, self._bounds)
+        return SqlProcess(self._sql, self._columns, self._bounds, self._first)
 
 
 def _cut(table: pa.Table, size: int) -> Iterator[pa.Table]:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
-from airflow_lakestream.transform.engine import Engine, told
+from airflow_lakestream.transform.engine import Engine, Plan, told
 from airflow_lakestream.transform.failures import run
-from airflow_lakestream.transform.messages import receive, send
+from airflow_lakestream.transform.messages import Setup, receive, send
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
 _OUT_OF_MEMORY = (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError)
@@ -44,10 +45,12 @@ def main() -> None:
     os.dup2(2, 1)
     asked: _Asked = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.fileno(), asked), daemon=True).start()
-    setup, columns = asked.get()
-    bounds = Bounds(setup["memory_limit"], setup["threads"], setup["timeout"])
+    words, columns = asked.get()
+    setup = Setup(**words)
+    bounds = Bounds(**setup.bounds)
     _be_bounded(bounds)
-    _Server(setup["sql"], columns.schema, bounds, answers).serve(asked)
+    made = asked.get()[1].schema if setup.plan else None
+    _Server(setup, columns.schema, made, bounds, answers).serve(asked)
 
 
 class _NoPandas:
@@ -60,18 +63,21 @@ class _NoPandas:
 
 
 class _Server:
-    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, answers: io.FileIO) -> None:
+    def __init__(
+        self, setup: Setup, columns: pa.Schema, made: pa.Schema | None, bounds: Bounds, answers: io.FileIO
+    ) -> None:
+        plan = Plan(**setup.plan) if setup.plan else None
         self._answers = answers
         self._bounds = bounds
         with _Timer(bounds.timeout * bounds.threads):
             try:
-                self._engine = Engine(sql, columns, bounds.memory_limit, bounds.threads)
+                self._engine = Engine(setup.sql, columns, bounds.memory_limit, bounds.threads, plan)
             except InvalidArgument as error:
                 self._fail(invalid=[error.argument, str(error).removeprefix(f"{error.argument}: ")])
             except MemoryError as error:
                 self._fail(memory=_said(error))
-        self._schema = pa.schema([column.field for column in self._engine.columns])
-        send(answers, {"input": self._engine.input.names}, self._schema.empty_table())
+        self._schema = made or pa.schema([column.field for column in self._engine.columns])
+        send(answers, {"plan": asdict(self._engine.plan)}, self._schema.empty_table())
 
     def serve(self, asked: _Asked) -> None:
         while True:
@@ -81,7 +87,7 @@ class _Server:
                 rows = self._run(table, bad)
             size = rows.nbytes
             if size > words["rows"]:
-                self._fail(rows=f"{size / 2**20:,.1f} MiB")
+                self._fail(rows=f"{size / 2**20:,.2f} MiB")
             send(self._answers, {"bad": [(one.index, one.reason[:_REASON]) for one in bad]}, rows)
             del table, rows
 
