@@ -1,12 +1,11 @@
-"""A statement, checked and bound, in a DuckDB of this process: one cursor for each thread."""
+"""A statement, checked and bound, in a DuckDB of this process, for one thread."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -27,7 +26,7 @@ from airflow_lakestream.transform.statement import (
 )
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
-# To plan a statement takes longer than to run it on thousands of records; so it is planned once for each thread.
+# To plan a statement takes longer than to run it on thousands of records; so it is planned once.
 _RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
 # What is left of a statement that makes one row of one record; anything else was not seen through by the checks.
@@ -43,13 +42,6 @@ class _Given:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.table.__arrow_c_stream__(requested_schema)
-
-
-@dataclass
-class _OfThread:
-    cursor: duckdb.DuckDBPyConnection
-    given: _Given
-    planned: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,6 @@ class Engine:
 
     def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
         self._database = open_database(memory_limit, threads)
-        self._local = threading.local()
         # Whether the last batch had a bad record: then the next one is likely to have one, too.
         self.is_troubled = False
         if plan is None:
@@ -117,6 +108,9 @@ class Engine:
     def _read(self, columns: pa.Schema, names: list[str]) -> None:
         self.input = pa.schema([columns.field(name) for name in names])
         self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
+        self._given = _Given(self._empty)
+        self._database.register(INPUT, self._given)
+        self._planned: set[str] = set()
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
@@ -144,27 +138,15 @@ class Engine:
         good = found.filter(found[SUSPECT].is_null()).drop_columns([SUSPECT])
         return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
 
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._database.close()
-
     def _execute(self, name: str, sql: str, table: pa.Table) -> pa.Table:
-        mine = self._mine()
-        mine.given.table = table
+        self._given.table = table
         try:
-            if name not in mine.planned:
-                mine.cursor.execute(f"PREPARE {name} AS {sql}")
-                mine.planned.add(name)
-            return mine.cursor.sql(f"EXECUTE {name}").to_arrow_table()
+            if name not in self._planned:
+                self._database.execute(f"PREPARE {name} AS {sql}")
+                self._planned.add(name)
+            return self._database.sql(f"EXECUTE {name}").to_arrow_table()
         finally:
-            mine.given.table = self._empty
-
-    def _mine(self) -> _OfThread:
-        mine: _OfThread | None = getattr(self._local, "mine", None)
-        if mine is None:
-            mine = self._local.mine = _OfThread(self._database.cursor(), _Given(self._empty))
-            mine.cursor.register(INPUT, mine.given)
-        return mine
+            self._given.table = self._empty
 
     def _checked(self, sql: str, columns: pa.Schema) -> Node:
         names = frozenset(name.lower() for name in columns.names)
@@ -172,7 +154,7 @@ class Engine:
 
     def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
         try:
-            relation = self._mine().cursor.sql(inner)
+            relation = self._database.sql(inner)
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
         except duckdb.Error as error:
             raise InvalidArgument(
@@ -189,7 +171,7 @@ class Engine:
         """
         try:
             self.run(self._empty)
-            ((_, text),) = self._mine().cursor.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
+            ((_, text),) = self._database.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
         except duckdb.Error as error:
             raise InvalidArgument("sql", f"it fails without any record: {told(error)}.") from None
         for operator in _operators(json.loads(text)):

@@ -26,7 +26,6 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
     """
     if not table.num_rows:
         return
-    # Asked once: another thread may find a bad record meanwhile.
     is_sifted = engine.is_troubled
     try:
         if is_sifted and (rows := _sifted(engine, table, bad)) is not None:

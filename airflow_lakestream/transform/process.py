@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from dataclasses import asdict
 from pathlib import Path
@@ -128,18 +128,14 @@ class SqlProcess:
     def _asked(
         self, messages: list[tuple[dict[str, Any], pa.Table]], seconds: float, rows: int
     ) -> tuple[dict[str, Any], pa.Table]:
-        watch = threading.Timer(_STUCK + 10 * seconds, self._kill)
-        watch.daemon = True
-        watch.start()
         try:
             for words, table in messages:
                 send(self._to, words, table)
+            self._wait(_STUCK + 10 * seconds)
             answer, made = receive(self._from)
         except (OSError, EOFError):
             self.close()
             raise self._end(seconds) from None
-        finally:
-            watch.cancel()
         for what in _WHY.keys() & answer.keys():
             self.close()
             raise self._exceeded(what, answer[what], rows)
@@ -160,9 +156,13 @@ class SqlProcess:
         most, limit = self._bounds.memory / 2**20, self._bounds.memory_limit
         return Exceeded(what, _WHY[what].format(most=most, limit=limit, told=told, rows=rows / 2**20))
 
-    def _kill(self) -> None:
-        self._is_stuck = True
-        self._process.kill()
+    def _wait(self, seconds: float) -> None:
+        """Wait for an answer, or the end; where none comes, kill it."""
+        answers = select.poll()
+        answers.register(self._from, select.POLLIN)
+        if not answers.poll(seconds * 1000):
+            self._is_stuck = True
+            self._process.kill()
 
 
 def _started() -> subprocess.Popen[bytes]:

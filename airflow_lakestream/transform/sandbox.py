@@ -25,6 +25,7 @@ _SETTINGS = {
 }
 
 _LOCKED = (
+    "SET enable_progress_bar = false",
     # Python variables are no tables.
     "SET GLOBAL python_enable_replacements = false",
     # What a timestamp without zone means may not hang on the machine's zone: a retry runs on another worker.

@@ -54,7 +54,7 @@ class Search:
         # What a row may have in any case.
         share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
         for part in _cut(table, self._most):
-            yield from self._tried(part, share, bad, is_cut=False)
+            yield from self._tried(part, share, bad, is_cut=part.num_rows < table.num_rows)
 
     def close(self) -> None:
         """End the processes that run nothing."""

@@ -1,4 +1,4 @@
-"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch."""
+"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch, in a process of its own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import pytest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
 from airflow_lakestream.transform.sandbox import open_database
-from tests.unit.transform.support import column
 
 
 @pytest.fixture
@@ -136,8 +135,7 @@ def test_a_memory_limit_that_is_none_is_refused(limit: str) -> None:
 
 def test_the_zone_of_the_machine_changes_nothing() -> None:
     code = """if True:
-        from tests.unit.transform.support import column
-        midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
+                midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
         print(column(f"{midnight} || strftime(event_timestamp, '%H:%M')", b"", timestamps=[0]))
     """
     runs = [
