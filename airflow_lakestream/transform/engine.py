@@ -218,8 +218,6 @@ def _place(column: OutputColumn) -> str:
 def told(error: duckdb.Error) -> str:
     """Return what DuckDB says, of bounded length, without the excerpt of a statement that users did not write."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
-    # Settings that no statement may set.
-    text = text.partition("\nPossible solutions")[0]
     # Of the columns to choose from it knows those alone that the statement names.
     text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
     return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")

@@ -117,7 +117,8 @@ class _Server:
 
 
 def _said(error: Exception) -> str:
-    return told(error) if isinstance(error, duckdb.Error) else "there is no more"
+    # Behind the first line it advises settings that nobody can make.
+    return str(error).partition("\n")[0] or "there is no more"
 
 
 class _Timer:

@@ -50,7 +50,7 @@ class ParallelRun:
         here, there = multiprocessing.Pipe()
         process = self._start(there)
         try:
-            assert here.poll(120), "the run has neither ended nor failed"
+            assert here.poll(300), "the run has neither ended nor failed"
             answer = here.recv()
         finally:
             process.kill()

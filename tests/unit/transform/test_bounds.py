@@ -32,10 +32,12 @@ HOSTILE = [
     ("length(format('{:>{}}', value, n))", 1_000_000_000, "takes more than 756 MiB of memory"),
     ("length(printf('%*d', n, 5))", 1_000_000_000, "takes more than 756 MiB of memory"),
     ("length(regexp_replace(repeat(value, n), '1', repeat('y', 1000), 'g'))", 1_000_000, "takes more than 756 MiB"),
+    # Constants, which are made where the statement is planned; one that does not fit is made for each record.
+    ("length(repeat(repeat('x', 100000), 10000))", 2, "takes more than 756 MiB of memory"),
     ("len(range(n))", 1_000_000_000, "takes more than 756 MiB of memory"),
     ("lpad(value, n::INT, 'x')", 45_000_000, "it makes rows of 42.92 MiB, and they may have 0.02 MiB"),
     (f"list_sum(list_transform(range(n), lambda x: {INNER}))", 600, "takes more than 2 seconds of a processor"),
-    ("error(repeat(value, n))::VARCHAR", 10_000_000, "column v: Invalid Input Error: 1000000010000000"),
+    ("error(repeat(value, n))::VARCHAR", 100_000, "column v: Invalid Input Error: 100000100000100000"),
 ]
 
 SLOW = f"""SELECT list_sum(list_transform(range(n), lambda x: {INNER})) IS NULL AS v
@@ -86,24 +88,14 @@ def test_a_batch_that_is_too_much_at_once_is_run_in_parts_and_later_ones_too(cap
 
 def test_a_record_that_takes_long_is_no_bad_one_as_long_as_it_takes_less_than_the_bound() -> None:
     # Parts of a batch may take half a second.
-    result = SqlTransform(SLOW, timeout=20).apply(batch([b"3"] * 30 + [b"550"] + [b"3"] * 30))
-    assert result.rows["v"].to_pylist() == [False] * 61
+    result = SqlTransform(SLOW, timeout=20).apply(batch([b"3"] * 15 + [b"450"] + [b"3"] * 15))
+    assert result.rows["v"].to_pylist() == [False] * 31
 
 
-@pytest.mark.parametrize(
-    ("expression", "why"),
-    [
-        ("repeat(repeat('x', 100000), 10000)", "without any record, it takes more than 756 MiB of memory"),
-        ("printf('%2000000000d', 1)", "without any record, it takes more than 756 MiB of memory"),
-        (
-            f"list_sum(list_transform(range(900), lambda x: {INNER.replace('n)', '900)')}))",
-            "more than 1 seconds of a pr",
-        ),
-    ],
-)
-def test_what_exceeds_a_bound_without_any_record_is_refused(expression: str, why: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^sql: .*{why}"):
-        SqlTransform(f"SELECT {expression} AS v FROM {{{{ input }}}}", timeout=1)
+def test_a_statement_that_takes_too_long_to_plan_is_refused() -> None:
+    constant = f"list_sum(list_transform(range(900), lambda x: {INNER.replace('n)', '900)')}))"
+    with pytest.raises(InvalidArgument, match="^sql: without any record, it takes more than 1 seconds of a processor"):
+        SqlTransform(f"SELECT {constant} AS v FROM {{{{ input }}}}", timeout=1)
 
 
 POISON = """SELECT CASE value WHEN 'memory' THEN length(printf('%*d', 1000000000 + length(value), 5))
@@ -114,7 +106,7 @@ POISON = """SELECT CASE value WHEN 'memory' THEN length(printf('%*d', 1000000000
 
 
 @settings(
-    max_examples=max(1, settings.default.max_examples // 25), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=max(1, settings.default.max_examples // 50), deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(
     kinds=st.lists(st.sampled_from(["good"] * 40 + ["memory", "rows", "bad", "filtered"]), min_size=30, max_size=300)
@@ -152,7 +144,7 @@ def at_work(pid: int) -> psutil.Process:
         waiting.wait(0.01)
     (process,) = found
     # To start and to plan takes less.
-    while process.cpu_times().user < 2:
+    while process.cpu_times().user < 1:
         waiting.wait(0.01)
     return process
 
@@ -160,12 +152,12 @@ def at_work(pid: int) -> psutil.Process:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_process_that_dies_in_the_midst_of_a_batch_costs_no_record(number: int) -> None:
     transform = SqlTransform(SLOW, timeout=60)
-    values = [b"3"] * 100 + [b"700"] + [b"3"] * 100
+    values = [b"3"] * 20 + [b"450"] + [b"3"] * 20
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(transform.apply, batch(values))
         at_work(os.getpid()).send_signal(number)
         result = running.result()
-    assert result.rows["v"].to_pylist() == [False] * 201
+    assert result.rows["v"].to_pylist() == [False] * 41
     transform._search.close()
 
 
@@ -177,7 +169,7 @@ transform = SqlTransform(sys.argv[1], timeout=3600)
 if sys.argv[2] == "idle":
     print(transform.apply(batch([b"3"])).rows.num_rows, flush=True)
     sys.stdin.read()
-transform.apply(batch([b"100000"]))
+transform.apply(batch([b"3000"]))
 """
 
 
