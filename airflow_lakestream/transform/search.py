@@ -53,7 +53,7 @@ class Search:
         """Yield the rows in order, in pieces, with the numbers of their records; add those that are bad to `bad`."""
         # What a row may have in any case.
         share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
-        for part in _cut(table, self._most):
+        for part in self._cut(table, table.num_rows):
             yield from self._tried(part, share, bad, is_cut=part.num_rows < table.num_rows)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Search:
     def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
         size, found = -(-part.num_rows // PARTS), self._found
         log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
-        for piece in _cut(part, size):
+        for piece in self._cut(part, size):
             yield from self._tried(piece, share, bad, is_cut=True)
         if self._found == found and error.what in ("time", "memory"):
             # No record is to blame: there were too many at once.
@@ -105,6 +105,14 @@ class Search:
         bad += [FailedRecord(number, reason) for number, reason in found]
         return rows
 
+    def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
+        start = 0
+        while start < table.num_rows:
+            # Looked at each time: what is learned from one part holds for the next.
+            part = table.slice(start, min(size, self._most))
+            start += part.num_rows
+            yield part
+
     def _is_lost(self, times: int) -> bool:
         return self._lost > times * _LOST + self._gained
 
@@ -116,11 +124,6 @@ class Search:
                     return process
                 process.close()
         return SqlProcess(self._sql, self._columns, self._bounds, self._first)
-
-
-def _cut(table: pa.Table, size: int) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, size):
-        yield table.slice(start, size)
 
 
 def _leaves(kind: pa.DataType) -> int:

@@ -79,11 +79,11 @@ def test_the_one_record_that_exceeds_a_bound_is_bad_and_memory_stays_below_it(
 
 def test_a_batch_that_is_too_much_at_once_is_run_in_parts_and_later_ones_too(caplog: pytest.LogCaptureFixture) -> None:
     transform = SqlTransform("SELECT length(repeat(repeat(left(value, 1), 10000), 1000)) AS v FROM {{ input }}")
-    for warnings in (1, 0):
+    for least, most in ((1, 2), (0, 0)):
         caplog.clear()
-        result = transform.apply(batch([b"x"] * 400))
-        assert result.rows["v"].to_pylist() == [10_000_000] * 400
-        assert len([1 for record in caplog.records if record.levelno == logging.WARNING]) == warnings
+        result = transform.apply(batch([b"x"] * 200))
+        assert result.rows["v"].to_pylist() == [10_000_000] * 200
+        assert least <= len([1 for record in caplog.records if record.levelno == logging.WARNING]) <= most
 
 
 def test_a_record_that_takes_long_is_no_bad_one_as_long_as_it_takes_less_than_the_bound() -> None:
@@ -94,7 +94,7 @@ def test_a_record_that_takes_long_is_no_bad_one_as_long_as_it_takes_less_than_th
 
 def test_a_statement_that_takes_too_long_to_plan_is_refused() -> None:
     constant = f"list_sum(list_transform(range(900), lambda x: {INNER.replace('n)', '900)')}))"
-    with pytest.raises(InvalidArgument, match="^sql: without any record, it takes more than 1 seconds of a processor"):
+    with pytest.raises(InvalidArgument, match=r"^sql: without any record, it takes more than 1 seconds of a processor"):
         SqlTransform(f"SELECT {constant} AS v FROM {{{{ input }}}}", timeout=1)
 
 
@@ -169,7 +169,7 @@ transform = SqlTransform(sys.argv[1], timeout=3600)
 if sys.argv[2] == "idle":
     print(transform.apply(batch([b"3"])).rows.num_rows, flush=True)
     sys.stdin.read()
-transform.apply(batch([b"3000"]))
+transform.apply(batch([b"1300"]))
 """
 
 
