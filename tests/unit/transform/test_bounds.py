@@ -99,21 +99,19 @@ def test_a_statement_that_takes_too_long_to_plan_is_refused() -> None:
 
 
 POISON = """SELECT CASE value WHEN 'memory' THEN length(printf('%*d', 1000000000 + length(value), 5))
-    WHEN 'rows' THEN length(array_to_string(list_value(repeat(value, 10000000)), '')) + 0 * length(key)
-    WHEN 'bad' THEN 'x' || value ELSE length(value) END::INT AS v,
+    WHEN 'bad' THEN ('x' || value)::INT ELSE length(value) END AS v,
     CASE value WHEN 'rows' THEN repeat(value, 10000000) END AS w
     FROM {{ input }} WHERE value <> 'filtered'"""
 
 
 @settings(
-    max_examples=max(1, settings.default.max_examples // 50), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=max(2, settings.default.max_examples // 25), deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(
     kinds=st.lists(st.sampled_from(["good"] * 40 + ["memory", "rows", "bad", "filtered"]), min_size=30, max_size=300)
 )
 def test_just_those_records_are_bad_that_exceed_a_bound_wherever_they_stand(kinds: list[str]) -> None:
-    keys = [b"k"] * len(kinds)
-    result = SqlTransform(POISON).apply(batch([kind.encode() for kind in kinds], keys=keys))
+    result = SqlTransform(POISON).apply(batch([kind.encode() for kind in kinds]))
     found: dict[int, object] = dict.fromkeys(result.filtered.tolist(), "filtered")
     found |= dict(zip(result.kept.tolist(), result.rows["v"].to_pylist(), strict=True))
     for bad in result.bad:
@@ -128,7 +126,7 @@ def test_when_too_much_time_is_lost_the_parts_that_exceed_a_bound_are_bad_as_a_w
     monkeypatch.setattr(search, "_LOST", -1000.0)
     values = [b"good"] * 320
     values[0] = values[100] = b"memory"
-    result = SqlTransform(POISON).apply(batch(values, keys=[b"k"] * 320))
+    result = SqlTransform(POISON).apply(batch(values))
     assert [bad.index for bad in result.bad] == [*range(20), *range(100, 120)]
     assert {bad.reason.partition(" it ")[0] for bad in result.bad} == {"sql: for 20 records, this one among them,"}
     assert all("too much time was lost" in bad.reason for bad in result.bad)
