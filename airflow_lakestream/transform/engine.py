@@ -1,22 +1,21 @@
-"""A statement, checked and bound, in a DuckDB of this process: one cursor for each thread."""
+"""A statement, checked and bound, in a DuckDB of this process, for one thread."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.rewrite import BAD, ROW, SUSPECT, NotTraceable, Rewriter
+from airflow_lakestream.transform.outcome import HIDDEN, ROW
+from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
 from airflow_lakestream.transform.statement import (
-    HIDDEN,
     INPUT,
     METADATA,
     Checker,
@@ -27,7 +26,7 @@ from airflow_lakestream.transform.statement import (
 )
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
-# To plan a statement takes longer than to run it on thousands of records; so it is planned once for each thread.
+# To plan a statement takes longer than to run it on thousands of records; so it is planned once.
 _RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
 # What is left of a statement that makes one row of one record; anything else was not seen through by the checks.
@@ -45,42 +44,73 @@ class _Given:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-@dataclass
-class _OfThread:
-    cursor: duckdb.DuckDBPyConnection
-    given: _Given
-    planned: set[str] = field(default_factory=set)
+@dataclass(frozen=True)
+class Plan:
+    """A statement as it was checked: for another process, which need not check it again.
+
+    :param input: the columns that it reads.
+    :param sifts_exactly: all that is sifted out is bad, so that it need not be looked at again.
+    """
+
+    input: list[str]
+    run: str
+    trace: str | None
+    sift: str | None
+    sifts_exactly: bool
 
 
 class Engine:
-    """Runs one statement. Raises InvalidArgument for one that is not allowed, or does not fit the columns."""
+    """Runs one statement. Raises InvalidArgument for one that is not allowed, or does not fit the columns.
 
-    def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int) -> None:
+    :param plan: what an engine with the same arguments made of it.
+    """
+
+    def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
         self._database = open_database(memory_limit, threads)
-        self._local = threading.local()
+        # Whether the last batch had a bad record: then the next one is likely to have one, too.
+        self.is_troubled = False
+        if plan is None:
+            self._plan_anew(sql, columns)
+        else:
+            self._read(columns, plan.input)
+            self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
+            self.sifts_exactly = plan.sifts_exactly
+
+    @property
+    def plan(self) -> Plan:
+        """What became of the statement."""
+        return Plan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
+
+    def _plan_anew(self, sql: str, columns: pa.Schema) -> None:
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
         everything = "*" in read
-        self.input = pa.schema(
-            field
-            for field in columns
-            if field.name.lower() in read or (everything and not field.name.lower().startswith(METADATA))
+        self._read(
+            columns,
+            [
+                name
+                for name in columns.names
+                if name.lower() in read or (everything and not name.lower().startswith(METADATA))
+            ],
         )
         hidden = [name for name in self.input.names if name.lower().startswith(METADATA)]
         texts = [field.name for field in self.input if pa.types.is_string(field.type)]
         rewriter = Rewriter(self._database, self.input.names, texts, hidden)
-        self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
         inner = unparse(self._database, rewriter.carrying(node))
         self.columns = self._bound(inner, columns)
         self._sql = _query([*(f"{c.expression} AS {_quoted(c.field.name)}" for c in self.columns), ROW], inner)
         self._check_plan()
         self._tracing = self._traced(rewriter, node)
         self._sifting = self._sifted(rewriter, node) if self._tracing is not None else None
-        # Whether all that is sifted out is bad, so that it need not be looked at again.
         self.sifts_exactly = rewriter.sift_is_exact
-        # Whether the last batch had a bad record: then the next one is likely to have one, too.
-        self.is_troubled = False
+
+    def _read(self, columns: pa.Schema, names: list[str]) -> None:
+        self.input = pa.schema([columns.field(name) for name in names])
+        self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
+        self._given = _Given(self._empty)
+        self._database.register(INPUT, self._given)
+        self._planned: set[str] = set()
 
     def run(self, table: pa.Table) -> pa.Table:
         """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
@@ -108,27 +138,15 @@ class Engine:
         good = found.filter(found[SUSPECT].is_null()).drop_columns([SUSPECT])
         return good, dict(zip(suspects[ROW].to_pylist(), suspects[SUSPECT].to_pylist(), strict=True))
 
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._database.close()
-
     def _execute(self, name: str, sql: str, table: pa.Table) -> pa.Table:
-        mine = self._mine()
-        mine.given.table = table
+        self._given.table = table
         try:
-            if name not in mine.planned:
-                mine.cursor.execute(f"PREPARE {name} AS {sql}")
-                mine.planned.add(name)
-            return mine.cursor.sql(f"EXECUTE {name}").to_arrow_table()
+            if name not in self._planned:
+                self._database.execute(f"PREPARE {name} AS {sql}")
+                self._planned.add(name)
+            return self._database.sql(f"EXECUTE {name}").to_arrow_table()
         finally:
-            mine.given.table = self._empty
-
-    def _mine(self) -> _OfThread:
-        mine: _OfThread | None = getattr(self._local, "mine", None)
-        if mine is None:
-            mine = self._local.mine = _OfThread(self._database.cursor(), _Given(self._empty))
-            mine.cursor.register(INPUT, mine.given)
-        return mine
+            self._given.table = self._empty
 
     def _checked(self, sql: str, columns: pa.Schema) -> Node:
         names = frozenset(name.lower() for name in columns.names)
@@ -136,7 +154,7 @@ class Engine:
 
     def _bound(self, inner: str, columns: pa.Schema) -> list[OutputColumn]:
         try:
-            relation = self._mine().cursor.sql(inner)
+            relation = self._database.sql(inner)
             described = list(zip(relation.columns, relation.types, strict=True))[:-1]
         except duckdb.Error as error:
             raise InvalidArgument(
@@ -153,7 +171,7 @@ class Engine:
         """
         try:
             self.run(self._empty)
-            ((_, text),) = self._mine().cursor.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
+            ((_, text),) = self._database.execute(f"EXPLAIN (FORMAT JSON) {self._sql}").fetchall()
         except duckdb.Error as error:
             raise InvalidArgument("sql", f"it fails without any record: {told(error)}.") from None
         for operator in _operators(json.loads(text)):

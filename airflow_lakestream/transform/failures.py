@@ -8,10 +8,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.transform.engine import Engine, told
-from airflow_lakestream.transform.outcome import FailedRecord
-from airflow_lakestream.transform.rewrite import ROW
+from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
 # Of so many bad records of a batch that DuckDB could not tell by itself its words are fetched, by a run for each that
 # costs as much as thousands of good records; beyond, the place is told alone.
@@ -21,15 +19,13 @@ _EXPLAINED = 10
 _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 
 
-class SqlFailed(LakestreamError, Terminal):
-    """DuckDB failed for a reason that lies in no record, such as too little memory."""
-
-
 def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
-    """Yield the rows in order, in pieces; add the records for which the statement fails to `bad`. Raises SqlFailed."""
+    """Yield the rows in order, in pieces; add the records for which the statement fails to `bad`.
+
+    Raises duckdb.Error for what is no property of a record that can be told, such as too little memory.
+    """
     if not table.num_rows:
         return
-    # Asked once: another thread may find a bad record meanwhile.
     is_sifted = engine.is_troubled
     try:
         if is_sifted and (rows := _sifted(engine, table, bad)) is not None:
@@ -38,12 +34,6 @@ def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa
         yield engine.run(table)
     except _RECORD_ERRORS as error:
         yield from _find_bad(engine, table, bad, error, is_sifted)
-    except duckdb.OutOfMemoryException as error:
-        if table.num_rows == 1:
-            raise SqlFailed(f"sql: one record needs more memory than memory_limit gives: {told(error)}.") from None
-        yield from _halves(engine, table, bad)
-    except duckdb.Error as error:
-        raise SqlFailed(f"sql: DuckDB failed: {told(error)}.") from error
 
 
 def _find_bad(

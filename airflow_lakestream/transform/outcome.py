@@ -11,6 +11,10 @@ import pyarrow as pa
 
 Indices = npt.NDArray[np.int64]
 
+# Begins the names that no statement may use; and the column that says which record of the batch a row is of.
+HIDDEN = "_lakestream_"
+ROW = f"{HIDDEN}row"
+
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform.outcome import FailedRecord
@@ -84,5 +83,4 @@ def _timestamps(batch: RawBatch, bad: dict[int, str]) -> pa.Array:
     for index in np.flatnonzero(wrong):
         bad[int(index)] = f"the record's timestamp {millis[index]} ms is out of range"
     none = wrong | (millis == -1)
-    micros = pa.array(np.where(none, 0, millis) * 1000)
-    return pc.if_else(pa.array(none), pa.scalar(None, pa.int64()), micros).cast(_TIMESTAMP)
+    return pa.array(np.where(none, 0, millis) * 1000, mask=none).cast(_TIMESTAMP)

@@ -12,11 +12,11 @@ from typing import Any
 
 import duckdb
 
+from airflow_lakestream.transform.outcome import HIDDEN, ROW
 from airflow_lakestream.transform.sandbox import parse
 from airflow_lakestream.transform.sift import LOOKED_UP, VALUE, Sifter, in_order
-from airflow_lakestream.transform.statement import HIDDEN, INPUT, Node, arguments_of, constant, ctes, expressions
+from airflow_lakestream.transform.statement import INPUT, Node, arguments_of, constant, ctes, expressions
 
-ROW = f"{HIDDEN}row"
 BAD = f"{HIDDEN}bad"
 SUSPECT = f"{HIDDEN}suspect"
 _FILTERED = f"{HIDDEN}where"

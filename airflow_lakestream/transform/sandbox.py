@@ -7,13 +7,12 @@ the settings here, and the closed list of what a statement may consist of (`stat
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
 from typing import Any
 
 import duckdb
 
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.bounds import size_of
 from airflow_lakestream.transform.json_macros import MACROS
 
 _SETTINGS = {
@@ -25,9 +24,8 @@ _SETTINGS = {
     "max_temp_directory_size": "0KB",
 }
 
-_SIZE = re.compile(r"[1-9]\d*(\.\d+)? ?[KMGT]i?B", re.IGNORECASE)
-
 _LOCKED = (
+    "SET enable_progress_bar = false",
     # Python variables are no tables.
     "SET GLOBAL python_enable_replacements = false",
     # What a timestamp without zone means may not hang on the machine's zone: a retry runs on another worker.
@@ -61,12 +59,8 @@ BARE_FUNCTIONS = frozenset(
 
 
 def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a new, locked database. Raises InvalidArgument for limits that DuckDB does not understand."""
-    if threads < 1:
-        raise InvalidArgument("threads", f"{threads} is less than 1.")
-    # DuckDB takes a negative one, and a share, too.
-    if not _SIZE.fullmatch(memory_limit):
-        raise InvalidArgument("memory_limit", f"{memory_limit!r} is no size.", 'Give one such as "256MB" or "1GiB".')
+    """Return a new, locked database. Raises InvalidArgument for a limit that DuckDB does not understand."""
+    size_of(memory_limit)
     config: dict[str, Any] = {**_SETTINGS, "memory_limit": memory_limit, "threads": threads}
     database = duckdb.connect(":memory:", config=config)
     for statement in (*MACROS, *_LOCKED):

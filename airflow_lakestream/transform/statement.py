@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.transform.outcome import HIDDEN
 from airflow_lakestream.transform.sandbox import AGGREGATE, BARE_FUNCTIONS, CHANGING, TABLE_FUNCTION, is_word
 
 Node = dict[str, Any]
 
-INPUT = "_lakestream_input"
-HIDDEN = "_lakestream_"
+INPUT = f"{HIDDEN}input"
 METADATA = "_kafka_"
 _PLACEHOLDER = re.compile(r"\{\{-?\s*input\s*-?\}\}")
 
@@ -68,18 +68,6 @@ _KNOWN_EXPRESSIONS = frozenset(
         "TYPE",
     }
 )
-# DuckDB's memory limit does not count the value that a function is making: these make any size out of nothing.
-_GROWING = {
-    "repeat": (1,),
-    "lpad": (1,),
-    "rpad": (1,),
-    "range": (0, 1),
-    "generate_series": (0, 1),
-    "list_resize": (1,),
-    "array_resize": (1,),
-    "bitstring": (1,),
-}
-_LARGEST = 10_000
 _SCALAR_PATH = re.compile(r"""\$(?:\.[A-Za-z_][A-Za-z0-9_]*|\."[^"*]+"|\[(?:\d+|#-\d+)\])*""")
 
 
@@ -226,12 +214,6 @@ def _check_arguments(name: str, arguments: list[Node]) -> None:
     """Refuse arguments with which an allowed function does what a statement may not."""
     if name == "age" and len(arguments) == 1:
         raise refuse("age of one time", CHANGING)
-    for position in _GROWING.get(name, ()):
-        if position < len(arguments) and not (0 <= integer(arguments[position]) <= _LARGEST):
-            why = f"its value may grow out of all memory. Write the number out, and not above {_LARGEST}"
-            raise refuse(f"{name} with this size", why)
-    if name in ("printf", "format") and re.search(r"\d{5}", constant(arguments[0]) or "00000"):
-        raise refuse(f"{name} with this pattern", "write the pattern out, without widths above 9999")
     if name == "json_value":
         path = constant(arguments[1]) if len(arguments) == 2 else None
         if path is None or not _SCALAR_PATH.fullmatch(path):
@@ -292,14 +274,6 @@ def constant(node: Node) -> str | None:
         return node["literal"]["text"] if node["literal"]["kind"] == "STRING" else None
     value = node["value"]
     return value["value"] if value["type"]["id"] == "VARCHAR" and not value["is_null"] else None
-
-
-def integer(node: Node) -> int:
-    """Return the value of a number that is written out, -1 for anything else."""
-    if node["class"] == "CONSTANT":
-        literal = node["literal"]["text"] if "literal" in node else str(node["value"].get("value"))
-        return int(literal) if literal.isdecimal() else -1
-    return -1
 
 
 def _words(name: str) -> str:

@@ -1,9 +1,8 @@
-"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch."""
+"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch, in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,40 +10,48 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.transform.engine import Engine
-from airflow_lakestream.transform.failures import run
-from airflow_lakestream.transform.outcome import FailedRecord, Indices, Transformed
+from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.outcome import ROW, FailedRecord, Indices, Transformed
 from airflow_lakestream.transform.raw_input import NEEDS_HEADERS, NEEDS_KEYS, RAW_SCHEMA, raw_columns
-from airflow_lakestream.transform.rewrite import ROW
+from airflow_lakestream.transform.search import Search
 
 
 class SqlTransform:
     """Turns each record into one row, or none, by a SELECT. It can be pickled, and called from several threads.
 
+    The statement runs in processes of its own, one for each thread that calls at the same time: they are kept, and end
+    with this object or this process. See `Bounds` for what each of them may take.
+
     :param sql: the statement; it reads from {{ input }}.
     :param input_schema: columns of the decoded rows, metadata columns among them; None for raw records.
-    :param memory_limit: what DuckDB may use in all threads of this process together.
+    :param memory_limit: what DuckDB may use for data. The process may have 512 MiB more.
     :param threads: threads that DuckDB uses for one batch; batches of several threads run side by side anyway.
+    :param timeout: seconds of one processor that the statement may take for one record, and for a batch at once. A
+        record that takes more is bad.
 
-    Raises InvalidArgument for a statement that is not allowed, or that does not fit the columns.
+    Raises InvalidArgument for a statement that is not allowed, that does not fit the columns, or that exceeds its
+    bounds without any record; SqlFailed where no process can be had.
     """
 
     def __init__(
-        self, sql: str, *, input_schema: pa.Schema | None = None, memory_limit: str = "256MB", threads: int = 1
+        self,
+        sql: str,
+        *,
+        input_schema: pa.Schema | None = None,
+        memory_limit: str = "256MB",
+        threads: int = 1,
+        timeout: float = 10.0,
     ) -> None:
         self.sql = sql
         self.input_schema = input_schema
-        self.memory_limit = memory_limit
-        self.threads = threads
-        self._lock = threading.Lock()
-        # Closing a parent's database in its child would wait for threads that are not there.
-        self._inherited: list[Engine] = []
-        self._engine, self._process = self._open(), os.getpid()
-        self.schema = pa.schema([column.field for column in self._engine.columns])
-        self.input_columns = frozenset(self._engine.input.names)
+        self.bounds = Bounds(memory_limit, threads, timeout)
+        self._search = Search(sql, RAW_SCHEMA if input_schema is None else input_schema, self.bounds)
+        weakref.finalize(self, self._search.close)
+        self.schema = self._search.schema
+        self.input_columns = frozenset(self._search.input_columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuilt, (self.sql, self.input_schema, self.memory_limit, self.threads))
+        return (_rebuilt, (self.sql, self.input_schema, self.bounds))
 
     @property
     def needs_keys(self) -> bool:
@@ -67,14 +74,14 @@ class SqlTransform:
         table = pa.Table.from_arrays([*columns.values(), pa.array(numbers)], [*columns, ROW])
         if bad:
             table = table.take(pa.array(np.delete(numbers, [failed.index for failed in bad])))
-        parts = list(run(self._ready(), table, bad))
+        parts = list(self._search.run(table, bad))
         kept = np.concatenate([part[ROW].to_numpy() for part in parts] or [numbers[:0]])
-        rows = pa.concat_tables([self._conformed(part) for part in parts] or [self.schema.empty_table()])
+        rows = pa.concat_tables([part.drop_columns([ROW]) for part in parts] or [self.schema.empty_table()])
         bad.sort(key=lambda failed: failed.index)
         return Transformed(rows, kept, _filtered(len(batch), kept, bad), bad)
 
     def _columns(self, batch: RawBatch | pa.Table) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
-        names = self._engine.input.names
+        names = self._search.input_columns
         if isinstance(batch, RawBatch):
             if self.input_schema is not None:
                 raise InvalidArgument("batch", "the statement is for decoded rows, and these are raw records.")
@@ -84,26 +91,6 @@ class SqlTransform:
                     raise InvalidArgument("batch", f"the statement reads {what}, and the records were read without.")
             return raw_columns(batch, names)
         return {name: batch[name] for name in names}, []
-
-    def _conformed(self, part: pa.Table) -> pa.Table:
-        columns = []
-        for field, column in zip(self.schema, part.columns[:-1], strict=True):
-            if field.type == pa.uuid():
-                column = column.cast(pa.binary(16))
-            columns.append(column.cast(field.type))
-        return pa.Table.from_arrays(columns, schema=self.schema)
-
-    def _ready(self) -> Engine:
-        """Return the engine; a forked process makes its own, since threads and locks of DuckDB stay in the parent."""
-        with self._lock:
-            if self._process != os.getpid():
-                self._inherited.append(self._engine)
-                self._engine, self._process = self._open(), os.getpid()
-            return self._engine
-
-    def _open(self) -> Engine:
-        columns = RAW_SCHEMA if self.input_schema is None else self.input_schema
-        return Engine(self.sql, columns, self.memory_limit, self.threads)
 
 
 def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
@@ -120,5 +107,11 @@ def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
     return np.flatnonzero(seen == 0)
 
 
-def _rebuilt(sql: str, input_schema: pa.Schema | None, memory_limit: str, threads: int) -> SqlTransform:
-    return SqlTransform(sql, input_schema=input_schema, memory_limit=memory_limit, threads=threads)
+def _rebuilt(sql: str, input_schema: pa.Schema | None, bounds: Bounds) -> SqlTransform:
+    return SqlTransform(
+        sql,
+        input_schema=input_schema,
+        memory_limit=bounds.memory_limit,
+        threads=bounds.threads,
+        timeout=bounds.timeout,
+    )

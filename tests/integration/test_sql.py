@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import Verdict
 from airflow_lakestream.audit.run import Audit
@@ -17,8 +21,10 @@ from airflow_lakestream.repair import RecordsWithoutRow, Repair
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics
-from tests.support.lake import GROUP, TABLE
+from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import OpenLake, at
+from tests.support.parallel_run import ParallelRun
+from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
 
@@ -208,6 +214,78 @@ def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_t
     assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is Verdict.CLEAN
     assert lake.offsets() == at(0, range(0, 10, 2))
     assert lake.column("s") == ["S0", "S2", "S4", "S6", "S8"]
+
+
+# Records that take more than they may
+
+HOSTILE = """SELECT CASE kind
+        WHEN 'repeat' THEN length(repeat(repeat(left(value, 1), 10000), n))
+        WHEN 'format' THEN length(format('{:>{}}', value, n))
+        WHEN 'printf' THEN length(printf('%*d', n, 5))
+        WHEN 'regexp' THEN length(regexp_replace(repeat(value, n), 'e', repeat('y', 1000), 'g'))
+        WHEN 'long' THEN list_sum(list_transform(range(n), lambda x: list_sum(list_transform(range(n), lambda y:
+            list_sum(list_transform(range(n), lambda z: sin(x * y * z)))))))
+        ELSE n END::BIGINT AS n
+    FROM (SELECT value, json_value(value, '$.kind') AS kind, json_value(value, '$.n')::BIGINT AS n FROM {{ input }})"""
+TOO_MUCH = {"repeat": 200_000, "format": 1_000_000_000, "printf": 1_000_000_000, "regexp": 1_000_000}
+# 256 MB, and 512 MiB.
+MOST_MIB = 244 + 512
+
+
+def hostile_documents(count: int, bad: dict[str, int]) -> dict[int, str]:
+    """Return so many records by their offsets, those among them that take too much at odd places."""
+    records = {n: f'{{"kind": "plain", "n": {n}}}' for n in range(count)}
+    for place, (kind, n) in zip((3, 4, 57, count - 1, count // 2), bad.items(), strict=False):
+        records[place] = f'{{"kind": "{kind}", "n": {n}}}'
+    return records
+
+
+def assert_rejected_alone(lake: Lake, records: dict[int, str], bad: dict[str, int]) -> None:
+    """Assert that of these records those that take too much were rejected by name, and all others landed."""
+    hostile = {n: kind for n, text in records.items() for kind in bad if f'"{kind}"' in text}
+    assert len(hostile) == len(bad)
+    rows = lake.table().scan().to_arrow().select(["_kafka_offset", "n"]).to_pylist()
+    assert {row["_kafka_offset"]: row["n"] for row in rows} == {n: n for n in records if n not in hostile}
+    rejected = lake.table("lake.events__rejected").scan().to_arrow().to_pylist()
+    assert {row["_kafka_offset"] for row in rejected} == hostile.keys()
+    for row in rejected:
+        bound = "10 seconds of a processor" if hostile[row["_kafka_offset"]] == "long" else "756 MiB of memory"
+        assert row["error"].startswith(f"sql: for this record alone, it takes more than {bound}")
+        assert (row["stage"], row["value"].decode()) == ("sql", records[row["_kafka_offset"]])
+
+
+@pytest.mark.parametrize(("parallelism", "bad"), [(1, {"printf": 1_000_000_000, "long": 1_300}), (2, TOO_MUCH)])
+def test_a_record_that_takes_more_than_it_may_is_rejected_alone_and_the_task_stays_small(
+    lake: OpenLake, topic: Topics, produce: Producing, parallelism: int, bad: dict[str, int]
+) -> None:
+    name, records = topic(partitions=1), hostile_documents(400, bad)
+    produce(name, 0, list(records.values()))
+    report = ParallelRun(lake, name, {"parallelism": parallelism, "sql": HOSTILE}).land()
+    assert (report["processes"], report["rows"], report["rejected"]) == (
+        2 if parallelism == 2 else 0,
+        400 - len(bad),
+        len(bad),
+    )
+    assert_rejected_alone(lake, records, bad)
+    assert report["peak_mib"] <= MOST_MIB
+
+
+def test_spark_rejects_such_a_record_alone_and_its_workers_stay_small(
+    lake: OpenLake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    name, records = topic(partitions=1), hostile_documents(400, TOO_MUCH)
+    produce(name, 0, list(records.values()))
+    SparkRun(lake, name).run(spark, mode="ranges", ranges=[[0, 0, 400]], sql=HOSTILE)
+    assert_rejected_alone(lake, records, TOO_MUCH)
+    peaks = []
+    for process in psutil.Process().children(recursive=True):
+        # Workers come and go.
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, IndexError):
+            if "pyspark" in " ".join(process.cmdline()):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                peaks.append(int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) // 1024)
+    assert peaks
+    assert max(peaks) <= MOST_MIB
 
 
 # The operator

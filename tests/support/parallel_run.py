@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import uuid
@@ -49,7 +50,7 @@ class ParallelRun:
         here, there = multiprocessing.Pipe()
         process = self._start(there)
         try:
-            assert here.poll(120), "the run has neither ended nor failed"
+            assert here.poll(300), "the run has neither ended nor failed"
             answer = here.recv()
         finally:
             process.kill()
@@ -106,7 +107,8 @@ def _main(
             if fault == "stop":
                 signal.signal(signal.SIGUSR1, lambda *_: stop.set())
             report = land_run(config, kafka, lake.catalog(), run_id=run_id, stop=stop, children=children)
-        connection.send(report.to_dict() | {"processes": 0 if children is None else 2})
+        peaks = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        connection.send(report.to_dict() | {"processes": 0 if children is None else 2, "peak_mib": max(peaks)})
     except Exception as e:  # noqa: BLE001  # raised in the test
         connection.send(Failed(e))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -83,7 +82,7 @@ def test_a_statement_can_reject_a_record_itself() -> None:
 def test_a_form_that_only_halving_sees_through() -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.string())])
     transform = SqlTransform("SELECT COLUMNS(*)::INTEGER FROM {{ input }}", input_schema=schema)
-    assert transform._engine.trace(schema.empty_table()) is None
+    assert Engine(transform.sql, schema, "256MB", 1).plan.trace is None
     values = [str(i) for i in range(1000)]
     values[7] = values[500] = values[999] = "x"
     result = transform.apply(pa.table({"a": values, "b": ["1"] * 1000}))
@@ -134,22 +133,6 @@ def test_conditions_are_told_apart_from_failures_by_their_place() -> None:
     sql = "SELECT value::INT AS n FROM {{ input }} WHERE value <> 'x'"
     result = SqlTransform(sql).apply(batch([b"1", b"x", b"y"]))
     assert (result.kept.tolist(), result.filtered.tolist(), [b.index for b in result.bad]) == ([0], [1], [2])
-
-
-def test_a_bad_record_of_another_thread_at_the_same_time_changes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = batch([value for value, _ in KINDS])
-    expected = SqlTransform(ROWS).apply(records).bad
-    transform = SqlTransform(ROWS)
-    run = Engine.run
-
-    def while_another_fails(engine: Engine, table: pa.Table) -> pa.Table:
-        monkeypatch.setattr(Engine, "run", run)
-        assert threads.submit(transform.apply, records).result().bad == expected
-        return engine.run(table)
-
-    monkeypatch.setattr(Engine, "run", while_another_fails)
-    with ThreadPoolExecutor(1) as threads:
-        assert transform.apply(records).bad == expected
 
 
 def test_an_empty_batch() -> None:

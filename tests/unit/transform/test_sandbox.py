@@ -13,7 +13,6 @@ import pytest
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform import SqlTransform
 from airflow_lakestream.transform.sandbox import open_database
-from tests.unit.transform.support import column
 
 
 @pytest.fixture
@@ -128,30 +127,6 @@ def test_limits_are_kept(database: duckdb.DuckDBPyConnection) -> None:
         database.execute("SELECT string_agg(repeat('x', 100000)) FROM range(2000)").fetchall()
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "repeat('x', 500000000)",
-        "repeat('x', len(value))",
-        "len(range(100000000))",
-        "len(generate_series(1, 100000000))",
-        "lpad(value, 500000000, 'x')",
-        "list_resize([1], 100000000)",
-        "printf('%500000000d', 1)",
-        "format('{:500000000}', 1)",
-        "format(value, 1)",
-    ],
-)
-def test_a_value_of_any_size_out_of_nothing_is_refused(expression: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"with this (size|pattern) is not allowed here"):
-        SqlTransform(f"SELECT {expression} AS v FROM {{{{ input }}}}")
-
-
-def test_values_of_small_sizes_are_made() -> None:
-    expression = "repeat('x', 3) || lpad('7', 3, '0') || printf('%05d', 7) || list_sum(range(1, 4))"
-    assert column(expression, b"") == ["xxx007000076"]
-
-
 @pytest.mark.parametrize("limit", ["lots", "-1MB", "0MB", "80%"])
 def test_a_memory_limit_that_is_none_is_refused(limit: str) -> None:
     with pytest.raises(InvalidArgument, match="memory_limit"):
@@ -160,8 +135,7 @@ def test_a_memory_limit_that_is_none_is_refused(limit: str) -> None:
 
 def test_the_zone_of_the_machine_changes_nothing() -> None:
     code = """if True:
-        from tests.unit.transform.support import column
-        midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
+                midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
         print(column(f"{midnight} || strftime(event_timestamp, '%H:%M')", b"", timestamps=[0]))
     """
     runs = [

@@ -94,12 +94,23 @@ def test_a_type_without_a_place_is_refused_with_a_cast(expression: str, remedy: 
 
 
 @pytest.mark.parametrize(
-    "expression", ["value::HUGEINT * 100000000000000000000000000000000000000", "(value || 'inity')::DATE"]
+    ("expression", "value"),
+    [
+        ("value::HUGEINT * 100000000000000000000000000000000000000", b"1"),
+        ("value::UHUGEINT", b"340282366920938463463374607431768211455"),
+        ("{'a': value::HUGEINT}", b"-170141183460469231731687303715884105728"),
+        ("value::DECIMAL(38, 0) * 10", b"99999999999999999999999999999999999999"),
+        ("value::UBIGINT", b"18446744073709551616"),
+        ("value::DATE", b"infinity"),
+        ("value::TIMESTAMP", b"-infinity"),
+        ("value::TIMESTAMPTZ", b"infinity"),
+        ("value::TIMESTAMP_MS", b"infinity"),
+    ],
 )
-def test_a_value_without_a_place_is_a_bad_record(expression: str) -> None:
-    value = b"inf" if "DATE" in expression else b"1"
-    sql = f"SELECT {expression} AS v FROM {{{{ input }}}}"
-    (bad,) = SqlTransform(sql).apply(batch([value])).bad
+def test_a_value_without_a_place_is_a_bad_record(expression: str, value: bytes) -> None:
+    result = SqlTransform(f"SELECT {expression} AS v FROM {{{{ input }}}}").apply(batch([value, None]))
+    assert result.kept.tolist() == [1]
+    (bad,) = result.bad
     assert bad.reason.startswith("column v: ")
 
 

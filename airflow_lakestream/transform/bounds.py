@@ -1,0 +1,65 @@
+"""What a statement may take: for a batch at once, and for a record alone. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+_SIZE = re.compile(r"([1-9]\d*(?:\.\d+)?) ?([KMGT])(i?)B", re.IGNORECASE)
+# Beside DuckDB's own: an interpreter, what it imports, records, their rows, and the value that a function is making.
+BESIDE = 512 * 2**20
+# As much of that is no data, but libraries that are mapped from files: 75 to 95 MiB.
+_LIBRARIES = 112 * 2**20
+# With this status a process ends that finds itself to hold more than it may.
+TOO_LARGE = 3
+# A thread of the system has a stack of so much.
+_STACK = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of one process that runs a statement.
+
+    :param memory_limit: what DuckDB may use for data, such as "256MB". The process has BESIDE more.
+    :param threads: threads that DuckDB uses for one batch.
+    :param timeout: seconds of one processor that the statement may take for one record, and for a batch at once.
+
+    Raises InvalidArgument.
+    """
+
+    memory_limit: str = "256MB"
+    threads: int = 1
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        size_of(self.memory_limit)
+        if self.threads < 1:
+            raise InvalidArgument("threads", f"{self.threads} is less than 1.")
+        if not 0 < self.timeout <= 86_400:
+            raise InvalidArgument("timeout", f"{self.timeout} is no number of seconds above 0, up to a day.")
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the process may hold."""
+        return size_of(self.memory_limit) + BESIDE
+
+    @property
+    def data(self) -> int:
+        """Bytes of private memory that the process may ask the system for."""
+        return self.memory - _LIBRARIES + (self.threads - 1) * _STACK
+
+    @property
+    def rows(self) -> int:
+        """Bytes that the rows of a batch may have, whatever its records have."""
+        return size_of(self.memory_limit) // 8
+
+
+def size_of(text: str) -> int:
+    """Return a size as DuckDB understands it, in bytes. Raises InvalidArgument."""
+    # DuckDB takes a negative one, and a share, too.
+    if not (found := _SIZE.fullmatch(text)):
+        raise InvalidArgument("memory_limit", f"{text!r} is no size.", 'Give one such as "256MB" or "1GiB".')
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1))

@@ -1,0 +1,130 @@
+"""A statement run on batches within bounds; where a batch exceeds one, the record is found that exceeds it alone.
+
+A batch that does is cut, and the parts that do are cut again. To run a part costs next to nothing, and one that exceeds
+what it may take costs just that, since a part of a batch may take little: a record alone may take as much as a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from airflow_lakestream.transform.bounds import Bounds
+from airflow_lakestream.transform.outcome import ROW, FailedRecord
+from airflow_lakestream.transform.process import Exceeded, SqlProcess
+
+log = logging.getLogger(__name__)
+
+# Into so many parts a batch is cut that exceeds a bound.
+PARTS = 16
+# Seconds of a processor that such a part may take.
+_OF_PART = 0.5
+# Seconds that may be lost to records that exceed a bound, beside as many as all others take. Then a record may take no
+# more than a part; when three times as many are lost, a part of a batch that exceeds a bound is not cut any more.
+_LOST = 300.0
+# Bytes that the rows of a record may have for each byte of it, and for each value in them.
+_GROWTH = 8
+_OF_VALUE = 32
+
+
+class Search:
+    """Runs one statement, for several threads at once; each has a process of its own meanwhile.
+
+    Raises InvalidArgument and SqlFailed as `SqlProcess` does.
+    """
+
+    def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds) -> None:
+        self._sql, self._columns, self._bounds = sql, columns, bounds
+        self._idle: list[SqlProcess] = []
+        # How many records may be run at once, as far as is known; and how many of them exceeded a bound.
+        self._most, self._found = 2**31, 0
+        self._gained = self._lost = 0.0
+        self._first = SqlProcess(sql, columns, bounds)
+        self._idle.append(self._first)
+        self.schema = self._first.schema
+        self.input_columns: list[str] = self._first.plan["input"]
+        self._values = _leaves(pa.struct(list(self.schema)))
+
+    def run(self, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
+        """Yield the rows in order, in pieces, with the numbers of their records; add those that are bad to `bad`."""
+        # What a row may have in any case.
+        share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
+        for part in self._cut(table, table.num_rows):
+            yield from self._tried(part, share, bad, is_cut=part.num_rows < table.num_rows)
+
+    def close(self) -> None:
+        """End the processes that run nothing."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _tried(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
+        error = None
+        # The second time it is another process: the first may have been killed by somebody, or have had no memory left.
+        for _ in range(2 if part.num_rows == 1 else 1):
+            try:
+                yield self._asked(part, share, bad, is_cut=is_cut)
+                return
+            except Exceeded as exceeded:
+                error = exceeded
+                if exceeded.is_certain:
+                    break
+        assert error is not None, "it was tried"
+        if part.num_rows > 1 and not (is_cut and self._is_lost(3)):
+            yield from self._in_parts(part, share, bad, error)
+            return
+        what = "for this record alone" if part.num_rows == 1 else f"for {part.num_rows} records, this one among them"
+        more = "" if part.num_rows == 1 else "; too much time was lost already to look at each of them"
+        bad += [FailedRecord(number, f"sql: {what}, it {error}{more}") for number in part[ROW].to_pylist()]
+        self._found += part.num_rows
+
+    def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
+        size, found = -(-part.num_rows // PARTS), self._found
+        log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
+        for piece in self._cut(part, size):
+            yield from self._tried(piece, share, bad, is_cut=True)
+        if self._found == found and error.what in ("time", "memory"):
+            # No record is to blame: there were too many at once.
+            self._most = min(self._most, size)
+
+    def _asked(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> pa.Table:
+        begin = time.monotonic()
+        least = self._is_lost(1) or (is_cut and part.num_rows > 1)
+        seconds = min(_OF_PART, self._bounds.timeout) if least else self._bounds.timeout
+        process = self._process()
+        try:
+            rows, found = process.run(part, seconds, int(part.num_rows * share + part.nbytes * _GROWTH))
+        except Exceeded:
+            self._lost += time.monotonic() - begin
+            raise
+        self._gained += time.monotonic() - begin
+        self._idle.append(process)
+        bad += [FailedRecord(number, reason) for number, reason in found]
+        return rows
+
+    def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
+        start = 0
+        while start < table.num_rows:
+            # Looked at each time: what is learned from one part holds for the next.
+            part = table.slice(start, min(size, self._most))
+            start += part.num_rows
+            yield part
+
+    def _is_lost(self, times: int) -> bool:
+        return self._lost > times * _LOST + self._gained
+
+    def _process(self) -> SqlProcess:
+        with contextlib.suppress(IndexError):
+            while True:
+                process = self._idle.pop()
+                if process.is_usable:
+                    return process
+                process.close()
+        return SqlProcess(self._sql, self._columns, self._bounds, self._first)
+
+
+def _leaves(kind: pa.DataType) -> int:
+    return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
