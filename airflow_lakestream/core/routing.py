@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.names import BESIDE, HOME, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
 # Catalogs cut or refuse longer ones, and file systems do from 255 bytes on.
@@ -91,6 +91,8 @@ class TableTemplate:
         last_dot = max(i for i, part in enumerate(template.parts) if isinstance(part, str) and "." in part)
         if any(p in template.by_record for p in template.parts[:last_dot]):
             raise InvalidArgument(argument, f"{text!r}: a record can't choose the namespace.", _NOTATION)
+        if template.by_record and text.endswith(BESIDE):
+            raise InvalidArgument(argument, f"{text!r}: {_KEPT}.", "Let it end otherwise.")
         return template
 
     @property
@@ -125,8 +127,10 @@ class TableTemplate:
         """Return the table for the values of the placeholders of `by_record`. Raises Unroutable."""
         names = iter([sanitized(value) for value in values])
         name = "".join(part if isinstance(part, str) else next(names) for part in self.parts)
-        if len(name) > MAX_NAME:
+        if len(name.encode()) > MAX_NAME:
             raise Unroutable(f"makes a table's name of more than {MAX_NAME} characters")
+        if name.endswith(BESIDE):
+            raise Unroutable(f"makes the name {name}, and {_KEPT}")
         return name
 
     @property
@@ -141,7 +145,7 @@ class TableTemplate:
 
     def home(self, topic: str, consumer_group: str) -> str:
         """Return the home table's name when none is given: one for each topic and group. Raises InvalidArgument."""
-        name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}__home"
+        name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}{HOME}"
         if len(name) > MAX_NAME:
             raise InvalidArgument(
                 "home_table", f"{name!r} is longer than {MAX_NAME} characters.", "Give a shorter one."
@@ -149,6 +153,7 @@ class TableTemplate:
         return name
 
 
+_KEPT = f"names that end in {', '.join(BESIDE)} are kept for the tables that stand beside others"
 _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
 
 
