@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -223,17 +224,21 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*begin, *alike, *shown]))[:NAMES_SHOWN]
 
 
-def check_distinct(template: TableTemplate, topics: Sequence[str]) -> None:
-    """Refuse two topics whose names come to one and the same table. Raises InvalidArgument."""
-    if not template.by_topic:
-        return
-    taken: dict[str, str] = {}
-    for topic in topics:
-        text = template.of_topic(topic).text
-        if text in taken:
-            raise InvalidArgument(
-                "table",
-                f"the topics {taken[text]!r} and {topic!r} would both land in {text}.",
-                "Narrow the regex, and land one of them by a task of its own.",
-            )
-        taken[text] = topic
+def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
+    """Return, by topic, another one whose name comes to the same table; only those that have such a rival."""
+    by_table: dict[str, list[str]] = {}
+    for topic in topics if template.by_topic else ():
+        # One that no table can be named by says so when it is landed.
+        with suppress(InvalidArgument):
+            by_table.setdefault(template.of_topic(topic).text, []).append(topic)
+    clashing = [same for same in by_table.values() if len(same) > 1]
+    return {topic: next(one for one in same if one != topic) for same in clashing for topic in same}
+
+
+def check_name_by_topic(table: str, topic: str) -> None:
+    """Refuse a name, come of one of a regex's topics, that is kept for the tables beside others.
+
+    Raises InvalidArgument.
+    """
+    if table.endswith(BESIDE):
+        raise InvalidArgument("table", f"the topic {topic!r} makes the name {table}, and {_KEPT}.", "Narrow the regex.")

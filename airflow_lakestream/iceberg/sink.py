@@ -45,7 +45,7 @@ from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, wha
 from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
 from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, changes_in
 from airflow_lakestream.iceberg.since import FirstLook
-from airflow_lakestream.iceberg.strangers import landed_by_fan_out
+from airflow_lakestream.iceberg.strangers import NamingTopic, landed_by_fan_out
 from airflow_lakestream.iceberg.takeout import Finder, check_columns
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class IcebergSink:
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first: FirstLook | None = None
         self._landed: set[str] = set()
+        # The topic whose name has chosen the table; None where people did.
+        self.named_by: NamingTopic | None = None
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
@@ -109,8 +111,10 @@ class IcebergSink:
             raise NotIceberg(self._name) from e
         except NoSuchTableError:
             self._table = self._change = None
+            self._check_name()
             self._first = self._first or FirstLook()
             return self._missing_table()
+        self._check_name()
         self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
@@ -233,6 +237,11 @@ class IcebergSink:
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
+
+    def _check_name(self) -> None:
+        """Refuse a table that a topic's name has chosen and may not have. Raises InvalidArgument."""
+        if self.named_by is not None:
+            self.named_by.check(self._name, self._table, self._group)
 
     def _missing_table(self) -> TableState:
         schema = None

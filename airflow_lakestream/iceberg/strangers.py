@@ -6,13 +6,14 @@ Such a name may reach any table of its namespace. It is to reach none that anoth
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out_books import Books, fingerprint_of, homes_of
 
@@ -40,6 +41,38 @@ def owner_of(table: Table) -> str | None:
     if facts.head_id is not None and facts.snapshots[facts.head_id].has_rows:
         return "has rows that no stream of lakestream landed"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class NamingTopic:
+    """A topic that a regex found, and whose name is part of its table's; another one may come to the same name."""
+
+    topic: str
+    rival: str | None = None
+
+    def check(self, name: str, table: Table | None, consumer_group: str) -> None:
+        """Refuse a table that the group has not landed the topic in, and that is not to be had. Raises InvalidArgument.
+
+        :param table: None where there is none of that name yet.
+        """
+        if table is not None and self._is_landed(table, consumer_group):
+            return
+        if self.rival is not None:
+            raise InvalidArgument(
+                "table",
+                f"the topics {self.rival!r} and {self.topic!r} would both land in {name}.",
+                "Narrow the regex, and land one of them by a task of its own.",
+            )
+        if table is not None and (why := owner_of(table)) is not None:
+            raise InvalidArgument(
+                "table",
+                f"the topic {self.topic!r} names {name}, which {why}, and not with this topic.",
+                "Narrow the regex; if the topic is meant for that table, land it by a task that names both.",
+            )
+
+    def _is_landed(self, table: Table, consumer_group: str) -> bool:
+        ledger = ledger_store.read_ledger(table, consumer_group)
+        return any(identity.topic == self.topic for identity in ledger.topics)
 
 
 def landed_by_fan_out(table: Table, consumer_group: str) -> bool:
