@@ -54,7 +54,7 @@ def build_job(
     on_error = choose(OnError, "on_error", config.on_error)
     table = config.table if fan_out is None else fan_out.home
     sink = _sink(config, catalog, fan_out)
-    router = Router(fan_out.template) if fan_out is not None else None
+    router = None if fan_out is None else _router(fan_out, sink)
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
     decoders = RowDecoders(config.payload, tuple(config.metadata_columns), router, on_error, tombstones, sql)
@@ -83,6 +83,12 @@ def build_job(
         # A mirror's table is founded by its events.
         foresee=None if isinstance(config, MirrorConfig) else decoders.foreseen,
     )
+
+
+def _router(fan_out: FanOut, sink: Sink) -> Router:
+    assert isinstance(sink, RejectingSink), "that is what there is for Iceberg"
+    assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
+    return Router(fan_out.template, sink.inner.refusals)
 
 
 def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:

@@ -16,19 +16,23 @@ from airflow_lakestream import extract
 from airflow_lakestream.core.job import Job, Stopped
 from airflow_lakestream.core.landing import land
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.processes import Children
 from airflow_lakestream.core.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.routing import (
     NoTopicMatches,
-    check_distinct,
+    check_name_by_topic,
     is_pattern,
     matching,
     near_names,
+    rivals,
 )
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.iceberg.fan_out import FanOutSink
 from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.strangers import NamingTopic
 from airflow_lakestream.kafka.topics import list_topics
 
 log = logging.getLogger(__name__)
@@ -116,15 +120,15 @@ def land_run(
     stop = stop or threading.Event()
     run = RunReport(config.topic, config.table, config.consumer_group, by_record=bool(config.template.by_record))
     failed: list[LakestreamError] = []
-    for topic in topics_of(config, kafka, where):
+    topics = topics_of(config, kafka, where)
+    for topic in topics:
         left = _left(config, run)
         if left == 0:
             log.info("%s and what comes behind it wait for the next run: max_records are landed.", topic)
             break
-        one = replace(config.of_topic(topic), max_records=left)
         own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         try:
-            job = extract.build_job(one, kafka, catalog, run_id=own_id, where=where, stop=stop)
+            job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
             job = replace(job, children=children)
             report = land(job if prepare is None else prepare(job))
         except Stopped:
@@ -136,17 +140,46 @@ def land_run(
             failed.append(e)
             continue
         run.reports[topic] = report
-        run.tables.update(_rows_by_table(job, one.table, report))
+        run.tables.update(_rows_by_table(job, report))
     if failed:
         raise min(failed, key=lambda e: isinstance(e, Terminal))
     return run
 
 
-def _rows_by_table(job: Job, table: str, report: LandingReport) -> Mapping[str, int]:
-    sink = job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
+def job_of(
+    config: ExtractConfig,
+    topic: str,
+    topics: Sequence[str],
+    kafka: Mapping[str, Any],
+    catalog: extract.Lake,
+    run_id: str,
+    where: str,
+    stop: threading.Event | None = None,
+) -> Job:
+    """Return the job of one of the topics; see `extract.build_job` for the other arguments.
+
+    A name that only a regex found reaches no table of another stream.
+    """
+    one = config.of_topic(topic)
+    job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
+    if is_pattern(config.topic) and config.template.by_topic:
+        check_name_by_topic(one.table, topic)
+        sink = _inner(job)
+        # With tables that records choose, too, the home knows its topic.
+        if isinstance(sink, IcebergSink):
+            sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))
+    return job
+
+
+def _inner(job: Job) -> Sink:
+    return job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
+
+
+def _rows_by_table(job: Job, report: LandingReport) -> Mapping[str, int]:
+    sink = _inner(job)
     if isinstance(sink, FanOutSink):
         return sink.rows_by_table
-    return {table: report.counts.written}
+    return {job.table: report.counts.written}
 
 
 def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
@@ -157,7 +190,6 @@ def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Se
     topics = matching(config.topic, known)
     if not topics:
         raise NoTopicMatches(config.topic, where, near_names(config.topic, known))
-    check_distinct(config.template, topics)
     log.info("%r matches %s topics: %s", config.topic, len(topics), ", ".join(topics))
     return topics
 

@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
 from airflow_lakestream.cdc.newest import Mask, Version, is_later, versions
 from airflow_lakestream.cdc.places import places
+from airflow_lakestream.core.names import DELETED
 
-SUFFIX = "__deleted"
+SUFFIX = DELETED
 # The deleted row itself, as Arrow's IPC stream: only of the last event of a partition, where the event that follows
 # may be the same row under another key, which leaves out what it has in common with this one.
 ROW = "_row"

@@ -120,7 +120,7 @@ def plan_of(
     if not job.allow_group_overlap:
         for other, ledger in table.others.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
-                raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
+                raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
     return plan
 
 

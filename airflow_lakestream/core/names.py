@@ -9,6 +9,10 @@ from airflow_lakestream.exceptions import InvalidArgument
 # The metadata columns that a row gets when nobody says otherwise.
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
 
+# Tables that stand beside others are named after them, with one of these behind: the rejected records of a table, the
+# deleted keys of a mirror, the books of a fan-out.
+REJECTED, DELETED, HOME = BESIDE = ("__rejected", "__deleted", "__home")
+
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 

@@ -131,12 +131,13 @@ class LogTruncated(LakestreamError, Terminal):
 class LandedByAnotherGroup(LakestreamError, Terminal):
     """Another consumer group's ledger on the same table holds offsets of this plan."""
 
-    def __init__(self, ranges: RangeSet, consumer_group: str, other: str, table: str) -> None:
+    def __init__(self, ranges: RangeSet, consumer_group: str, other: str, table: str, part: str | None = None) -> None:
         self.ranges, self.other = ranges, other
         super().__init__(
             f"consumer group {other!r} has landed {ranges} in {table} already; landing them for {consumer_group!r} "
             f"would put each record in the table twice. Use consumer_group={other!r}, or another table; "
             "allow_group_overlap=True lands them a second time on purpose."
+            + (f" Of the table: {part} It has the records that chose it, and no others." if part else "")
         )
 
 

@@ -155,7 +155,8 @@ class DecoderFactory(Protocol):
 class TableState:
     """A table as it was at one moment: its ledger, other groups' ledgers, and what this run landed already.
 
-    `schema` is that of the rows to decode, None when neither a table nor a given schema says it.
+    `schema` is that of the rows to decode, None when neither a table nor a given schema says it. `part` says in a
+    sentence which part the table has in a fan-out, if any.
     """
 
     ledger: Ledger
@@ -163,6 +164,7 @@ class TableState:
     landed_by_run: Sequence[tuple[int, Landing]] = ()
     schema: RowSchema | None = None
     exists: bool = True
+    part: str | None = None
 
 
 class Rejects(Protocol):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.names import BESIDE, HOME, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
 # Catalogs cut or refuse longer ones, and file systems do from 255 bytes on.
@@ -91,6 +92,8 @@ class TableTemplate:
         last_dot = max(i for i, part in enumerate(template.parts) if isinstance(part, str) and "." in part)
         if any(p in template.by_record for p in template.parts[:last_dot]):
             raise InvalidArgument(argument, f"{text!r}: a record can't choose the namespace.", _NOTATION)
+        if template.by_record and text.endswith(BESIDE):
+            raise InvalidArgument(argument, f"{text!r}: {_KEPT}.", "Let it end otherwise.")
         return template
 
     @property
@@ -125,8 +128,10 @@ class TableTemplate:
         """Return the table for the values of the placeholders of `by_record`. Raises Unroutable."""
         names = iter([sanitized(value) for value in values])
         name = "".join(part if isinstance(part, str) else next(names) for part in self.parts)
-        if len(name) > MAX_NAME:
+        if len(name.encode()) > MAX_NAME:
             raise Unroutable(f"makes a table's name of more than {MAX_NAME} characters")
+        if name.endswith(BESIDE):
+            raise Unroutable(f"makes the name {name}, and {_KEPT}")
         return name
 
     @property
@@ -141,7 +146,7 @@ class TableTemplate:
 
     def home(self, topic: str, consumer_group: str) -> str:
         """Return the home table's name when none is given: one for each topic and group. Raises InvalidArgument."""
-        name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}__home"
+        name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}{HOME}"
         if len(name) > MAX_NAME:
             raise InvalidArgument(
                 "home_table", f"{name!r} is longer than {MAX_NAME} characters.", "Give a shorter one."
@@ -149,6 +154,7 @@ class TableTemplate:
         return name
 
 
+_KEPT = f"names that end in {', '.join(BESIDE)} are kept for the tables that stand beside others"
 _NOTATION = 'Write "lake.{topic}", "lake.{key}", "lake.{header:type}", or "lake.{event}" for a field of the payload.'
 
 
@@ -218,17 +224,21 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*begin, *alike, *shown]))[:NAMES_SHOWN]
 
 
-def check_distinct(template: TableTemplate, topics: Sequence[str]) -> None:
-    """Refuse two topics whose names come to one and the same table. Raises InvalidArgument."""
-    if not template.by_topic:
-        return
-    taken: dict[str, str] = {}
-    for topic in topics:
-        text = template.of_topic(topic).text
-        if text in taken:
-            raise InvalidArgument(
-                "table",
-                f"the topics {taken[text]!r} and {topic!r} would both land in {text}.",
-                "Narrow the regex, and land one of them by a task of its own.",
-            )
-        taken[text] = topic
+def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
+    """Return, by topic, another one whose name comes to the same table; only those that have such a rival."""
+    by_table: dict[str, list[str]] = {}
+    for topic in topics if template.by_topic else ():
+        # One that no table can be named by says so when it is landed.
+        with suppress(InvalidArgument):
+            by_table.setdefault(template.of_topic(topic).text, []).append(topic)
+    clashing = [same for same in by_table.values() if len(same) > 1]
+    return {topic: next(one for one in same if one != topic) for same in clashing for topic in same}
+
+
+def check_name_by_topic(table: str, topic: str) -> None:
+    """Refuse a name, come of one of a regex's topics, that is kept for the tables beside others.
+
+    Raises InvalidArgument.
+    """
+    if table.endswith(BESIDE):
+        raise InvalidArgument("table", f"the topic {topic!r} makes the name {table}, and {_KEPT}.", "Narrow the regex.")

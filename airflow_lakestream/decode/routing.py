@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,19 @@ from airflow_lakestream.decode.misfit import quoted
 from airflow_lakestream.decode.outcome import BadRow
 from airflow_lakestream.exceptions import InvalidArgument
 
+# Given routes, and the columns of the rows: why records may not go by some of the routes.
+Refusals = Callable[[Sequence[str], pa.Schema], Mapping[str, str]]
+
 
 @dataclass(frozen=True)
 class Router:
-    """Finds the route of each record: its values for the template's placeholders, which name its table."""
+    """Finds the route of each record: its values for the template's placeholders, which name its table.
+
+    `refusals` is asked once for each route of a batch.
+    """
 
     template: TableTemplate
+    refusals: Refusals
 
     @property
     def needs_keys(self) -> bool:
@@ -65,15 +72,15 @@ class Router:
         bad: dict[int, str] = {}
         parts = [self._values(placeholder, batch, rows, bad) for placeholder in self.template.by_record]
         encoded = pc.dictionary_encode(parts[0] if len(parts) == 1 else _joined(parts))
-        unroutable = np.zeros(len(encoded.dictionary), np.bool_)
-        for number, text in enumerate(encoded.dictionary.to_pylist()):
-            if (problem := self._problem(text)) is not None:
-                unroutable[number] = True
-                for index in np.flatnonzero(pc.equal(encoded.indices, number).fill_null(False)):
-                    bad.setdefault(int(index), problem)
-        if unroutable.any():
-            routable = pa.array(~unroutable).take(encoded.indices)
-            encoded = pc.if_else(routable, encoded, pa.scalar(None, encoded.type))
+        routes = encoded.dictionary.to_pylist()
+        problems = {route: problem for route in routes if (problem := self._problem(route)) is not None}
+        problems |= self.refusals([route for route in routes if route not in problems], rows.schema)
+        if problems:
+            # Side by side for all rows: strangers can think up a route for each of them.
+            refused = pa.array([route in problems for route in routes]).take(encoded.indices)
+            for index in np.flatnonzero(refused.fill_null(False)):
+                bad.setdefault(int(index), problems[routes[encoded.indices[int(index)].as_py()]])
+            encoded = pc.if_else(refused, pa.scalar(None, encoded.type), encoded)
         return encoded, [BadRow(index, bad[index]) for index in sorted(bad)]
 
     def _problem(self, route: str) -> str | None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,18 +35,19 @@ from airflow_lakestream.core.routing import (
     ROUTE_COLUMNS,
     ROUTE_OFFSET,
     ROUTE_PARTITION,
-    SEPARATOR,
     NewTables,
-    TableTemplate,
 )
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.fan_out_admission import Admission
+from airflow_lakestream.iceberg.fan_out_admission import FanOut as FanOut
 from airflow_lakestream.iceberg.fan_out_books import BOOKS, Books, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out_tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out_target import Target
 from airflow_lakestream.iceberg.hits import Offsets
 from airflow_lakestream.iceberg.one_worker import OneWorkerSink
 from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.iceberg.strangers import NotItsOwn
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +64,6 @@ class TablesChanged(Conflict):
 
     def __init__(self, home: str) -> None:
         super().__init__(f"{home}: another run wrote new tables down first.")
-
-
-@dataclass(frozen=True)
-class FanOut:
-    """Where records go. `decoding` is all that decides their rows beside schema and template."""
-
-    topic: str
-    template: TableTemplate
-    home: str
-    decoding: tuple[str, ...] = ()
-    new_tables: NewTables = NewTables.FAIL
-    max_tables: int = 100
 
 
 class FanOutSink(OneWorkerSink):
@@ -96,6 +87,8 @@ class FanOutSink(OneWorkerSink):
         self._fingerprint: str | None = None
         self._rows: dict[str, Counter[str]] = {}
         self._payload: Schema | None = None
+        # Decoders, in threads of their own, ask for admission while rows are written and committed.
+        self._lock = threading.RLock()
         self._begin(None)
 
     @property
@@ -103,8 +96,22 @@ class FanOutSink(OneWorkerSink):
         """The rows that the landings of this run brought, its earlier tries included, by table."""
         return sum(self._rows.values(), Counter[str]())
 
+    def refusals(self, routes: Iterable[str], rows: pa.Schema) -> Mapping[str, str]:
+        """Return why records may not go by some of the routes; called by decoders, in several threads.
+
+        :param rows: the columns that rows have, but for those of the routes.
+        """
+        if self._payload is None:
+            with self._lock:
+                self._take_schema(rows)
+        return self._admission.refusals(routes)
+
     def load(self, run_id: str) -> TableState:
         """Look at the home anew. Raises Superseded, and InvalidArgument where design and home contradict."""
+        with self._lock:
+            return self._load(run_id)
+
+    def _load(self, run_id: str) -> TableState:
         home = self._begin(run_id)
         state = home.load(run_id)
         self._ledger = state.ledger
@@ -125,20 +132,22 @@ class FanOutSink(OneWorkerSink):
         return state
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit. Raises BadRecord for the first that no table may be had for."""
-        if self._payload is None:
-            names = (*self._design.metadata.names, *ROUTE_COLUMNS)
-            self._payload = to_schema(pa.schema([f for f in rows.schema if f.name not in names]))
-            self._home.take_schema(self._payload)
-        for route, part in _by_route(rows):
-            self._target_of(route, part, identity).take(part)
-        self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
+        """Take rows for the next commit. Raises BadRecord for one of a route that decoders had no admission for."""
+        with self._lock:
+            self._take_schema(rows.schema)
+            for route, part in _by_route(rows):
+                self._target_of(route, part, identity).take(part)
+            self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
         """Nothing: it is replacing that needs to know."""
 
     def commit(self, landing: Landing) -> int:
         """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot."""
+        with self._lock:
+            return self._commit(landing)
+
+    def _commit(self, landing: Landing) -> int:
         [(identity, change)] = landing.topics.items()
         fingerprint = self._own_fingerprint()
         self._write_tables_down(fingerprint)
@@ -178,55 +187,63 @@ class FanOutSink(OneWorkerSink):
         self._ledger = Ledger(self._group)
         self._targets: dict[str, Target] = {}
         self._new: dict[str, str] = {}
-        self._tables: dict[str, str] = {}
+        self._sinks: dict[str, tuple[TargetSink, TableState]] = {}
+        self._admission = Admission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
         self._read: list[pa.Table] = []
         return self._home
 
-    def _open(self, name: str, identity: TopicIdentity) -> Target:
-        def open_sink() -> TargetSink:
-            design = replace(self._design, schema=self._payload)
-            overlap = self._allow_group_overlap
-            sink = TargetSink(self._catalog, name, self._group, design, allow_group_overlap=overlap)
-            sink.home, sink.fingerprint = self._fan_out.home, self._own_fingerprint()
-            return sink
+    def _take_schema(self, rows: pa.Schema) -> None:
+        """Let a home that is missing, and all new tables, have the columns of the first rows."""
+        if self._payload is None:
+            names = (*self._design.metadata.names, *ROUTE_COLUMNS)
+            payload = to_schema(pa.schema([f for f in rows if f.name not in names]))
+            self._home.take_schema(payload)
+            self._payload = payload
 
+    def _new_sink(self, name: str) -> TargetSink:
+        design = replace(self._design, schema=self._payload)
+        overlap = self._allow_group_overlap
+        sink = TargetSink(self._catalog, name, self._group, design, allow_group_overlap=overlap)
+        sink.home, sink.fingerprint = self._fan_out.home, self._own_fingerprint()
+        sink.known = name in self._written_down()
+        return sink
+
+    def _look_at(self, name: str) -> tuple[TargetSink, TableState]:
+        if (found := self._sinks.get(name)) is None:
+            sink = self._new_sink(name)
+            found = sink, sink.load(self._run_id)
+            if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
+                self._sinks[name] = found
+        return found
+
+    def _is_there(self, name: str) -> bool:
+        return self._look_at(name)[1].exists
+
+    def _names(self) -> Iterable[str] | None:
+        try:
+            return [".".join(name) for name in self._catalog.list_tables(self._fan_out.template.namespace)]
+        except Exception as e:  # noqa: BLE001  # not every connection may list tables
+            log.info("The catalog does not list the tables beside %s: %r", self._fan_out.home, e)
+            return None
+
+    def _open(self, name: str, identity: TopicIdentity) -> Target:
         if name not in self._targets:
-            self._targets[name] = Target(name, open_sink, identity, self._run_id)
+            opened = self._look_at(name)
+            self._targets[name] = Target(name, partial(self._new_sink, name), opened, identity, self._run_id)
         return self._targets[name]
 
     def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> Target:
-        name = self._tables.get(route)
-        if name is None:
-            name = self._fan_out.template.table(route.split(SEPARATOR))
-            self._admit(name, route, rows, identity)
-            self._tables[route] = name
-        return self._open(name, identity)
-
-    def _admit(self, name: str, route: str, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Refuse a record whose table may not be had; note a table that the home does not know yet."""
-        fan_out, known = self._fan_out, self._known()
-        its = f"its {fan_out.template.describe(route)}"
-        reason = None
-        if name == fan_out.home:
-            reason = f"{its} names the home table {name}. Give another home_table."
-        elif known.get(name) not in (None, route):
-            other = fan_out.template.describe(str(known[name]))
-            reason = f"{its} would go to {name}, which is the table of {other}. Correct the producer, or route anew."
-        elif not self._open(name, identity).exists and fan_out.new_tables is NewTables.FAIL:
-            reason = f'{its} has no table yet: {name} does not exist. Give new_tables="create", or create it.'
-        elif name not in known and len(known) >= fan_out.max_tables:
-            reason = (
-                f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
-            )
-        if reason is not None:
+        for reason in self._admission.refusals([route]).values():
             partition, offset = rows[ROUTE_PARTITION][0].as_py(), rows[ROUTE_OFFSET][0].as_py()
             raise BadRecord(identity.topic, partition, offset, reason)
-        if known.get(name) is None:
+        name = self._admission.table_of(route)
+        if self._written_down().get(name) is None:
             self._new[name] = route
+        return self._open(name, identity)
 
-    def _known(self) -> Mapping[str, str | None]:
+    def _written_down(self) -> Mapping[str, str | None]:
         books = self._home.books
-        return {**(books.tables if books else {}), **self._new}
+        return {} if books is None else books.tables
 
     def _own_fingerprint(self) -> str:
         _, columns = self._home.columns(self._design.schema)
@@ -244,7 +261,7 @@ class FanOutSink(OneWorkerSink):
         self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}))
         self._fingerprint = fingerprint
         self._new.clear()
-        log.info("%s has written down %s tables.", self._fan_out.home, len(self._known()))
+        log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
         """Fence all that earlier configurations may still write to, and look into all of it until it is settled."""
@@ -252,7 +269,12 @@ class FanOutSink(OneWorkerSink):
         known = {} if books is None or books.settled else books.tables
         strangers = []
         for name in sorted({*known, *self._targets}):
-            target = self._open(name, identity)
+            try:
+                target = self._open(name, identity)
+            except NotItsOwn as e:
+                # It was dropped, and made anew by somebody else: no run of this home can write there.
+                log.info("%s leaves a table alone that is not its own any more: %s", self._fan_out.home, e)
+                continue
             member = target.sink.member
             # No run of this home has written to it yet, and none but those of this configuration can any more.
             is_new = member is None and name not in known

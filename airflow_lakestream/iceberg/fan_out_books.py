@@ -117,15 +117,19 @@ class StampingGuard(CommitGuard):
     """A guard that sets properties in the landing's own commit, computed from those of the very head it lands on."""
 
     stamp: Stamp
+    # Looks at the very head that the commit lands on, where there is one; raises a LakestreamError to refuse it.
+    look: Callable[[Table], None] = staticmethod(lambda table: None)
 
     def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         is_new = any(isinstance(r, AssertCreate) for r in requirements)
         # Loaded anew, they are at least those of the head that the commit asserts; every change of them moves main.
-        now: Properties = {} if is_new else self._catalog.load_table(table.name()).metadata.properties
+        current = None if is_new else self._catalog.load_table(table.name())
         try:
-            stamped = dict(self.stamp(now))
+            if current is not None:
+                self.look(current)
+            stamped = dict(self.stamp({} if current is None else current.metadata.properties))
         except LakestreamError as e:
             raise Refused(e) from None
         return super()._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=stamped)))
@@ -150,9 +154,9 @@ class LandedByFanOut(LakestreamError, Terminal):
 
     def __init__(self, table: str, consumer_group: str, note: str) -> None:
         super().__init__(
-            f"{table}: {note} Consumer group {consumer_group!r} landed it as such; landing all records into this table "
-            "alone would mix up what the ledger says, so nothing was landed. Give the table template of the fan-out, "
-            "or another consumer_group or table."
+            f"{table}: {note} Landing all records of consumer group {consumer_group!r} into this table alone would mix "
+            "up what the ledger says, so nothing was landed. Give the table template of the fan-out, or another table; "
+            "beside the fan-out, a table that is not its home takes the records of another consumer_group."
         )
 
 

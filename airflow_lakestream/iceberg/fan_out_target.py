@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.plan import LandedByAnotherGroup, check_identity
-from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile
+from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -45,15 +45,24 @@ class Target:
 
     Rows of offsets that the table holds already are kept aside: a dead or another run landed these in this table, and
     died before, or has not yet come to, the commit of the home.
+
+    :param open_sink: returns a sink of the table, which is still to look at it.
+    :param opened: a sink that has looked at it, and what it saw.
     """
 
-    def __init__(self, name: str, open_sink: Callable[[], TargetSink], identity: TopicIdentity, run_id: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[], TargetSink],
+        opened: tuple[TargetSink, TableState],
+        identity: TopicIdentity,
+        run_id: str,
+    ) -> None:
         self.name = name
         self._open_sink = open_sink
         self._identity = identity
         self._run_id = run_id
-        self.sink = open_sink()
-        state = self.sink.load(run_id)
+        self.sink, state = opened
         check_identity(state.ledger, identity, name)
         self.exists = state.exists
         self._others = state.others
@@ -159,7 +168,8 @@ class Target:
 
     def _refuse_landed_by_others(self, ranges: RangeSet) -> None:
         for other, ledger in self._others.items():
-            if taken := ranges & ledger.entry(self._identity).landed:
+            taken = ranges & ledger.entry(self._identity).landed
+            if taken and not self.sink.takes_overlap:
                 raise LandedByAnotherGroup(taken, self._group, other, self.name)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -28,6 +28,7 @@ from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
@@ -35,7 +36,7 @@ from airflow_lakestream.iceberg.committing import CommitOutcomeUnknown as Commit
 from airflow_lakestream.iceberg.committing import CommitRefused as CommitRefused
 from airflow_lakestream.iceberg.committing import Committer
 from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.fan_out_books import LandedByFanOut, note_on
+from airflow_lakestream.iceberg.fan_out_books import BOOKS, LandedByFanOut, note_on
 from airflow_lakestream.iceberg.files import data_folder, delete_files, unwritable, write_data_files
 from airflow_lakestream.iceberg.guard import CommitGuard, StaleFiles
 from airflow_lakestream.iceberg.new_table import NewTable
@@ -44,6 +45,7 @@ from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, wha
 from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
 from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, changes_in
 from airflow_lakestream.iceberg.since import FirstLook
+from airflow_lakestream.iceberg.strangers import NamingTopic, landed_by_fan_out
 from airflow_lakestream.iceberg.takeout import Finder, check_columns
 from airflow_lakestream.trial import is_of_rows
 
@@ -55,6 +57,13 @@ FILE_BYTES = 64 * 2**20
 WRITES_AHEAD = 1
 
 Kind = TypeVar("Kind", bound=CommitGuard)
+
+
+class NotIceberg(InvalidArgument):
+    """The catalog has a table of that name, and it is none of Iceberg's."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__("table", f"{table} is there, and is no Iceberg table.", "Name another one.")
 
 
 class IcebergSink:
@@ -95,15 +104,21 @@ class IcebergSink:
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first: FirstLook | None = None
         self._landed: set[str] = set()
+        # The topic whose name has chosen the table; None where people did.
+        self.named_by: NamingTopic | None = None
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
         try:
             self._table = self._catalog.load_table(self._name)
+        except NoSuchIcebergTableError as e:
+            raise NotIceberg(self._name) from e
         except NoSuchTableError:
             self._table = self._change = None
+            self._check_name()
             self._first = self._first or FirstLook()
             return self._missing_table()
+        self._check_name()
         self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
@@ -117,6 +132,7 @@ class IcebergSink:
             schema=payload_schema(
                 self._change.schema, self._design.metadata.names, self._design.schema, with_others=self._design.grows
             ),
+            part=note_on(self._table.metadata.properties),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
@@ -226,6 +242,11 @@ class IcebergSink:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
 
+    def _check_name(self) -> None:
+        """Refuse a table that a topic's name has chosen and may not have. Raises InvalidArgument."""
+        if self.named_by is not None:
+            self.named_by.check(self._name, self._table, self._group)
+
     def _missing_table(self) -> TableState:
         schema = None
         if self._design.schema is not None:
@@ -237,6 +258,7 @@ class IcebergSink:
 
     def _check_design(self, table: Table) -> SchemaChange:
         design = self._design
+        self._check_part(table)
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
@@ -246,14 +268,14 @@ class IcebergSink:
             check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
         retention.limit(table.properties)
-        self._check_part(table)
         if change:
             log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(change.texts))
         return change
 
     def _check_part(self, table: Table) -> None:
-        """Refuse a table that has a part in a fan-out of this group. Raises LandedByFanOut."""
-        if self._group in ledger_store.groups(table) and (note := note_on(table.metadata.properties)):
+        """Refuse a fan-out's home, and a table that this group landed in as one of several. Raises LandedByFanOut."""
+        note = note_on(table.metadata.properties)
+        if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
             raise LandedByFanOut(self._name, self._group, note)
 
     def _target(self, rows: pa.Table | None) -> Table:

@@ -110,7 +110,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
     :param table_properties: Iceberg table properties of a table to be created (templated)
-    :param new_tables: where records choose: `"fail"`, or `"create"` to create a table for a new value (templated)
+    :param new_tables: where records choose: `"create"` creates a table for a new value; with `"fail"` its record is a
+        bad one, and none is created (templated)
     :param max_tables: where records choose: most tables that they may have (templated)
     :param home_table: where records choose: the table with the ledger; default: named by topic and group (templated)
     :param on_error: for a record that fits no row without loss: `"reject"` keeps it, raw and with the reason, in

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from airflow_lakestream.coordinates import COORDINATES
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.core.pieces import ranges_from_dict, ranges_to_dict
 from airflow_lakestream.core.ranges import RangeSet
 
-SUFFIX = "__rejected"
 # With the landing's id and a topic behind it: what is written before the main table has decided.
 PENDING = "lakestream.rejects.pending."
 
@@ -36,7 +36,7 @@ PLACE = (*COORDINATES, "consumer_group", "topic_id", "landing_id")
 
 def rejects_of(table: str) -> str:
     """Return the name of a table's reject table."""
-    return table + SUFFIX
+    return table + REJECTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ The same steps for both: `fan_out.land_run`, with the executors as crew.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import load_catalog
 
-from airflow_lakestream import extract
 from airflow_lakestream.cdc.config import MirrorConfig
 from airflow_lakestream.core.job import Job, entry_of
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.plan import TopicState, first_hole
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.core.routing import is_pattern
+from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.extract_config import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, land_run, topics_of
+from airflow_lakestream.fan_out import RunReport, job_of, land_run, topics_of
+from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.cdc_crew import MirrorCrew
 from airflow_lakestream.spark.crew import SparkCrew
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_lakestream.extract import Lake
+
+log = logging.getLogger(__name__)
 
 WHERE = "the app's kafka settings"
 
@@ -103,12 +108,20 @@ class MicroBatches:
     def starting_offsets(self) -> str:
         """Return, as Spark takes it, what the ledger lacks first of each partition: where a query begins anew."""
         found: dict[str, dict[str, int]] = {}
-        for topic in topics_of(self.extract, self.config.kafka, WHERE):
-            one = self.extract.of_topic(topic)
-            job = extract.build_job(one, self.config.kafka, self.catalog, run_id="start", where=WHERE)
-            now = job.source.look()
-            starts = _starts(job, entry_of(job, job.sink.load("start"), now), now)
-            found[topic] = {str(p): min(max(starts[p], m.low), m.end) for p, m in now.marks.items()}
+        config, kafka = self.extract, self.config.kafka
+        topics = topics_of(config, kafka, WHERE)
+        for topic in topics:
+            now = KafkaSource(kafka, topic, config.consumer_group, config.start, WHERE).look()
+            try:
+                job = job_of(config, topic, topics, kafka, self.catalog, "start", WHERE)
+                starts = _starts(job, entry_of(job, job.sink.load("start"), now), now)
+            except LakestreamError as e:
+                if not is_pattern(config.topic):
+                    raise
+                # Its batches fail for it, and it keeps no other topic from landing.
+                log.error("%s: %s", topic, e)
+                starts = {}
+            found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
 
 

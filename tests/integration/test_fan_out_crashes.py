@@ -16,10 +16,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
 from airflow_lakestream.core.landing import land as land_job
+from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.extract import ExtractConfig
 from airflow_lakestream.fan_out import RunReport, land_run
 from airflow_lakestream.iceberg.fan_out_books import Superseded
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.reject_table import counting_rows
 from tests.support.broker import Producing, Topics
 from tests.support.faults import WrappedCatalog
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake, assert_files_are_whole
@@ -136,6 +138,24 @@ def test_a_run_that_died_between_two_tables_is_finished_by_its_retry(lake: Lake,
     assert retried.tables == {"lake.a": 4, "lake.b": 4, "lake.c": 2}
     assert_tables_are_whole(lake)
     assert report(lake, name, "next").changed_nothing
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 2))
+def test_a_record_that_is_out_of_reach_is_rejected_once_whatever_dies(lake: Lake, name: str, number: int) -> None:
+    # The table of another stream is that of the value "b".
+    other = job(lake, name, "other", table="lake.b", consumer_group="another-dag", new_tables="fail")
+    land_job(other)
+    before = lake.table("lake.b").metadata_location
+    # One commit more, of the rejected records, and one less, of the table that is out of reach.
+    die_before(lake, name, number) if number < COMMITS + 1 else land(lake, name)
+    assert report(lake, name).counts == Counts(read=10, written=6, rejected=4)
+    rows = {table: sorted(lake.table(table).scan().to_arrow()["n"].to_pylist()) for table in ("lake.a", "lake.c")}
+    assert rows == {"lake.a": [0, 2, 100, 102], "lake.c": [4, 104]}
+    assert lake.table("lake.b").metadata_location == before
+    home = f"lake.{name.replace('-', '_')}__{GROUP}__home"
+    rejected = counting_rows(lake.table(f"{home}__rejected"), lake.table(home), GROUP, columns=["stage"])
+    kept = [(row["_kafka_offset"], row["stage"]) for part in rejected for row in part.to_pylist()]
+    assert sorted(kept) == [(1, "route"), (1, "route"), (3, "route"), (3, "route")]
 
 
 def test_a_run_that_dies_again_and_again_gets_there(lake: Lake, name: str) -> None:

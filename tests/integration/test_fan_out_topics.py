@@ -154,3 +154,100 @@ def test_what_belongs_to_one_topic_does_not_go_with_a_regex(land: Land, argument
     with pytest.raises(InvalidArgument) as refused:
         land("^x.*", **settings)
     assert refused.value.argument == argument
+
+
+# Names that reach further than they should
+
+
+@pytest.fixture
+def other(lake: Lake, topic: Topics, produce: Producing) -> Callable[..., None]:
+    """Give `other(table, group)`: another stream, of a topic of its own, that fills a table."""
+
+    def fill(table: str, group: str = "another-dag") -> None:
+        name = topic(1)
+        produce(name, 0, numbers(2, start=100))
+        config = ExtractConfig(topic=name, table=table, consumer_group=group)
+        land_run(config, lake.kafka, lake.catalog(), run_id="other")
+
+    return fill
+
+
+def refused(land: Land, pattern: str, run_id: str = "r") -> str:
+    with pytest.raises(InvalidArgument) as failed:
+        land(pattern, run_id=run_id)
+    assert failed.value.argument == "table"
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("group", ["another-dag", GROUP], ids=["another group", "the same group"])
+def test_a_new_topic_does_not_reach_the_table_of_another_stream(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing, other: Callable[..., None], group: str
+) -> None:
+    for part in "abc":
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(2))
+    other(f"lake.{prefix}_b", group)
+    before = lake.table(f"lake.{prefix}_b").metadata_location
+    why = refused(land, f"^{prefix}-.*")
+    assert f"{prefix}-b" in why
+    assert group in why
+    assert lake.table(f"lake.{prefix}_b").metadata_location == before
+    assert [landed(lake, f"lake.{prefix}_{part}") for part in "ac"] == [[0, 1], [0, 1]]
+
+
+def test_rows_of_another_tool_are_out_of_reach_and_an_empty_table_is_taken(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in "abc":
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(2))
+    land(f"^{prefix}-a")
+    schema = lake.table(f"lake.{prefix}_a").schema()
+    lake.catalog().create_table(f"lake.{prefix}_c", schema)
+    rows = lake.table(f"lake.{prefix}_a").scan().to_arrow()
+    lake.catalog().create_table(f"lake.{prefix}_b", schema).append(rows)
+    assert "has rows" in refused(land, f"^{prefix}-.*", "next")
+    assert landed(lake, f"lake.{prefix}_c") == [0, 1]
+    assert landed(lake, f"lake.{prefix}_b") == [0, 1]
+
+
+def test_a_table_stays_with_its_topic_whoever_else_lands_in_it(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing, other: Callable[..., None]
+) -> None:
+    name = topic(1, name=f"{prefix}-a")
+    produce(name, 0, numbers(1))
+    land(f"^{prefix}-.*")
+    other(f"lake.{prefix}_a")
+    produce(name, 0, numbers(1))
+    assert land(f"^{prefix}-.*", run_id="next").tables == {f"lake.{prefix}_a": 1}
+
+
+@pytest.mark.parametrize("suffix", ["__rejected", "--deleted", ".x__home"])
+def test_a_topic_does_not_take_the_name_of_what_stands_beside_a_table(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing, suffix: str
+) -> None:
+    for name in (f"{prefix}-a", f"{prefix}-a{suffix}"):
+        produce(topic(1, name=name), 0, numbers(1))
+    assert "stand beside" in refused(land, f"^{prefix}-.*")
+    assert [table for _, table in lake.catalog().list_tables("lake")] == [f"{prefix}_a"]
+
+
+def test_a_new_topic_of_the_same_table_name_does_not_stop_the_one_that_has_the_table(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in ("a.b", "c"):
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(1))
+    land(f"^{prefix}-.*")
+    produce(topic(1, name=f"{prefix}-a-b"), 0, numbers(5, start=10))
+    for part in ("a.b", "c"):
+        produce(f"{prefix}-{part}", 0, numbers(1, start=1))
+    assert f"lake.{prefix}_a_b" in refused(land, f"^{prefix}-.*", "next")
+    assert landed(lake, f"lake.{prefix}_a_b") == [0, 1]
+    assert landed(lake, f"lake.{prefix}_c") == [0, 1]
+
+
+def test_a_topic_that_names_no_table_keeps_no_other_from_landing(
+    lake: Lake, land: Land, prefix: str, topic: Topics, produce: Producing
+) -> None:
+    for part in ("a", "x" * 200):
+        produce(topic(1, name=f"{prefix}-{part}"), 0, numbers(1))
+    assert "longer than" in refused(land, f"^{prefix}-.*")
+    assert landed(lake, f"lake.{prefix}_a") == [0]

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.audit.result import Verdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.plan import DataLoss
-from airflow_lakestream.exceptions import BadRecord
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import fingerprint
 from airflow_lakestream.spark.lease import Lease, LeaseHeld, request_stop
@@ -290,6 +290,22 @@ def test_the_topics_of_a_regex_land_in_tables_of_their_own(
     run.run(spark)
     rows = {part: lake.table(f"lake.{prefix}_{part}").scan().to_arrow().num_rows for part in ("eu", "us", "new")}
     assert rows == {"eu": 10, "us": 11, "new": 5}
+
+
+def test_a_topic_whose_table_is_of_another_stream_keeps_no_other_from_landing(
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+) -> None:
+    prefix = f"s{uuid.uuid4().hex[:8]}"
+    other = topic(1)
+    for name in (other, *(topic(1, name=f"{prefix}-{part}") for part in ("a", "taken", "z"))):
+        produce(name, 0, events(0, 0, 10))
+    lake.land(other, table=f"lake.{prefix}_taken", consumer_group="another-dag")
+    before = lake.table(f"lake.{prefix}_taken").metadata_location
+    with pytest.raises(InvalidArgument, match=f"{prefix}-taken.*another-dag"):
+        SparkRun(lake, f"^{prefix}-.*", {"table": "lake.{topic}"}).run(spark)
+    assert lake.table(f"lake.{prefix}_taken").metadata_location == before
+    rows = [lake.table(f"lake.{prefix}_{part}").scan().to_arrow().num_rows for part in "az"]
+    assert rows == [10, 10]
 
 
 def test_tables_that_records_choose_are_written_by_the_driver(

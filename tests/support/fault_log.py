@@ -105,8 +105,6 @@ class PartitionLog:
 
         Kafka answers by all that is in the log. Where that is dated beyond now, the records are read on from there.
         """
-        if at_ms <= 0:
-            return self.low if self.low < self.end else None
         kinds = frozenset(Kind) - {Kind.HOLE}
         for offset in range(self.low, self.end):
             entry = self.entries[offset]

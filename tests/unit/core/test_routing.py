@@ -10,10 +10,10 @@ from airflow_lakestream.core.routing import (
     Placeholder,
     TableTemplate,
     Unroutable,
-    check_distinct,
     check_topic_or_pattern,
     matching,
     near_names,
+    rivals,
     sanitized,
 )
 from airflow_lakestream.exceptions import InvalidArgument
@@ -120,7 +120,15 @@ def test_a_bad_regex_is_refused(pattern: str) -> None:
     assert refused.value.argument == "topic"
 
 
-def test_two_topics_of_one_table_name_are_refused_by_both_names() -> None:
-    with pytest.raises(InvalidArgument, match=r"'a\.b' and 'a-b'.*lake\.a_b"):
-        check_distinct(parse("lake.{topic}"), ["a.b", "a-b"])
-    check_distinct(parse("lake.all"), ["a.b", "a-b"])
+def test_topics_of_one_table_name_are_rivals() -> None:
+    assert rivals(parse("lake.{topic}"), ["a.b", "a-b", "c", "---"]) == {"a.b": "a-b", "a-b": "a.b"}
+    assert rivals(parse("lake.all"), ["a.b", "a-b"]) == {}
+
+
+@pytest.mark.parametrize("value", ["x__rejected", "X--Deleted", "__home"])
+def test_names_of_tables_that_stand_beside_others_are_not_to_be_had(value: str) -> None:
+    with pytest.raises(Unroutable, match="stand beside"):
+        parse("lake.{key}").table([value])
+    with pytest.raises(InvalidArgument, match="stand beside"):
+        parse("lake.{key}__rejected")
+    assert parse("lake.{key}__rejected_ones").table([value]).endswith("_ones")
