@@ -12,6 +12,7 @@ from airflow_lakestream.core.pieces import Files
 from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome, RawBatch, Rows
+from airflow_lakestream.core.unaccounted import LookForRows, no_rows
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
@@ -137,7 +138,8 @@ class DecoderFactory(Protocol):
 class TableState:
     """A table as it was at one moment: its ledger, other groups' ledgers, and what this run landed already.
 
-    `schema` is that of the rows to decode, None when neither a table nor a given schema says it.
+    `schema` is that of the rows to decode, None when neither a table nor a given schema says it. `look_for_rows` finds
+    rows that no ledger accounts for, in the table as it was at that moment.
     """
 
     ledger: Ledger
@@ -145,6 +147,7 @@ class TableState:
     landed_by_run: Sequence[tuple[int, Landing]] = ()
     schema: RowSchema | None = None
     exists: bool = True
+    look_for_rows: LookForRows = no_rows
 
 
 class Rejects(Protocol):
