@@ -23,7 +23,7 @@ def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
     there = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
         if key[1] in there and (intervals := _within_bounds(rows[OFFSET], ranges.intervals(*key))):
-            hit = pc.or_(hit, pc.and_(is_of(rows, key), _lies_in(rows[OFFSET], intervals)))
+            hit = pc.or_(hit, pc.and_(is_of(rows, key), lies_in(rows[OFFSET], intervals)))
     return hit
 
 
@@ -38,16 +38,16 @@ def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> S
     return () if low is None else overlapping(intervals, low, high)
 
 
-def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
-    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
+def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
+    """Tell for each offset whether it lies in one of sorted, disjoint intervals, of which there is one; NULL does not.
 
     All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
     begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
     """
     values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
     starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
-    # A border comes before an offset of its own value: even and odd.
-    keys = [pc.multiply_checked(starts, 2), pc.multiply_checked(ends, 2), pc.add(pc.multiply_checked(values, 2), 1)]
+    # The sort is stable, so a border comes before an offset of its own value.
+    keys = [starts, ends, values]
     steps = [pa.repeat(pa.scalar(step, pa.int64()), len(part)) for step, part in zip((1, -1, 0), keys, strict=True)]
     order = pc.array_sort_indices(pa.concat_arrays(keys))
     inside = pc.greater(pc.cumulative_sum(pa.concat_arrays(steps).take(order)), 0)

@@ -218,7 +218,8 @@ class ExtractConfig:
             return parse_ranges(arguments.range_list(self.ranges))
         if mode is ModeName.INTERVAL:
             return self._by_interval()
-        return Resume(start_moves=self.start.offset is StartOffset.LATEST)
+        start = self.start.offset
+        return Resume(start_moves=start is StartOffset.LATEST, from_the_first=start is StartOffset.EARLIEST)
 
     @property
     def replaces(self) -> bool:

@@ -39,6 +39,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Term
 from airflow_lakestream.extract import build_job
 from airflow_lakestream.extract_config import DECODING, ExtractConfig
 from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg.odd_rows import NoPlace
 from airflow_lakestream.iceberg.repair import RejectingRepairSink, Repairing
 from airflow_lakestream.iceberg.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
@@ -59,6 +60,19 @@ class RowsLost(LakestreamError, Terminal):
             f"{rows} rows of {table} are missing among {shortly(ranges)}, which Kafka no longer has. Nothing was "
             'repaired. If they are gone for good, repair once with on_data_loss="record": the rest is repaired, and '
             "the ledger keeps these ranges as lost, by receipt."
+        )
+
+
+class FilesLost(LakestreamError, Terminal):
+    """Data files are gone with rows that come from no record, or may do so; `files` names them."""
+
+    def __init__(self, table: str, files: Sequence[str]) -> None:
+        self.files = tuple(files)
+        super().__init__(
+            f"{table}: {files[0]} is lost{f' and {len(files) - 1} more files' if len(files) > 1 else ''}, with rows "
+            "that have no Kafka offset, or may have none: nothing here can bring them back. Nothing was repaired. Put "
+            "the files back (from a backup, or a version that the store kept). If they are gone for good, repair once "
+            'with on_data_loss="record": the files go out of the table, and what Kafka still has is landed again.'
         )
 
 
@@ -174,11 +188,16 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What the ledger is to learn of one topic, and the ranges whose rows come from the table."""
+    """What the ledger is to learn of one topic, and the ranges whose rows come from the table.
+
+    `odd` are rows to take out, and `removed` says in words which.
+    """
 
     entry: TopicEntry
     kept: RangeSet
     left: RangeSet = RangeSet()
+    odd: NoPlace | None = None
+    removed: tuple[str, ...] = ()
 
 
 @dataclass
@@ -224,6 +243,8 @@ class _Try:
             rows = sum(one.rows_gone for one in damage.topics)
             if rows:
                 raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
+            if files := [one.path for one in damage.lost if one.nulls != 0]:
+                raise FilesLost(self.audit.table, files)
 
     def _set_right(self, damage: Damage, sink: RejectingRepairSink, table: TableState) -> Repaired:
         changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
@@ -234,12 +255,14 @@ class _Try:
             if change.left
         ]
         done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
-        if not done:
+        odd = tuple(change.odd for change in changes.values() if change.odd is not None)
+        if not (done or odd or damage.lost):
             return Repaired(left=tuple(left))
         landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
         kept = union(change.kept for change in done.values())
         has_missing = any(one.missing for one in damage.topics)
-        committed = sink.repair(Repairing(landing, kept, has_missing))
+        lost = frozenset(one.path for one in damage.lost)
+        committed = sink.repair(Repairing(landing, kept, has_missing, odd, lost))
         return Repaired(
             snapshot_id=committed.snapshot_id,
             rows_out=committed.rows_out,
@@ -250,6 +273,7 @@ class _Try:
             adopted=union(entry.landed for entry in landing.topics.values()),
             lost=union(entry.lost for entry in landing.topics.values()),
             left=tuple(left),
+            removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
         )
 
     def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
@@ -265,8 +289,9 @@ class _Try:
         counted = (read - adopted).width + kept.width
         removed = counted + damage.rows_gone
         lost = damage.gone if damage.rows_gone else RangeSet()
+        odd, removed_odd = _odd_rows(damage, state)
         if not (read or kept or lost):
-            return _Change(TopicEntry(), kept, left)
+            return _Change(TopicEntry(), kept, left, odd, removed_odd)
         # Of what is missing the ledger only says how many were rejected.
         lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
@@ -281,7 +306,7 @@ class _Try:
             removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
             epochs=leader_epochs(state) if read and state is not None else {},
         )
-        return _Change(entry, kept, left)
+        return _Change(entry, kept, left, odd, removed_odd)
 
     def _job(self, topic: str) -> Job:
         """Return the extract path's job for one topic: its source, its reader and its decoders are the repair's."""
@@ -326,6 +351,18 @@ class _Try:
         check_still_there(job, damage.identity)
         read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
         return read, counts, bad
+
+
+def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | None, tuple[str, ...]]:
+    """Return which rows of the topic no record can have, and in words what was seen of them; none without the topic."""
+    if state is None:
+        return None, ()
+    topic = damage.identity.topic
+    ends = {partition: marks.end for partition, marks in state.marks.items()}
+    beyond = damage.unexpected - union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
+    if not (damage.odd or beyond):
+        return None, ()
+    return NoPlace(topic, ends), (*damage.odd, *(f"{r}, where the log has nothing yet" for r in beyond))
 
 
 def _look(source: Source, identity: TopicIdentity) -> TopicState | None:

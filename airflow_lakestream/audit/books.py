@@ -107,7 +107,12 @@ class Books:
             landed=entry.landed.of_partition(*key),
             lost=entry.lost.of_partition(*key),
             forgotten=entry.forgotten.of_partition(*key),
+            before=self.before(facts.topic).of_partition(*key),
         )
+
+    def before(self, topic: str) -> RangeSet:
+        """Return the offsets of a topic below where the audited group began: what is there is none of its business."""
+        return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
         """Return all offsets of a topic's name that any group landed, of any incarnation."""

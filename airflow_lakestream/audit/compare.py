@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
+from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.audit.tally import Segments, Tally
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -30,7 +31,8 @@ class PartitionFacts:
     """What is known of one partition.
 
     `landed` is what the audited group's ledger holds, `required` how many landings of the topic's current incarnation
-    hold an offset, over all groups, `allowed` how many of any incarnation. `readable` are the offsets at which Kafka
+    hold an offset, over all groups, `allowed` how many of any incarnation. `before` are the offsets below where the
+    audited group began. `readable` are the offsets at which Kafka
     showed a record, `shown` the ranges that it was read in; `rows` counts the table's rows, `rejected` the records in
     its reject table that count.
     """
@@ -40,6 +42,7 @@ class PartitionFacts:
     landed: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
+    before: RangeSet = RangeSet()
     required: Tally = field(default_factory=Tally)
     allowed: Tally = field(default_factory=Tally)
     shown: RangeSet = RangeSet()
@@ -54,7 +57,9 @@ class PartitionAudit:
 
     `missing`: readable in Kafka, in the ledger, and fewer rows and rejected records than landings. `doubled`: more
     rows than landings. `both`: a row, and a rejected record beside it. `rejected_twice`: no row, and more rejected
-    records than landings. `unexpected`: rows that no group's ledger knows. `not_verifiable`: landed, but Kafka shows
+    records than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows at what is no
+    position. `before`: rows that no ledger knows, below where the group began: another tool's, no damage; there are
+    `rows_before` of them. `not_verifiable`: landed, but Kafka shows
     that part of the log no more, or was not asked; or without a row where the ledger counts skipped and filtered
     records, which have none. `lost` and `forgotten` are the ledger's receipts, no damage.
 
@@ -68,6 +73,8 @@ class PartitionAudit:
     both: RangeSet = RangeSet()
     rejected_twice: RangeSet = RangeSet()
     unexpected: RangeSet = RangeSet()
+    odd: OddRows | None = None
+    before: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
     not_verifiable: RangeSet = RangeSet()
@@ -75,6 +82,7 @@ class PartitionAudit:
     readable: int = 0
     rows_missing: int = 0
     rows_too_many: int = 0
+    rows_before: int = 0
     rejected: int = 0
     rejected_too_many: int = 0
     tally: Tally = field(default_factory=Tally, repr=False, compare=False)
@@ -83,7 +91,8 @@ class PartitionAudit:
     @property
     def is_damaged(self) -> bool:
         """Whether rows are missing, doubled or of unknown origin, or rejected records there too often."""
-        return bool(self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected)
+        found = self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected
+        return bool(found) or self.odd is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
         """Return those of the asked offsets that have rows."""
@@ -106,6 +115,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
     tallies = {
         "landed": Tally(facts.landed.intervals(topic, partition)),
         "forgotten": Tally(facts.forgotten.intervals(topic, partition)),
+        "before": Tally(facts.before.intervals(topic, partition)),
         "required": facts.required,
         "allowed": facts.allowed,
         "readable": facts.readable,
@@ -126,6 +136,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         both=union(part.both for part in parts),
         rejected_twice=union(part.rejected_twice for part in parts),
         unexpected=union(part.unexpected for part in parts),
+        before=union(part.before for part in parts),
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=facts.landed - facts.shown,
@@ -133,6 +144,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         readable=sum(part.readable for part in parts),
         rows_missing=sum(part.rows_missing for part in parts),
         rows_too_many=sum(part.rows_too_many for part in parts),
+        rows_before=sum(part.rows_before for part in parts),
         rejected=len(facts.rejected),
         rejected_too_many=sum(part.rejected_too_many for part in parts),
         tally=facts.rows,
@@ -149,7 +161,9 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
     missing = pc.and_(kept, pc.less(there, n["required"]))
     known = pc.greater(n["allowed"], 0)
     too_many = pc.and_(known, pc.greater(n["rows"], n["allowed"]))
-    unexpected = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+    unknown = pc.and_(pc.invert(known), pc.greater(n["rows"], 0))
+    is_before = pc.greater(n["before"], 0)
+    before, unexpected = pc.and_(unknown, is_before), pc.and_(unknown, pc.invert(is_before))
     beside = pc.and_(pc.greater(n["rejected"], 0), pc.greater(there, n["allowed"]))
     has_row = pc.greater(n["rows"], 0)
 
@@ -164,9 +178,11 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
         both=ranges(pc.and_(beside, has_row)),
         rejected_twice=ranges(pc.and_(beside, pc.invert(has_row))),
         unexpected=ranges(unexpected),
+        before=ranges(before),
         readable=segments.width(due),
         rows_missing=segments.total(missing, pc.subtract(n["required"], there)),
         rows_too_many=segments.total(pc.or_(too_many, unexpected), pc.subtract(n["rows"], n["allowed"])),
+        rows_before=segments.total(before, n["rows"]),
         rejected_too_many=segments.total(beside, pc.min_element_wise(n["rejected"], pc.subtract(there, n["allowed"]))),
     )
 

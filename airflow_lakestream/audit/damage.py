@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionAudit
+from airflow_lakestream.audit.lost_files import LostFile
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -19,7 +20,8 @@ class TopicDamage:
     `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `beside` has a row
     and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka shows no more and that have
     neither; `rows_gone` of them had, by the counts. `rejected` are the damaged offsets that have a rejected record, and
-    `rejects_lacking` says how many more the ledger counts than there are (fewer, below 0).
+    `rejects_lacking` says how many more the ledger counts than there are (fewer, below 0). `odd` says which rows of the
+    topic are at what is no position.
     """
 
     identity: TopicIdentity
@@ -32,6 +34,7 @@ class TopicDamage:
     beside: RangeSet = RangeSet()
     rejected: RangeSet = RangeSet()
     rejects_lacking: int = 0
+    odd: tuple[str, ...] = ()
 
     @property
     def ranges(self) -> RangeSet:
@@ -41,10 +44,16 @@ class TopicDamage:
 
 @dataclass
 class Damage:
-    """The damage by topic, and in words what is left alone."""
+    """The damage by topic, and in words what is left alone.
+
+    `lost` are the lost data files that go out of the table's metadata, since all that they held is put back, or written
+    off.
+    """
 
     topics: list[TopicDamage] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    lost: list[LostFile] = field(default_factory=list)
+    spares_files: bool = False
 
 
 def damage_of(result: AuditResult, books: Books) -> Damage:
@@ -52,24 +61,33 @@ def damage_of(result: AuditResult, books: Books) -> Damage:
     damage = Damage()
     for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
-        found = _of_topic(result, books, topic, audits, damage.left)
-        if found is not None and (found.ranges or found.rows_gone):
+        found = _of_topic(result, books, topic, audits, damage)
+        if found is not None and (found.ranges or found.rows_gone or found.odd):
             damage.topics.append(found)
+    strange = [one for one in result.odd if one.topic not in books.topics]
+    damage.left += [f"{one.text}: of a topic that this group has not landed." for one in strange]
+    if damage.spares_files or result.blind:
+        damage.left += [f"{one.text}; not all can be landed again. Put the file back." for one in result.lost_files]
+    else:
+        damage.lost += result.lost_files
     return damage
 
 
 def _of_topic(
-    result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit], left: list[str]
+    result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit], whole: Damage
 ) -> TopicDamage | None:
+    left = whole.left
+    odd = tuple(one.text for one in result.odd if one.topic == topic)
     beside = union(one.both | one.rejected_twice for one in audits)
     missing, doubled = union(one.missing for one in audits), _doubled(audits) - beside
     unexpected = union(one.unexpected for one in audits)
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
-    if not (missing or doubled or beside or unexpected or beyond):
+    if not (missing or doubled or beside or unexpected or beyond or odd):
         return None
     identities = books.identities(topic)
     if len(identities) != 1:
         left.append(f"{topic}: several incarnations of it were landed, and no row says which one it is of.")
+        whole.spares_files = True
         return None
     entry = books.own_entry(topic)
     theirs = books.landed_by_others(topic)
@@ -83,9 +101,13 @@ def _of_topic(
     ):
         left += _left(ranges, why)
     counts = books.counts(topic)
+    whole.spares_files |= bool(missing & theirs)
     if counts.skipped or counts.filtered:
-        left += _left(missing, "which of them were skipped or filtered, the ledger does not tell")
-        missing, beyond = RangeSet(), 0
+        # A file that held each offset between its bounds held a row for each.
+        held = missing & union(one.ranges for one in result.lost_files)
+        left += _left(missing - held, "which of them were skipped or filtered, the ledger does not tell")
+        whole.spares_files |= any(not one.ranges for one in result.lost_files)
+        missing, beyond = held, 0
     gone = _without_rows(audits) & entry.landed - theirs - entry.forgotten - entry.lost
     if beyond and not gone:
         left.append(f"{topic}: {beyond} rows more are missing, of records that compaction has taken since.")
@@ -98,6 +120,7 @@ def _of_topic(
         gone=gone,
         rows_gone=min(beyond, gone.width),
         beside=(beside & entry.landed) - theirs - entry.forgotten,
+        odd=odd,
     )
     there = sum(one.with_rejects(entry.landed.of_partition(one.topic, one.partition)).width for one in audits)
     return replace(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
+import obstore
+import pyarrow as pa
 import pyarrow.compute as pc
+from obstore.exceptions import BaseError
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
+from airflow_lakestream.audit.lost_files import LostFile, take_out_lost
+from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.audit.statistics import FileFacts, TableFiles
-from airflow_lakestream.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, is_hit
+from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
+from airflow_lakestream.coordinates import COORDINATES, TOPIC, is_hit
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
@@ -23,7 +28,7 @@ from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.location import check_location
 from airflow_lakestream.delta.reject_table import DeltaBooks
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.delta.takeout import live_files
+from airflow_lakestream.delta.takeout import bounds_of, live_files
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.rejects.pending import pending_of, rejects_of
 from airflow_lakestream.rejects.settlement import Settlement
@@ -54,13 +59,20 @@ class DeltaAudit(Audit):
         books = Books.made(self.table, self.consumer_group, ledgers, self.topic)
         result = AuditResult(self.table, self.consumer_group, main.version, self.full)
         topics = self.begin(result, books)
+        files = _statistics(main)
+        reject_files = TableFiles() if rejects is None else _statistics(rejects)
+        lost = _find_lost(storage, main, files, books)
+        if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, books)):
+            return result
         if self.full:
-            rows = _count(_rows(storage, main), self.topic)
+            rows = _count(_rows(storage, main, {one.path for one in lost}), self.topic)
             rejected = RowsFound() if rejects is None else _rejected(storage, main, rejects, books)
             self.judge(result, books, rows, rejected, topics)
         else:
-            look_at_files(result, books, _statistics(main), topics)
-            look_at_rejects(result, books, None if rejects is None else _statistics(rejects))
+            for head in filter(None, (main, rejects)):
+                _check_counted(head)
+            look_at_files(result, books, files, topics)
+            look_at_rejects(result, books, None if rejects is None else reject_files)
         return result
 
 
@@ -90,9 +102,27 @@ def _files(head: Head) -> Iterator[Add]:
         raise UnreadableTable(head.table, e) from e
 
 
-def _rows(storage: DeltaStorage, head: Head) -> Iterator[Any]:
+def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Books) -> list[LostFile]:
+    """Return the lost files, and leave them out. Raises UnreadableTable where the store does not tell."""
     store = storage.store(head.table)
-    return (read_file(store, add, head.schema, COORDINATES) for add in _files(head))
+
+    def size_of(path: str) -> int:
+        return int(obstore.head(store, unquote(path))["size"])
+
+    try:
+        return take_out_lost(files, size_of, lambda file: only_topic(file, books))
+    except (OSError, BaseError) as e:
+        raise UnreadableTable(head.table, e) from e
+
+
+def _rows(storage: DeltaStorage, head: Head, without: Collection[str]) -> Iterator[Any]:
+    store = storage.store(head.table)
+    for add in _files(head):
+        try:
+            if add["path"] not in without:
+                yield read_file(store, add, head.schema, COORDINATES)
+        except (OSError, BaseError, pa.ArrowException) as e:
+            raise UnreadableTable(head.table, e) from e
 
 
 def _count(parts: Iterator[Any], topic: str | None) -> RowsFound:
@@ -120,22 +150,19 @@ def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) ->
 
 def _statistics(head: Head) -> TableFiles:
     """Read what the log says of the live files: no data file is opened."""
-    return TableFiles([_facts(head, add) for add in _files(head)])
+    return TableFiles([_facts(add) for add in _files(head)])
 
 
-def _facts(head: Head, add: Add) -> FileFacts:
-    stats, path = add["stats"], add["path"]
-    topic, partition, offset = (_bounds(add, name) for name in COORDINATES)
-    if (text := add["partitionValues"].get(TOPIC)) is not None:
-        topic = text, text
-    if (text := add["partitionValues"].get(PARTITION)) is not None:
-        partition = int(text), int(text)
-    rows = stats["numRecords"]
-    if rows is None:
+def _check_counted(head: Head) -> None:
+    """Raise UnreadableTable where the log does not say how many rows there are."""
+    if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
         raise UnreadableTable(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
-    return FileFacts(path, rows, stats["nullCount"].get(OFFSET), topic, partition, offset)
 
 
-def _bounds(add: Add, name: str) -> Any:
-    low, high = (add["stats"][which].get(name) for which in ("minValues", "maxValues"))
-    return None if low is None or high is None else (low, high)
+def _facts(add: Add) -> FileFacts:
+    stats, path = add["stats"], add["path"]
+    topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
+    rows = stats["numRecords"]
+    # The values of a partition are in the log itself.
+    nulls = [0 if name in add["partitionValues"] else stats["nullCount"].get(name) for name in COORDINATES]
+    return FileFacts(path, rows or 0, nulls[-1], topic, partition, offset, add["size"], partly(nulls))

@@ -18,7 +18,8 @@ def judge_topic(
 ) -> None:
     """Add the verdict on one topic's partitions; `log` is None when Kafka has the topic no more."""
     audits = []
-    for key in sorted({*books.partitions([topic]), *(key for key in rows.tallies if key[0] == topic)}):
+    odd = {(one.topic, one.partition): one for one in rows.odd if one.topic is not None and one.partition is not None}
+    for key in sorted({*books.partitions([topic]), *(key for key in (*rows.tallies, *odd) if key[0] == topic)}):
         facts = PartitionFacts(
             *key,
             allowed=books.allowed(key),
@@ -29,9 +30,10 @@ def judge_topic(
             facts.required = books.allowed(key, log.identity)
             facts.readable = log.readable.get(key, Tally())
             facts.shown = log.shown.of_partition(*key)
-        audits.append(compare(books.complete(facts)))
+        audits.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
     if topic in books.topics:
         audits = _count(result, books, topic, audits)
+    result.note_rows_before(topic, audits)
     result.partitions += audits
 
 
@@ -41,7 +43,7 @@ def _count(result: AuditResult, books: Books, topic: str, audits: list[Partition
     # They have neither a row nor a rejected record, and the ledger counts them without their offsets.
     passed = counts.skipped + counts.filtered
     missing = sum(audit.rows_missing for audit in audits)
-    found = sum(audit.rows - audit.rows_too_many for audit in audits)
+    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits)
     rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
     if counts.rejected or rejected:
         result.counts.append(rejected_count(topic, counts.rejected, rejected))

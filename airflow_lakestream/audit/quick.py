@@ -3,35 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionFacts, compare
+from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import Tally
-from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.core.ranges import PartitionKey, overlapping
+from airflow_lakestream.core.unaccounted import OFFSETS_END, Asked, Fate
 
 
 def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:
     """Add to the result what the files' statistics say."""
-    if files.delete_files:
+    if files.deletes:
         # What is deleted may be of any file: its count and its bounds no longer say which rows are left.
         result.blind.append(
-            f"{files.delete_files} delete files: how many rows are left, and which, is not in the statistics. "
+            f"{len(files.deletes)} delete files: how many rows are left, and which, is not in the statistics. "
             "--full reads them."
         )
     else:
-        _count(result, books, files, list(topics))
-        _check_bounds(result, books, files, list(topics))
+        judged, mixed = _without_rows_before(result, books, files)
+        _count(result, books, judged, mixed, list(topics))
+        _check_bounds(result, books, judged, list(topics))
     for path, times in files.listed_twice.items():
         rows = next(f.rows for f in files.data if f.path == path)
         result.findings.append(f"the table lists data file {path} {times} times, {rows} rows each time")
 
 
+def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -> tuple[TableFiles, set[str]]:
+    """Leave out the files of another tool, all below where the group began; return also those that may have of both."""
+    fates = [(file, _fate(file, books)) for file in files.data]
+    if rows := sum(file.rows for file, fate in fates if fate is Fate.BESIDE):
+        result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
+    mixed = {file.path for file, fate in fates if fate is None}
+    if mixed:
+        result.notes.append(
+            f"{sum(file.rows for file, fate in fates if fate is None)} rows are in files that may have some below "
+            "where the group began: how many of them were landed was not counted; --full does."
+        )
+    return TableFiles([file for file, fate in fates if fate is not Fate.BESIDE]), mixed
+
+
+def _fate(file: FileFacts, books: Books) -> Fate | None:
+    """Tell whether a file's rows are all beside what the group landed; None where only some may be."""
+    before = {topic: books.before(topic) for topic in file.topics(books.topics)}
+    may_be = any(
+        overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
+        for ranges in before.values()
+        for key in ranges.partitions
+        if file.partition is None or file.partition[0] <= key[1] <= file.partition[1]
+    )
+    if not may_be or file.nulls == file.rows:
+        return Fate.ACCOUNTED
+    topic = only_topic(file, books)
+    if topic is None or not file.has_positions or file.nulls:
+        return None
+    assert file.partition is not None
+    assert file.offset is not None
+    asked = Asked(topic, books.landed_by_anyone(topic), books.own_entry(topic).origin)
+    return asked.fate(file.partition, file.offset)
+
+
 def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None) -> None:
     """Compare the size of the reject table with the ledgers; `files` is None without one."""
     expected, found = books.counts().rejected, sum(file.rows for file in files.data) if files is not None else 0
-    if files is not None and files.delete_files and expected:
+    if files is not None and files.deletes and expected:
         result.blind.append("the reject table has delete files: how many records are left is not in the statistics.")
     elif found < expected:
         result.counts.append(rejected_count("all topics and groups", expected, found))
@@ -40,7 +78,8 @@ def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None)
         result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
 
 
-def _count(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:
+def _count(result: AuditResult, books: Books, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
+    """Compare the number of rows with the ledgers; of `mixed` files as many rows count as there should be."""
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
             f"{len(unknown)} data files, {unknown[0].path} for one, do not say how many rows have no _kafka_offset, so "
@@ -49,29 +88,43 @@ def _count(result: AuditResult, books: Books, files: TableFiles, topics: list[st
         return
     if foreign := sum(f.nulls or 0 for f in files.data):
         result.notes.append(f"{foreign} rows have no Kafka offset: another writer's, not judged.")
-    by_topic: dict[str, int] = {}
-    for file in files.data:
-        landed = file.rows - (file.nulls or 0)
-        topic = _only_topic(file, books)
-        if landed and topic is None:
-            # Files of several topics: only the whole table can be counted.
-            found = sum(f.rows - (f.nulls or 0) for f in files.data)
-            result.counts.append(RowCount("all topics and groups", books.counts().written, found))
-            return
-        by_topic[topic or ""] = by_topic.get(topic or "", 0) + landed
+    landed = [(file, only_topic(file, books)) for file in files.data if file.rows - (file.nulls or 0)]
+    if any(topic is None for _, topic in landed):
+        # Files of several topics: only the whole table can be counted.
+        expected = books.counts().written
+        found = _found([file for file, _ in landed], mixed, expected)
+        result.counts.append(RowCount("all topics and groups", expected, found))
+        return
     for topic in topics:
-        result.counts.append(RowCount(topic, books.counts(topic).written, by_topic.get(topic, 0), topic))
+        expected = books.counts(topic).written
+        found = _found([file for file, its in landed if its == topic], mixed, expected)
+        result.counts.append(RowCount(topic, expected, found, topic))
+
+
+def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
+    rows = {True: 0, False: 0}
+    for file in files:
+        rows[file.path in mixed] += file.rows - (file.nulls or 0)
+    return min(max(expected, rows[False]), rows[False] + rows[True])
 
 
 def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:
     """Judge by partition what the bounds make certain; the rest of what they rule out becomes a finding."""
     certain: dict[PartitionKey, Tally] = {}
+    odd: dict[PartitionKey, OddRows] = {}
     blank = 0
     for file in files.data:
+        if file.partly:
+            result.findings.append(
+                f"unexpected: {file.path} has {file.partly} rows or more that lack a part of their position"
+            )
         if file.offset is None or file.partition is None:
             blank += file.nulls != file.rows
-        elif (topic := _only_topic(file, books)) is not None and file.partition[0] == file.partition[1]:
-            _take(certain.setdefault((topic, file.partition[0]), Tally()), file)
+        elif (topic := only_topic(file, books)) is not None and file.partition[0] == file.partition[1]:
+            key = topic, file.partition[0]
+            _take(certain.setdefault(key, Tally()), file)
+            if (found := _odd(file)) is not None:
+                odd[key] = odd[key] + found if key in odd else found
         else:
             result.findings += _outside(file, books)
     if blank:
@@ -79,19 +132,34 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
     for key in sorted({*certain, *books.partitions(topics)}):
         if key[0] in topics:
             facts = PartitionFacts(*key, allowed=books.allowed(key), rows=certain.get(key, Tally()))
-            result.partitions.append(compare(books.complete(facts)))
+            result.partitions.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
 
 
 def _take(rows: Tally, file: FileFacts) -> None:
     """Count what the file holds for certain: all of it where it is dense, else the rows at its bounds."""
     assert file.offset is not None
+    assert file.partition is not None
     low, high = file.offset
-    if file.is_dense:
+    if file.partition[0] < 0:
+        return
+    if file.is_dense and file.has_positions:
         rows.add_interval(low, high + 1)
-    elif low == high:
+    elif low == high and file.has_positions:
         rows.add_offsets([low] * (file.rows - (file.nulls or 0)))
     else:
-        rows.add_offsets([low, high])
+        rows.add_offsets([offset for offset in (low, high) if 0 <= offset < OFFSETS_END])
+
+
+def _odd(file: FileFacts) -> OddRows | None:
+    """Return the rows of a file of one partition at bounds that no record has, or in a partition that there is not."""
+    assert file.offset is not None
+    assert file.partition is not None
+    if file.has_positions:
+        return None
+    if file.partition[0] < 0:
+        return OddRows("", file.partition[0], *file.offset, file.rows - (file.nulls or 0))
+    odd = [offset for offset in set(file.offset) if not 0 <= offset < OFFSETS_END]
+    return OddRows("", file.partition[0], min(odd), max(odd), len(odd))
 
 
 def _outside(file: FileFacts, books: Books) -> Iterator[str]:
@@ -102,7 +170,8 @@ def _outside(file: FileFacts, books: Books) -> Iterator[str]:
     if not candidates:
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
         return
-    landed = [r for topic in candidates for r in books.landed_by_anyone(topic)]
+    # What is below where the group began is another tool's, and no damage.
+    landed = [r for topic in candidates for r in books.landed_by_anyone(topic) | books.before(topic)]
     for partition in sorted(set(file.partition)):
         if not any(r.partition == partition for r in landed):
             yield f"{file.path}: rows of partition {partition} of {', '.join(candidates)}, which no group's ledger has"
@@ -116,6 +185,7 @@ def _outside(file: FileFacts, books: Books) -> Iterator[str]:
             )
 
 
-def _only_topic(file: FileFacts, books: Books) -> str | None:
+def only_topic(file: FileFacts, books: Books) -> str | None:
+    """Return the one topic that a file holds rows of, by its bounds; None where it may be several, or another one."""
     candidates = file.topics(books.known_topics)
     return candidates[0] if len(candidates) == 1 and file.is_of_one_topic else None

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.audit.compare import PartitionAudit
+from airflow_lakestream.audit.lost_files import LostFile
+from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.core.ranges import RangeSet
 
 # More ranges than that help nobody in a terminal; `--json` has them all.
@@ -17,7 +19,8 @@ SEES = {
     True: "full: every row's topic, partition and offset against every record that Kafka still shows.",
     False: (
         "quick: file statistics against the ledger; no data file was opened and Kafka was not asked. Seen: how many "
-        "rows are missing or too many, files there twice, files outside all landed ranges. Not seen: which offsets "
+        "rows are missing or too many, files there twice, files outside all landed ranges, files that are gone or have "
+        "another size than the metadata says. Not seen: which offsets "
         "are missing, as many rows missing as doubled, and which rejected records count. --full tells."
     ),
 }
@@ -85,7 +88,7 @@ class Repaired:
 
     `landed` are the ranges of missing rows landed again, `undoubled` those that have one row for each record now,
     `adopted` those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what
-    was left as it is, and why.
+    was left as it is, and why. `removed` says which rows that no record has, and which lost files, are out.
     """
 
     snapshot_id: int | None = None
@@ -97,6 +100,7 @@ class Repaired:
     adopted: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     left: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def ranges(self) -> dict[str, RangeSet]:
@@ -111,6 +115,7 @@ class Repaired:
             "rows_in": self.rows_in,
             "rejected": self.rejected,
             **{name: _quadruples(ranges)[:most_ranges] for name, ranges in self.ranges.items()},
+            "removed": list(self.removed),
             "left": list(self.left),
         }
 
@@ -124,6 +129,7 @@ class Repaired:
         for name, ranges in self.ranges.items():
             if ranges:
                 yield f"  {_DONE[name]}: {_first([str(r) for r in ranges])}"
+        yield from (f"  removed: {line}" for line in self.removed)
         yield from (f"  left: {line}" for line in self.left)
 
 
@@ -139,8 +145,9 @@ _DONE = {
 class AuditResult:
     """The verdict on one table and group, with its reasons.
 
-    `findings` are damages that no range of one partition can express; `blind` says what could not be looked at though
-    it would have been needed; `notes` is for the reader. Damage that was seen counts, whatever was not seen.
+    `lost_files` are data files that are gone or cut short; `odd` are rows at what is no position. `findings` are
+    damages that no range of one partition can express; `blind` says what could not be looked at though it would have
+    been needed; `notes` is for the reader. Damage that was seen counts, whatever was not seen.
     """
 
     table: str
@@ -150,6 +157,8 @@ class AuditResult:
     partitions: list[PartitionAudit] = field(default_factory=list)
     counts: list[RowCount] = field(default_factory=list)
     by_count: list[ByCount] = field(default_factory=list)
+    lost_files: list[LostFile] = field(default_factory=list)
+    odd: list[OddRows] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -165,8 +174,27 @@ class AuditResult:
     @property
     def damages(self) -> list[str]:
         """All damage as sentences, the worst first."""
+        lost = [one.text for one in self.lost_files]
         of_partitions = [line for audit in self.partitions for line in _damages(audit)]
-        return [*of_partitions, *filter(None, (count.problem for count in self.counts)), *self.findings]
+        return [*lost, *of_partitions, *filter(None, (count.problem for count in self.counts)), *self.findings]
+
+    def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
+        """Note the files that are lost; return whether the rest can still be judged without them."""
+        rejects = list(of_rejects)
+        deletes = [one for one in lost if not one.is_data]
+        self.lost_files += [one for one in lost if one.is_data]
+        self.findings += [*(one.text for one in deletes), *(f"reject table: {one.text}" for one in rejects)]
+        if deletes or rejects:
+            self.blind.append(
+                "which rows are there, and which records are rejected, can't be told without "
+                f"{[*deletes, *rejects][0].path}. Put the file back (from a backup, or a version that the store kept)."
+            )
+        return not (deletes or rejects)
+
+    def note_rows_before(self, topic: str, audits: Iterable[PartitionAudit]) -> None:
+        """Note the rows of another tool below where the group began."""
+        if rows := sum(audit.rows_before for audit in audits):
+            self.notes.append(f"{rows} rows of {topic} are below where the group began: another tool's, not judged.")
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [from, until], doubled ones as [from, until, times], ids as text.
@@ -185,6 +213,7 @@ class AuditResult:
             "not_verifiable_by_count": [
                 {"topic": c.topic, "skipped": c.skipped, "filtered": c.filtered} for c in self.by_count
             ],
+            "lost_files": [one.to_dict() for one in self.lost_files],
             "findings": self.findings,
             "could_not_look": self.blind,
             "notes": self.notes,
@@ -206,6 +235,7 @@ class AuditResult:
             yield from (f"    {line}" for line in _damages(audit, with_place=False))
             yield from (f"    {line}" for line in _receipts(audit, self.is_full))
         for title, lines in (
+            ("damage", [one.text for one in self.lost_files]),
             ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings]),
             ("could not look", self.blind),
             ("not verifiable", [one.text for one in self.by_count]),
@@ -236,6 +266,8 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
         lines.append(f"{place}rejected more than once: {_text(audit.rejected_twice)}")
     if audit.unexpected:
         lines.append(f"{place}unexpected: {_text(audit.unexpected)}")
+    if audit.odd:
+        lines.append(f"{place}unexpected: {audit.odd.offsets} ({audit.odd.rows} rows), which no record has")
     return lines
 
 
@@ -263,7 +295,7 @@ def _first(texts: list[str]) -> str:
 def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -> dict[str, Any]:
     ranges: dict[str, list[list[int]]] = {
         "doubled": [[d.from_offset, d.until_offset, d.times] for d in audit.doubled],
-        "unexpected": _pairs(audit.unexpected),
+        "unexpected": [*_pairs(audit.unexpected), *_odd_pairs(audit)],
         "lost": _pairs(audit.lost),
         "forgotten": _pairs(audit.forgotten),
     }
@@ -291,7 +323,13 @@ def _numbers(audit: PartitionAudit) -> dict[str, int]:
         "readable": audit.readable,
         "rows_missing": audit.rows_missing,
         "rows_too_many": audit.rows_too_many,
+        "rows_before": audit.rows_before,
     }
+
+
+def _odd_pairs(audit: PartitionAudit) -> list[list[int]]:
+    odd = audit.odd
+    return [] if odd is None or odd.low is None or odd.high is None else [[odd.low, odd.high + 1]]
 
 
 def _pairs(ranges: Iterable[Any]) -> list[list[int]]:

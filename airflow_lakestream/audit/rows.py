@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,8 +11,10 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
+from airflow_lakestream.audit.odd import OddRows, sorted_odd
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.core.unaccounted import OFFSETS_END
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.iceberg.reject_table import PLACE, counting_rows
@@ -41,19 +43,49 @@ class UnreadableTable(LakestreamError, Terminal):
 
 @dataclass
 class RowsFound:
-    """How often each offset is in the table, by topic and partition; `without_position` have no place in any topic."""
+    """How often each offset is in the table, by topic and partition.
+
+    `without_position` rows have neither topic, partition nor offset; those of `odd` have one that no record can have.
+    """
 
     tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
     without_position: int = 0
+    _odd: dict[tuple[str | None, int | None], OddRows] = field(default_factory=dict)
+
+    @property
+    def odd(self) -> list[OddRows]:
+        """The odd rows by topic and partition."""
+        return sorted_odd(self._odd)
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Count the rows of a batch of the three columns."""
         whole = batch.drop_null()
-        self.without_position += len(batch) - len(whole)
+        if len(whole) < len(batch):
+            self._take_lacking(batch)
+        if not _are_positions(whole):
+            is_position = _is_position(whole)
+            self._take_odd(whole.filter(pc.invert(is_position)))
+            whole = whole.filter(is_position)
         for topic, of_topic in _split(whole, TOPIC):
             for partition, rows in _split(of_topic, PARTITION):
                 offsets = rows.column(OFFSET).cast(pa.int64())
                 self.tallies.setdefault((str(topic), int(str(partition))), Tally()).add_offsets(offsets)
+
+    def _take_lacking(self, batch: pa.RecordBatch | pa.Table) -> None:
+        nulls = [pc.is_null(batch.column(name)) for name in COORDINATES]
+        none = pc.and_(pc.and_(nulls[0], nulls[1]), nulls[2])
+        some = pc.and_(pc.or_(pc.or_(nulls[0], nulls[1]), nulls[2]), pc.invert(none))
+        self.without_position += pc.sum(none).as_py()
+        self._take_odd(batch.filter(some))
+
+    def _take_odd(self, batch: pa.RecordBatch | pa.Table) -> None:
+        columns = zip(COORDINATES, (pa.string(), pa.int64(), pa.int64()), strict=True)
+        rows = pa.table({name: batch.column(name).cast(kind) for name, kind in columns})
+        by_key = rows.group_by([TOPIC, PARTITION]).aggregate([(OFFSET, "min"), (OFFSET, "max"), ([], "count_all")])
+        for one in by_key.to_pylist():
+            found = OddRows(one[TOPIC], one[PARTITION], one[f"{OFFSET}_min"], one[f"{OFFSET}_max"], one["count_all"])
+            before = self._odd.get(found.key)
+            self._odd[found.key] = found if before is None else before + found
 
 
 def check_positions(table: Table) -> None:
@@ -63,8 +95,12 @@ def check_positions(table: Table) -> None:
         raise NoPositions(".".join(table.name()), missing)
 
 
-def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) -> RowsFound:
+def count_rows(
+    table: Table, snapshot_id: int | None, topic: str | None = None, without: Collection[str] = ()
+) -> RowsFound:
     """Count the rows of a snapshot by position, of one topic or of all.
+
+    :param without: paths of data files that are left out.
 
     One data file after the other, three columns of each, deletes applied. Raises NoPositions and UnreadableTable.
     """
@@ -81,10 +117,13 @@ def count_rows(table: Table, snapshot_id: int | None, topic: str | None = None) 
         # What PyIceberg says of delete files that it can't apply: not damage, but nothing that could be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(TOPIC,))
-    for task in tasks:
-        # One at a time: given all of them, PyIceberg reads ahead without a bound.
-        for batch in reading.to_record_batches([task]):
-            found.add(batch)
+    for task in (task for task in tasks if task.file.file_path not in without):
+        try:
+            # One at a time: given all of them, PyIceberg reads ahead without a bound.
+            for batch in reading.to_record_batches([task]):
+                found.add(batch)
+        except (OSError, pa.ArrowException) as e:
+            raise UnreadableTable(".".join(table.name()), e) from e
     return found
 
 
@@ -100,6 +139,20 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
         # As above: delete files that PyIceberg can't apply.
         raise UnreadableTable(".".join(rejects.name()), e) from e
     return found
+
+
+def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:
+    """Tell by the bounds alone whether all rows are at positions that records can have."""
+    if not len(rows):
+        return True
+    offsets = pc.min_max(rows.column(OFFSET)).as_py()
+    return bool(pc.min(rows.column(PARTITION)).as_py() >= 0) and 0 <= offsets["min"] <= offsets["max"] < OFFSETS_END
+
+
+def _is_position(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+    offsets = rows.column(OFFSET)
+    there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, pa.scalar(OFFSETS_END, pa.int64())))
+    return pc.and_(there, pc.greater_equal(rows.column(PARTITION), 0))
 
 
 def _split(rows: pa.RecordBatch, name: str) -> Iterator[tuple[object, pa.RecordBatch]]:

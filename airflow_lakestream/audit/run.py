@@ -9,15 +9,17 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound, read_log
-from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
+from airflow_lakestream.audit.lost_files import LostFile, take_out_lost
+from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, ByCount
-from airflow_lakestream.audit.rows import RowsFound, check_positions, count_rejected, count_rows
-from airflow_lakestream.audit.statistics import table_files
+from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_positions, count_rejected, count_rows
+from airflow_lakestream.audit.statistics import TableFiles, table_files
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -80,14 +82,17 @@ class Audit:
         if self.consumer_group not in ledger_store.groups(table):
             result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
         topics = self.begin(result, books)
+        files = table_files(table, head)
+        reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
+        if not look_for_lost(result, books, (table, files), (rejects, reject_files)):
+            return result
         if self.full:
-            rows = count_rows(table, result.snapshot_id, self.topic)
+            rows = count_rows(table, result.snapshot_id, self.topic, without=[one.path for one in result.lost_files])
             rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
             self.judge(result, books, rows, rejected, topics)
         else:
-            look_at_files(result, books, table_files(table, head), topics)
-            files = None if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
-            look_at_rejects(result, books, files)
+            look_at_files(result, books, files, topics)
+            look_at_rejects(result, books, None if rejects is None else reject_files)
         return result
 
     def begin(self, result: AuditResult, books: Books) -> tuple[str, ...]:
@@ -106,9 +111,12 @@ class Audit:
         """Compare every position of the rows with the records that Kafka still shows."""
         if rows.without_position:
             result.notes.append(f"{rows.without_position} rows have no Kafka position: another writer's, not judged.")
+        result.findings += [f"unexpected: {one.text}" for one in rows.odd if None in one.key]
+        result.odd += rows.odd
         for topic in topics:
             judge_topic(result, books, rows, rejected, topic, self._look_at_topic(result, books, topic))
-        for stranger in sorted({topic for topic, _ in rows.tallies} - books.known_topics):
+        strangers = {topic for topic, _ in rows.tallies} | {one.topic for one in rows.odd if one.topic is not None}
+        for stranger in sorted(strangers - books.known_topics):
             judge_topic(result, books, rows, rejected, stranger, None)
 
     def _look_at_topic(self, result: AuditResult, books: Books, topic: str) -> LogFound | None:
@@ -127,6 +135,27 @@ class Audit:
                 "the landed one are missing can't be told."
             )
         return log
+
+
+def look_for_lost(
+    result: AuditResult, books: Books, main: tuple[Table, TableFiles], rejects: tuple[Table | None, TableFiles]
+) -> bool:
+    """Note the files that are lost, and leave them out of the two; return whether the rest can be looked at.
+
+    Raises UnreadableTable where the store does not tell.
+    """
+    (table, files), (reject_table, reject_files) = main, rejects
+    lost = find_lost(table.io, ".".join(table.name()), files, books)
+    of_rejects = [] if reject_table is None else find_lost(table.io, ".".join(reject_table.name()), reject_files, books)
+    return result.take_lost(lost, of_rejects)
+
+
+def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[LostFile]:
+    """Return the lost files, and leave them out. Raises UnreadableTable where the store does not tell."""
+    try:
+        return take_out_lost(files, lambda path: len(io.new_input(path)), lambda file: only_topic(file, books))
+    except OSError as e:
+        raise UnreadableTable(table, e) from e
 
 
 def load(catalog: Catalog, table: str) -> Table:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
-from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import NestedField, PrimitiveType
 
-from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET
+from airflow_lakestream.core.unaccounted import OFFSETS_END
+from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, bounds_of
 
 # Iceberg's default metrics mode cuts bounds of texts to so many characters, the upper one made greater.
 _TRUNCATED = 16
@@ -20,9 +19,10 @@ _TRUNCATED = 16
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One live data file. Bounds are None where the manifest has none; `nulls` are rows without an offset.
+    """One live file, `size` in bytes. Bounds are None where there are none; `nulls` are rows without an offset.
 
-    The topic's bounds may be cut short; those of partition and offset are exact.
+    The topic's bounds may be cut short; those of partition and offset are exact. `partly`: so many rows at least have
+    values in some of the three columns, and not in all.
     """
 
     path: str
@@ -31,6 +31,8 @@ class FileFacts:
     topic: tuple[str, str] | None
     partition: tuple[int, int] | None
     offset: tuple[int, int] | None
+    size: int = 0
+    partly: int = 0
 
     def topics(self, known: Iterable[str]) -> list[str]:
         """Return which of the known topics the file may hold rows of, by its bounds."""
@@ -49,6 +51,13 @@ class FileFacts:
         return low == high or cut
 
     @property
+    def has_positions(self) -> bool:
+        """Whether the bounds are those of positions that records can have."""
+        if self.partition is None or self.offset is None:
+            return False
+        return self.partition[0] >= 0 and self.offset[0] >= 0 and self.offset[1] < OFFSETS_END
+
+    @property
     def is_dense(self) -> bool:
         """Whether the file holds, for all that statistics tell, each offset between its bounds once."""
         return (
@@ -65,7 +74,7 @@ class TableFiles:
     """The live files of a snapshot."""
 
     data: list[FileFacts] = field(default_factory=list)
-    delete_files: int = 0
+    deletes: list[FileFacts] = field(default_factory=list)
 
     @property
     def listed_twice(self) -> dict[str, int]:
@@ -79,29 +88,23 @@ def table_files(table: Table, snapshot_id: int | None) -> TableFiles:
     snapshot = None if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None:
         return found
-    fields = {name: table.schema().find_field(name) for name in COORDINATES if name in table.schema().column_names}
     for manifest in snapshot.manifests(table.io):
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            if entry.data_file.content == DataFileContent.DATA:
-                found.data.append(_facts(entry.data_file, fields))
-            else:
-                found.delete_files += 1
+            is_data = entry.data_file.content == DataFileContent.DATA
+            (found.data if is_data else found.deletes).append(_facts(entry.data_file, table.schema()))
     return found
 
 
-def _facts(file: DataFile, fields: dict[str, NestedField]) -> FileFacts:
-    topic, partition, offset = (_bounds(file, fields.get(name)) for name in COORDINATES)
-    nulls = None
-    if (column := fields.get(OFFSET)) is not None and file.null_value_counts:
-        nulls = file.null_value_counts.get(column.field_id)
-    return FileFacts(file.file_path, file.record_count, nulls, topic, partition, offset)
+def _facts(file: DataFile, schema: Schema) -> FileFacts:
+    topic, partition, offset = (bounds_of(schema, file, name) for name in COORDINATES)
+    counts = file.null_value_counts or {}
+    nulls = [counts.get(schema.find_field(name).field_id) for name in COORDINATES if name in schema.column_names]
+    of_offset = nulls[-1] if OFFSET in schema.column_names else None
+    path, rows, size = file.file_path, file.record_count, file.file_size_in_bytes
+    return FileFacts(path, rows, of_offset, topic, partition, offset, size, partly(nulls))
 
 
-def _bounds(file: DataFile, column: NestedField | None) -> tuple[Any, Any] | None:
-    if column is None or not file.lower_bounds or not file.upper_bounds:
-        return None
-    low, high = file.lower_bounds.get(column.field_id), file.upper_bounds.get(column.field_id)
-    if low is None or high is None:
-        return None
-    kind = cast(PrimitiveType, column.field_type)
-    return from_bytes(kind, low), from_bytes(kind, high)
+def partly(nulls: Sequence[int | None]) -> int:
+    """Return how many rows at least have values in some of the columns only, by the NULLs that each has."""
+    known = [count for count in nulls if count is not None]
+    return max(known) - min(known) if known and len(known) == len(nulls) else 0

@@ -84,7 +84,7 @@ def reset(
             raise InvalidArgument(
                 "--yes",
                 f"is needed: without a ledger, the next run of {group!r} begins by its start_offset as if it were the "
-                f"first, and lands again whatever it finds, beside the rows that {table} keeps.",
+                f"first, and is refused where {table} keeps rows of its topic at or above that.",
                 "Delete or rename the table first, or begin with start_offset=latest, to have no row twice.",
             )
         snapshot_id = start_anew(catalog, table, lambda _: {group: Ledger(group)})
@@ -113,9 +113,11 @@ def rebuild(
         from airflow_lakestream.iceberg.ledger_edit import HeadMoved, start_anew
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
-        head, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
+        head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
         # The rows say nothing of the landings that have a note in the reject table.
-        ledger = Ledger(group, {one.identity: one.entry for one in rebuilt}, Noted(complete=False))
+        noted = known.noted if known.topics else Noted(complete=False)
+        made = {one.identity: one.entry for one in rebuilt}
+        ledger = Ledger(group, {**known.topics, **made}, noted)
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
             if ledger_store.head_of(now.metadata) != head:
@@ -169,7 +171,8 @@ def forget(
 
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
-) -> tuple[int | None, list[Rebuilt]]:
+) -> tuple[int | None, Ledger, list[Rebuilt]]:
+    """Return the head that was looked at, what the group's ledger says already, and what the rows say."""
     from airflow_lakestream.audit.books import groups_seen
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
@@ -181,10 +184,11 @@ def _from_rows(
 
     loaded = load(catalog, table)
     try:
-        decided = bool(ledger_store.read_ledger(loaded, group).topics)
+        known = ledger_store.read_ledger(loaded, group)
     except UndecidedLedger:
-        decided = False
-    if decided:
+        known = Ledger(group)
+    there = {of.topic for of, entry in known.topics.items() if entry.landed}
+    if there and (not topics or there & set(topics)):
         raise CannotRebuild(
             f"the ledger of {group!r} on {table} is there and can be read: nothing is to be rebuilt. To begin from "
             "the rows all the same, reset it first."
@@ -192,6 +196,11 @@ def _from_rows(
     others = [ledger_store.read_ledger(loaded, other) for other in groups_seen(loaded) if other != group]
     head = ledger_store.head_of(loaded.metadata)
     rows = count_rows(loaded, head)
+    if rows.odd:
+        raise CannotRebuild(
+            f"{table} has rows at positions that no record can have: {', '.join(one.text for one in rows.odd[:10])}. "
+            "Delete them, or move them to another table, first."
+        )
     if rows.without_position:
         raise CannotRebuild(
             f"{rows.without_position} rows of {table} have no topic, partition or offset: whether they were landed, "
@@ -207,7 +216,7 @@ def _from_rows(
             rebuilt.append(one)
     if not rebuilt:
         raise CannotRebuild(f"{table} has no row that no other group's ledger accounts for.")
-    return head, rebuilt
+    return head, known, rebuilt
 
 
 def _parse(texts: Sequence[str]) -> RangeSet:

@@ -24,6 +24,7 @@ from airflow_lakestream.cli.connections import (
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing import Job
     from airflow_lakestream.core.plan import Plan
+    from airflow_lakestream.core.ports import TableState
 
 # Records read of each partition to tell the size of the rest.
 SAMPLE = 500
@@ -56,6 +57,7 @@ class DryRun:
             "bytes_estimated": self.payload,
             "offsets_sampled": self.sampled,
             "commits_at_least": self.commits,
+            "rows_beside": self.plan.rows_beside,
         }
 
     def render(self) -> str:
@@ -66,6 +68,8 @@ class DryRun:
         lines += [f"  {r}: {len(r)} offsets" for r in self.plan.ranges]
         lines += [f"  lost to retention: {r}" for r in self.plan.lost]
         lines += [f"  begins here: {self.topic}[{p}] {offset}" for p, offset in sorted(self.plan.origin.items())]
+        if self.plan.rows_beside:
+            lines.append(f"  beside it, in no ledger and not doubled: {self.plan.rows_beside} rows")
         if not self.plan.changes_the_ledger:
             lines.append("  nothing to do: the table holds all of it")
         return "\n".join(lines)
@@ -110,8 +114,11 @@ def plan(
 def dry_run(job: Job, catalog: Any) -> DryRun:
     """Plan as a resuming run does, and read a sample. Raises what the run would raise before its first record."""
     from airflow_lakestream.core.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
+    from airflow_lakestream.core.ranges import RangeSet
+    from airflow_lakestream.core.refusing import refuse_doubling
 
-    ledger, others = _ledgers(catalog, job.table, job.consumer_group)
+    table = _look(catalog, job.table, job.consumer_group)
+    ledger, others = table.ledger, table.others
     state = job.source.look()
     check_identity(ledger, state.identity, job.table)
     entry = ledger.entry(state.identity)
@@ -121,6 +128,7 @@ def dry_run(job: Job, catalog: Any) -> DryRun:
     for other, theirs in others.items():
         if taken := plan.ranges & theirs.entry(state.identity).landed:
             raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table)
+    plan = refuse_doubling(job, table, entry, plan, RangeSet())
     records = min(plan.ranges.width, job.limits.max_records or plan.ranges.width)
     size, sampled = _sample(job, plan)
     payload = round(records * size / sampled) if sampled else (0 if not records else None)
@@ -129,18 +137,22 @@ def dry_run(job: Job, catalog: Any) -> DryRun:
     return DryRun(job.table, state.identity.topic, plan, records, payload, sampled, commits)
 
 
-def _ledgers(catalog: Any, table: str, group: str) -> tuple[Any, dict[str, Any]]:
+def _look(catalog: Any, table: str, group: str) -> TableState:
+    from functools import partial
+
     from pyiceberg.exceptions import NoSuchTableError
 
     from airflow_lakestream.core.ledger import Ledger
+    from airflow_lakestream.core.ports import TableState
     from airflow_lakestream.iceberg import ledger_store
+    from airflow_lakestream.iceberg.unaccounted import look_for_rows
 
     try:
         loaded = catalog.load_table(table)
     except NoSuchTableError:
-        return Ledger(group), {}
+        return TableState(Ledger(group), exists=False)
     others = {g: ledger_store.read_ledger(loaded, g) for g in ledger_store.groups(loaded) if g != group}
-    return ledger_store.read_ledger(loaded, group), others
+    return TableState(ledger_store.read_ledger(loaded, group), others, look_for_rows=partial(look_for_rows, loaded))
 
 
 def _sample(job: Job, plan: Plan) -> tuple[int, int]:

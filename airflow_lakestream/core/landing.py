@@ -30,6 +30,7 @@ from airflow_lakestream.core.plan import (
 )
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
+from airflow_lakestream.core.refusing import refuse_doubling
 from airflow_lakestream.core.replacing import replace_landed
 from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.core.side_by_side import is_worth_sharing, read_by_children
@@ -74,6 +75,7 @@ def land(job: Job) -> LandingReport:
         report.recover(table.landed_by_run)
         pieces = job.handed.usable(now.identity, entry.held, lambda files: sink.misfit(files))
         plan = plan_of(job, table, entry, now, ends, pieces)
+        report.rows_beside = max(report.rows_beside, plan.rows_beside)
         landed_before = len(report.snapshot_ids)
         try:
             if not _drain(job, table, _cut(plan, job), pieces, report):
@@ -109,7 +111,7 @@ def plan_of(
 ) -> Plan:
     """Return what is still to be read, besides the pieces.
 
-    Raises LandedByAnotherGroup, and what the mode and a log that was cut short raise.
+    Raises LandedByAnotherGroup, RowsUnaccounted, and what the mode and a log that was cut short raise.
     """
     state = now if ends is None else _with_ends(now, ends)
     handed = union(piece.ranges for piece in pieces)
@@ -121,7 +123,7 @@ def plan_of(
         for other, ledger in table.others.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
                 raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
-    return plan
+    return refuse_doubling(job, table, entry, plan, handed)
 
 
 def _cut(plan: Plan, job: Job) -> Plan:

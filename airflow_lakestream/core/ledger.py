@@ -123,6 +123,22 @@ class TopicEntry:
         """All offsets that need no landing any more."""
         return self.landed | self.lost
 
+    def with_removed(self, rows: int, before: TopicEntry) -> TopicEntry:
+        """Return what a replace changes with the counts of what it took out: so many rows, and what else it replaced.
+
+        `before` are the topic's books in the ledger.
+        """
+        removed = self.removed + Counts(read=rows, written=rows)
+        # Of records that were neither written nor rejected the ledger knows no offsets, only how many there were.
+        others = max(0, self.counts.read - removed.read)
+        skipped = min(others, before.counts.skipped)
+        filtered = min(others - skipped, before.counts.filtered)
+        # What is left had a row that is gone; rows deleted on purpose are out of the counts already.
+        forgotten = (self.replaced & before.forgotten).width
+        gone = min(max(0, others - skipped - filtered - forgotten), max(0, before.counts.written - rows))
+        counts = Counts(skipped + filtered + gone, written=gone, skipped=skipped, filtered=filtered)
+        return replace(self, removed=removed + counts)
+
     def __add__(self, later: TopicEntry) -> TopicEntry:
         return TopicEntry(
             landed=self.landed | later.landed,

@@ -67,9 +67,11 @@ class Resume:
     """All that is not landed yet between the group's origin and the ends at the start of the run.
 
     `start_moves` says that a later look at the topic would give the group another origin: start_offset="latest".
+    `from_the_first` says that the group begins at the log's start, and so means to have all: start_offset="earliest".
     """
 
     start_moves: bool = False
+    from_the_first: bool = False
     interval: Interval | None = field(default=None, init=False)
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:

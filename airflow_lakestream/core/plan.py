@@ -34,7 +34,8 @@ class Plan:
 
     `epochs` are the leader epochs to write down, `known_epochs` those that the ledger has: handed to the reader, they
     let Kafka tell that offsets were used again after an unclean leader election. `covered` is the time that is covered
-    once the whole plan has landed; `completes` says that all of the run's interval is there.
+    once the whole plan has landed; `completes` says that all of the run's interval is there. `rows_beside` counts rows
+    of the topic that no ledger accounts for, and that the plan does not double.
     """
 
     state: TopicState
@@ -45,6 +46,7 @@ class Plan:
     known_epochs: Mapping[int, int] = field(default_factory=dict)
     covered: Interval | None = None
     completes: bool = False
+    rows_beside: int = 0
 
     @property
     def changes_the_ledger(self) -> bool:

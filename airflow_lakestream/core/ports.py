@@ -12,6 +12,7 @@ from airflow_lakestream.core.pieces import Files
 from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome, RawBatch, Rows
+from airflow_lakestream.core.unaccounted import LookForRows, no_rows
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.
@@ -156,7 +157,8 @@ class TableState:
     """A table as it was at one moment: its ledger, other groups' ledgers, and what this run landed already.
 
     `schema` is that of the rows to decode, None when neither a table nor a given schema says it. `part` says in a
-    sentence which part the table has in a fan-out, if any.
+    sentence which part the table has in a fan-out, if any. `look_for_rows` finds rows that no ledger accounts for, in
+    the table as it was at that moment.
     """
 
     ledger: Ledger
@@ -165,6 +167,7 @@ class TableState:
     schema: RowSchema | None = None
     exists: bool = True
     part: str | None = None
+    look_for_rows: LookForRows = no_rows
 
 
 class Rejects(Protocol):

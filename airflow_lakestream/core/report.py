@@ -21,7 +21,8 @@ class LandingReport:
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
     resumed, those that the run left. `schema_changes` says in words what became of the table's schema. `interval` is in
     milliseconds since the epoch; `completes` says that all records of it are there, and that no more can come. `bad`
-    are the records that were rejected, and those that were skipped as bad.
+    are the records that were rejected, and those that were skipped as bad. `rows_beside` counts the rows of other tools
+    that the first landing found, and that it did not double.
     """
 
     topic: str
@@ -36,6 +37,7 @@ class LandingReport:
     recovered: int = 0
     by_partition: dict[int, Counts] = field(default_factory=dict)
     schema_changes: list[str] = field(default_factory=list)
+    rows_beside: int = 0
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -86,6 +88,7 @@ class LandingReport:
             "interval": self.interval and [_iso(at) for at in self.interval],
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
+            "rows_beside": self.rows_beside,
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:

@@ -96,8 +96,13 @@ def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] | 
     data = obstore.get(store, path_of(add)).bytes()
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
     there = set(file.schema_arrow.names)
-    rows = file.read([name for name in wanted.names if name in there])
-    count = file.metadata.num_rows
+    return as_columns(file.read([name for name in wanted.names if name in there]), add, schema, columns)
+
+
+def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return rows as a file holds them in the table's columns, those of its partition and those that came later too."""
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    count = rows.num_rows
     arrays = {name: rows[name] for name in rows.column_names}
     for field in wanted:
         if field.name in add["partitionValues"]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity, union
+from airflow_lakestream.core.ledger import Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
@@ -85,7 +85,7 @@ class Replacement:
                 raise _indistinct(self.table, f"rows of {identity.topic!r} that group {group!r} landed", ranges)
 
     def _completed(self, head: Head, identity: TopicIdentity, rows: int) -> Landing:
-        before = ledger_store.read_ledger(head, self.consumer_group).entry(identity).counts
+        before = ledger_store.read_ledger(head, self.consumer_group).entry(identity)
         return with_removed(self.landing, identity, rows, before)
 
 
@@ -95,16 +95,10 @@ def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
     return identity, entry.replaced
 
 
-def with_removed(landing: Landing, identity: TopicIdentity, rows: int, before: Counts) -> Landing:
-    """Return the landing with the counts of what was taken out; `before` are the topic's counts in the ledger."""
-    entry = landing.topics[identity]
-    removed = entry.removed + Counts(read=rows, written=rows)
-    # Of records that were neither written nor rejected the ledger knows no offsets, only how many there were.
-    others = max(0, entry.counts.read - removed.read)
-    skipped = min(others, before.skipped)
-    filtered = min(others - skipped, before.filtered)
-    removed += Counts(read=skipped + filtered, skipped=skipped, filtered=filtered)
-    return replace(landing, topics={**landing.topics, identity: replace(entry, removed=removed)})
+def with_removed(landing: Landing, identity: TopicIdentity, rows: int, before: TopicEntry) -> Landing:
+    """Return the landing with the counts of what was taken out; `before` are the topic's books in the ledger."""
+    entry = landing.topics[identity].with_removed(rows, before)
+    return replace(landing, topics={**landing.topics, identity: entry})
 
 
 def _rows_landed(head: Head) -> int:

@@ -18,6 +18,7 @@ from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, StaleFiles, TableState
 from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.core.unaccounted import no_rows
 from airflow_lakestream.delta import handover, ledger_store
 from airflow_lakestream.delta.buffer import RowBuffer
 from airflow_lakestream.delta.columns import delta_fields, merged, uses_ntz
@@ -33,6 +34,7 @@ from airflow_lakestream.delta.protocol import NTZ_FEATURE, check_writable
 from airflow_lakestream.delta.replace import Replacement, what_it_replaces
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.takeout import Finder, check_columns
+from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.trial import is_of_rows
 
@@ -105,6 +107,8 @@ class DeltaSink:
             others=others,
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
             schema=fit.decoder,
+            # A mirror takes events as often as they come: the newest of a key wins.
+            look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, head),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, not_among
+from airflow_lakestream.coordinates import COORDINATES, OFFSET, TOPIC, Offsets, is_hit, is_of, not_among
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
 from airflow_lakestream.delta.files import Add, read_file
@@ -124,6 +124,12 @@ def live_files(head: Head) -> Iterator[Add]:
             f"{head.table} has {dead} files with deletion vectors: their deleted rows would come back. Nothing was "
             "changed. Rewrite them first: REORG TABLE ... APPLY (PURGE), or OPTIMIZE."
         )
+    yield from adds_of(head)
+
+
+def adds_of(head: Head) -> Iterator[Add]:
+    """Yield the live files as `add` actions, `stats` as a mapping; rows in them may be dead."""
+    assert head.delta is not None, "the table is really there"
     table = pa.table(head.delta.get_add_actions(flatten=False))
     for row in table.to_pylist():
         values = row.get("partition") or {}
@@ -138,6 +144,15 @@ def live_files(head: Head) -> Iterator[Add]:
                 "maxValues": row.get("max") or {},
             },
         }
+
+
+def bounds_of(add: Add, name: str) -> tuple[Any, Any] | None:
+    """Return a column's bounds in a file, both ends included; None where the log has none."""
+    if (text := add["partitionValues"].get(name)) is not None:
+        value = text if name == TOPIC else int(text)
+        return value, value
+    low, high = (add["stats"][which].get(name) for which in ("minValues", "maxValues"))
+    return None if low is None or high is None else (low, high)
 
 
 def _text(value: Any) -> str | None:

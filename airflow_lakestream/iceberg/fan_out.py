@@ -150,9 +150,11 @@ class FanOutSink(OneWorkerSink):
     def _commit(self, landing: Landing) -> int:
         [(identity, change)] = landing.topics.items()
         fingerprint = self._own_fingerprint()
+        after = self._ledger.entry(identity) + change
+        for target in self._targets.values():
+            target.refuse_doubling(after)
         self._write_tables_down(fingerprint)
         self._take_over(fingerprint, identity)
-        after = self._ledger.entry(identity) + change
         rows = Counter({name: target.rows for name, target in self._targets.items() if target.rows})
         for _, target in sorted(self._targets.items()):
             target.land(landing, after, fingerprint, self._offsets_of(identity))

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.plan import LandedByAnotherGroup, check_identity
 from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
 from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.core.refusing import look
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION
+from airflow_lakestream.core.unaccounted import Asked
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out_books import stamped_run_id
 from airflow_lakestream.iceberg.fan_out_tables import TargetSink
@@ -65,7 +67,7 @@ class Target:
         self.sink, state = opened
         check_identity(state.ledger, identity, name)
         self.exists = state.exists
-        self._others = state.others
+        self._state = state
         self._group = state.ledger.consumer_group
         self._entry = state.ledger.entry(identity)
         self._aside: list[pa.Table] = []
@@ -119,6 +121,19 @@ class Target:
             self.exists = True
         self._aside, self._fresh, self.rows = [], 0, 0
 
+    def refuse_doubling(self, after: TopicEntry) -> None:
+        """Refuse another tool's rows in the table, at its first landing: those that the fan-out comes to, now or later.
+
+        `after` is what the home's ledger will say of the topic. Raises RowsUnaccounted.
+        """
+        if self._entry.landed or not self._fresh:
+            return
+        topic = self._identity.topic
+        ledgers = [self._state.ledger, *self._state.others.values()]
+        known = union(one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
+        ranges = None if after.origin else after.landed
+        look(self._state.look_for_rows, Asked(topic, known, after.origin, ranges), self.name, self._group)
+
     def fence(self, fingerprint: str) -> None:
         """Let no run of another configuration commit here any more; a table that is not there is created for that.
 
@@ -167,7 +182,7 @@ class Target:
         return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)
 
     def _refuse_landed_by_others(self, ranges: RangeSet) -> None:
-        for other, ledger in self._others.items():
+        for other, ledger in self._state.others.items():
             taken = ranges & ledger.entry(self._identity).landed
             if taken and not self.sink.takes_overlap:
                 raise LandedByAnotherGroup(taken, self._group, other, self.name)

@@ -6,16 +6,21 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import PrimitiveType
 
 from airflow_lakestream.coordinates import COORDINATES as COORDINATES
 from airflow_lakestream.coordinates import OFFSET as OFFSET
@@ -28,20 +33,41 @@ from airflow_lakestream.coordinates import not_among as not_among
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
 
 EVERY_ROW = AlwaysTrue()
+# Tells for each row whether it is wanted beside the hits.
+Beside = Callable[[pa.Table], pa.ChunkedArray | None]
 
 
 @dataclass(frozen=True, slots=True)
 class FileHits:
-    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits."""
+    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits.
+
+    `others` of its rows are wanted beside them.
+    """
 
     task: FileScanTask
     rows: int
     offsets: Offsets
+    others: int = 0
 
     @property
     def count(self) -> int:
-        """How many rows are hits."""
-        return sum(len(found) for found in self.offsets.values())
+        """How many rows are hits, or wanted beside them."""
+        return sum(len(found) for found in self.offsets.values()) + self.others
+
+
+def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:
+    """Return a column's bounds in a data file, both ends included; None where the manifest has none.
+
+    Those of texts may be cut short, the upper one made greater.
+    """
+    if name not in schema.column_names or not file.lower_bounds or not file.upper_bounds:
+        return None
+    column = schema.find_field(name)
+    low, high = file.lower_bounds.get(column.field_id), file.upper_bounds.get(column.field_id)
+    if low is None or high is None:
+        return None
+    kind = cast(PrimitiveType, column.field_type)
+    return from_bytes(kind, low), from_bytes(kind, high)
 
 
 def live_files(table: Table) -> list[FileScanTask]:
@@ -84,17 +110,21 @@ def _integer(bound: bytes | None) -> int | None:
     return None if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
-def look_into(metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet) -> FileHits:
-    """Find the hits among the live rows of one data file."""
-    rows = 0
+def look_into(
+    metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet, beside: Beside | None = None
+) -> FileHits:
+    """Find the hits among the live rows of one data file; `beside` tells which rows are wanted, too."""
+    rows = others = 0
     found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
     for batch in read_rows(metadata, io, task, columns=COORDINATES):
         rows += batch.num_rows
         hits = batch.filter(is_hit(batch, ranges))
+        if beside is not None and (wanted := beside(batch)) is not None:
+            others += pc.sum(wanted).as_py() or 0
         for key, parts in found.items() if hits.num_rows else ():
             parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
     offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
-    return FileHits(task, rows, offsets)
+    return FileHits(task, rows, offsets, others)
 
 
 def read_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +39,7 @@ from airflow_lakestream.iceberg.hits import (
     read_rows,
     rows_with_coordinates,
 )
+from airflow_lakestream.iceberg.odd_rows import NoPlace
 from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.since import FirstLook
@@ -71,11 +72,17 @@ class ChangedMeanwhile(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Repairing:
-    """What a repair changes. `kept` are the ranges whose rows come from the table; `has_missing`: rows were missing."""
+    """What a repair changes. `kept` are the ranges whose rows come from the table; `has_missing`: rows were missing.
+
+    `odd` are rows that no record can have, and go out; `lost` the paths of data files that are gone, and go out of the
+    table's metadata.
+    """
 
     landing: Landing
     kept: RangeSet
     has_missing: bool
+    odd: tuple[NoPlace, ...] = ()
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,14 @@ class RepairSink(IcebergSink):
         )
         write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
         finder = RepairFinder(
-            ranges, self._files, write, self._passed_over, kept=repairing.kept, has_missing=repairing.has_missing
+            ranges,
+            self._files,
+            write,
+            self._passed_over,
+            kept=repairing.kept,
+            has_missing=repairing.has_missing,
+            odd=repairing.odd,
+            lost=repairing.lost,
         )
         attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
         snapshot_id = self._drive(attempt, landing)
@@ -166,18 +180,44 @@ class RepairAttempt(ReplaceAttempt):
 class RepairFinder(Finder):
     """Finds the rows that a repair takes out, and those of them that it puts in again.
 
-    `kept` are the ranges that were not read again: one row of each of their offsets stays.
+    `kept` are the ranges that were not read again: one row of each of their offsets stays. `odd` rows, and the `lost`
+    files, go out with nothing in their place.
     """
 
     kept: RangeSet = RangeSet()
     has_missing: bool = False
+    odd: tuple[NoPlace, ...] = ()
+    lost: frozenset[str] = frozenset()
+    _odd_now: tuple[NoPlace, ...] = ()
     _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
 
     def find(self, table: Table, landed: int) -> Takeout:
         """Find it at the table's head. Raises CannotReplace, and Conflict where rows to keep have gone."""
+        self._look_at_ledgers(table)
         ones = self._one_of_each(table) if self.kept else []
         takeout = super().find(table, landed)
-        return replace(takeout, remainders=[*takeout.remainders, *ones])
+        gone = [task.file for task in live_files(table) if task.file.file_path in self.lost]
+        return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
+
+    def _look_at_ledgers(self, table: Table) -> None:
+        """Spare what has landed at this head: what was looked at for other positions is looked at anew."""
+        ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
+        odd = tuple(one.beside(ledgers) for one in self.odd)
+        if odd != self._odd_now:
+            self._seen.clear()
+            self._kept.clear()
+            self._odd_now = odd
+
+    def _live_files(self, table: Table) -> list[FileScanTask]:
+        return [task for task in live_files(table) if task.file.file_path not in self.lost]
+
+    def _may_hold(self, table: Table, file: DataFile) -> bool:
+        return super()._may_hold(table, file) or any(one.may_be_in(table.schema(), file) for one in self._odd_now)
+
+    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        if not self._odd_now:
+            return None
+        return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
 
     def _check_rows_can_be_told(self, table: Table, files: Sequence[FileScanTask], landed: int) -> None:
         # Doubled rows make up for missing ones in any count; so none may be without its place.
@@ -195,7 +235,7 @@ class RepairFinder(Finder):
         return not_among(hits, read_again) - self.kept
 
     def _one_of_each(self, table: Table) -> list[DataFile]:
-        tasks = [task for task in live_files(table) if may_hold(table.metadata, task.file, self.kept)]
+        tasks = [task for task in self._live_files(table) if may_hold(table.metadata, task.file, self.kept)]
         key = frozenset(map(key_of, tasks))
         if key not in self._ones:
             name = ledger_store.name_of(table)

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicIdentity, union
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
@@ -150,14 +150,7 @@ class ReplaceAttempt(AppendAttempt):
     def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
         """Return the landing with the counts of what was taken out."""
         identity, _ = what_it_replaces(self._landing)
-        entry, before = self._landing.topics[identity], ledger.entry(identity).counts
-        removed = entry.removed + Counts(read=takeout.rows, written=takeout.rows)
-        # Of records that were neither written nor rejected the ledger knows no offsets, only how many there were.
-        others = max(0, entry.counts.read - removed.read)
-        skipped = min(others, before.skipped)
-        filtered = min(others - skipped, before.filtered)
-        removed += Counts(read=skipped + filtered, skipped=skipped, filtered=filtered)
-        entry = replace(entry, removed=removed)
+        entry = self._landing.topics[identity].with_removed(takeout.rows, ledger.entry(identity))
         return replace(self._landing, topics={**self._landing.topics, identity: entry})
 
 

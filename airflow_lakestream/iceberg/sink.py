@@ -28,6 +28,7 @@ from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.core.unaccounted import no_rows
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
@@ -47,6 +48,7 @@ from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, c
 from airflow_lakestream.iceberg.since import FirstLook
 from airflow_lakestream.iceberg.strangers import NamingTopic, landed_by_fan_out
 from airflow_lakestream.iceberg.takeout import Finder, check_columns
+from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.trial import is_of_rows
 
 log = logging.getLogger(__name__)
@@ -133,6 +135,8 @@ class IcebergSink:
                 self._change.schema, self._design.metadata.names, self._design.schema, with_others=self._design.grows
             ),
             part=note_on(self._table.metadata.properties),
+            # A mirror takes events as often as they come: the newest of a key wins.
+            look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:

@@ -93,9 +93,9 @@ class Finder:
         """
         check_columns(table.schema().column_names, ledger_store.name_of(table))
         _refuse_equality_deletes(table)
-        files = live_files(table)
+        files = self._live_files(table)
         self._check_rows_can_be_told(table, files, landed)
-        candidates = {key_of(task): task for task in files if may_hold(table.metadata, task.file, self.ranges)}
+        candidates = {key_of(task): task for task in files if self._may_hold(table, task.file)}
         self._look_into(table, {key: task for key, task in candidates.items() if key not in self._seen})
         hits = {key: self._seen[key] for key in candidates if self._seen[key].count}
         self._check_all_read_again(table, hits.values())
@@ -115,6 +115,16 @@ class Finder:
         self._written = []
         return delete_files(io, paths)
 
+    def _live_files(self, table: Table) -> list[FileScanTask]:
+        return live_files(table)
+
+    def _may_hold(self, table: Table, file: DataFile) -> bool:
+        return may_hold(table.metadata, file, self.ranges)
+
+    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Tell which rows go out beside those of the ranges; None for none."""
+        return None
+
     def _check_rows_can_be_told(self, table: Table, files: Sequence[FileScanTask], landed: int) -> None:
         name = ledger_store.name_of(table)
         known, lacking = rows_with_coordinates(table, files)
@@ -128,7 +138,7 @@ class Finder:
 
     def _look_into(self, table: Table, tasks: Mapping[FileKey, FileScanTask]) -> None:
         def look(task: FileScanTask) -> FileHits:
-            return look_into(table.metadata, table.io, task, self.ranges)
+            return look_into(table.metadata, table.io, task, self.ranges, self._beside)
 
         with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
             self._seen.update(zip(tasks, pool.map(look, tasks.values()), strict=True))
@@ -155,7 +165,9 @@ class Finder:
         files: list[DataFile] = []
         rows: list[pa.Table] = []
         for batch in read_rows(metadata, io, task):
-            rows.append(batch.filter(pc.invert(is_hit(batch, self.ranges))))
+            out = is_hit(batch, self.ranges)
+            beside = self._beside(batch)
+            rows.append(batch.filter(pc.invert(out if beside is None else pc.or_(out, beside))))
             if sum(part.nbytes for part in rows) >= REMAINDER_BYTES:
                 files += self._write(rows)
                 rows = []

@@ -19,6 +19,7 @@ from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.plan import LandedByAnotherGroup
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.unaccounted import RowsUnaccounted
 from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.ledger_edit import start_anew
 from airflow_lakestream.iceberg.ledger_store import read_ledger
@@ -220,16 +221,19 @@ def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
     connections: Connections, landed: str, land_it: Land, told: Told
 ) -> None:
     code, text = told("ledger", "reset", *ON)
-    assert (code, "lands again whatever it finds" in text) == (2, True)
+    assert (code, "as if it were the first, and is refused where" in text) == (2, True)
     assert ledger(connections).topics
 
     assert told("ledger", "reset", *ON, "--yes")[0] == 0
 
     assert not ledger(connections).topics
     assert len(offsets(connections)) == 25
-    assert land_it(landed, "r3").to_dict()["rows"] == 25
-    assert len(offsets(connections)) == 50
-    assert told("audit", *ON, "--full")[0] == 1
+    # What it landed before is not in the table twice: by default the run is refused, with the way out.
+    with pytest.raises(RowsUnaccounted, match=f"ledger rebuild --table {TABLE} --group {GROUP} --topic {landed}"):
+        land_it(landed, "r3")
+    assert land_it(landed, "r4", start_offset="latest").to_dict()["rows_beside"] == 25
+    assert len(offsets(connections)) == 25
+    assert told("audit", *ON, "--full")[0] == 0
 
 
 def test_a_change_that_meets_another_writer_is_decided_anew(

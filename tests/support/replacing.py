@@ -128,11 +128,12 @@ class Run:
         version: str = "old",
         identity: TopicIdentity = ORDERS,
         without: Iterable[tuple[int, int]] = (),
+        filtered: int = 0,
     ) -> int:
-        """Land the ranges; `without` are offsets that the log has not."""
+        """Land the ranges; `without` are offsets that the log has not, or of records that were filtered: so many."""
         keys = [key for key in offsets_of(these) if key not in set(without)]
         self.write(keys, version, identity)
-        counts = Counts(read=len(keys), written=len(keys))
+        counts = Counts(read=len(keys) + filtered, written=len(keys), filtered=filtered)
         return self.sink.commit(_landing({identity: TopicEntry(landed=these, counts=counts)}))
 
     def replace(

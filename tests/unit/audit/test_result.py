@@ -36,7 +36,7 @@ def file(rows: int, partition: tuple[int, int], offset: tuple[int, int], topic: 
 
 def quick(*files: FileFacts, topics: tuple[str, ...] = ("t",), deletes: int = 0) -> AuditResult:
     found = result(full=False)
-    look_at_files(found, books(*topics), TableFiles(list(files), deletes), topics)
+    look_at_files(found, books(*topics), TableFiles(list(files), [file(1, (0, 0), (0, 0))] * deletes), topics)
     return found
 
 

@@ -1,0 +1,69 @@
+"""Rows of a Delta table that no ledger accounts for; see `airflow_lakestream.unaccounted`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSystem, PyFileSystem
+
+from airflow_lakestream.coordinates import COORDINATES
+from airflow_lakestream.core.unaccounted import Asked, Found
+from airflow_lakestream.delta.files import Add, as_columns, path_of
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.takeout import adds_of, bounds_of
+from airflow_lakestream.unaccounted import FileToJudge, find, keeps_positions
+
+
+def look_for_rows(head: Head, asked: Asked) -> Found:
+    """Find rows in the table at this version, deletion vectors applied.
+
+    Raises FileUnreadable. A table whose rows keep no positions has none to find.
+    """
+    if head.delta is None or not keeps_positions(head.schema):
+        return Found()
+    masks = _masks(head)
+    files = PyFileSystem(DeltaStorageHandler.from_table(head.delta._table))
+    return find(head.table, (_to_judge(head, files, add, masks) for add in adds_of(head)), asked)
+
+
+def _masks(head: Head) -> dict[str, Sequence[bool]]:
+    """Return by path which rows of a file are left, of the files in which some are deleted."""
+    assert head.delta is not None, "the table is really there"
+    vectors = pa.table(head.delta.deletion_vectors()).to_pylist()
+    return {unquote(one["filepath"]): one["selection_vector"] for one in vectors}
+
+
+def _to_judge(head: Head, files: FileSystem, add: Add, masks: dict[str, Sequence[bool]]) -> FileToJudge:
+    mask = next((mask for path, mask in masks.items() if path.endswith(path_of(add))), None)
+    topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
+    of_partition = [name for name in COORDINATES if add["partitionValues"].get(name) is not None]
+    nulls = [0 if name in of_partition else add["stats"]["nullCount"].get(name) for name in COORDINATES]
+    rows = add["stats"]["numRecords"]
+    return FileToJudge(
+        path=add["path"],
+        rows=rows or 0,
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        is_whole=mask is None and rows is not None and nulls == [0, 0, 0],
+        read=partial(_rows, head, files, add, mask),
+    )
+
+
+def _rows(head: Head, files: FileSystem, add: Add, mask: Sequence[bool] | None) -> Iterator[pa.Table]:
+    # Its footer and three columns, not the whole file.
+    with files.open_input_file(path_of(add)) as source, pq.ParquetFile(source) as file:
+        names = [name for name in COORDINATES if name in file.schema_arrow.names]
+        if mask is None:
+            for batch in file.iter_batches(columns=names):
+                yield as_columns(pa.Table.from_batches([batch]), add, head.schema, COORDINATES)
+            return
+        rows = as_columns(file.read(names), add, head.schema, COORDINATES)
+    # What a vector does not reach to is left.
+    left = [*mask, *([True] * (len(rows) - len(mask)))]
+    yield rows.filter(pa.array(left, pa.bool_()))

@@ -1,0 +1,59 @@
+"""Rows of an Iceberg table that no ledger accounts for; see `airflow_lakestream.unaccounted`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions.parser import parse
+from pyiceberg.manifest import DataFileContent, ManifestEntry
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+
+from airflow_lakestream.core.unaccounted import Asked, Found
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC, bounds_of, read_rows
+from airflow_lakestream.unaccounted import FileToJudge, find, keeps_positions
+
+
+def look_for_rows(table: Table, asked: Asked) -> Found:
+    """Find rows in the table's head, position deletes applied; those that equality deletes take count as there.
+
+    Raises FileUnreadable. A table whose rows keep no positions has none to find.
+    """
+    snapshot = table.current_snapshot()
+    if snapshot is None or not keeps_positions(table.schema().as_arrow()):
+        return Found()
+    planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
+    # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
+    tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)
+    return find(ledger_store.name_of(table), (_to_judge(table, task, asked.topic) for task in tasks), asked)
+
+
+def _is_of(topic: str) -> BooleanExpression:
+    # Kafka's names of topics have no quotes.
+    return parse(f"{TOPIC} == '{topic}'")
+
+
+def _is_no_equality_delete(entry: ManifestEntry) -> bool:
+    return entry.data_file.content != DataFileContent.EQUALITY_DELETES
+
+
+def _to_judge(table: Table, task: FileScanTask, topic: str) -> FileToJudge:
+    file, schema = task.file, table.schema()
+    ids = [schema.find_field(name).field_id for name in COORDINATES]
+    nulls = file.null_value_counts or {}
+    return FileToJudge(
+        path=file.file_path,
+        rows=file.record_count,
+        topic=bounds_of(schema, file, TOPIC),
+        partition=bounds_of(schema, file, PARTITION),
+        offset=bounds_of(schema, file, OFFSET),
+        is_whole=not task.delete_files and all(nulls.get(of) == 0 for of in ids),
+        read=partial(_rows, table, task, topic),
+    )
+
+
+def _rows(table: Table, task: FileScanTask, topic: str) -> Iterable[pa.Table]:
+    return read_rows(table.metadata, table.io, task, columns=COORDINATES, where=_is_of(topic))

@@ -1,0 +1,294 @@
+"""A first landing onto a table that another tool filled with rows of the same topic doubles none of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
+
+from airflow_lakestream.audit.delta import DeltaAudit
+from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.cli.app import run as lakestream
+from airflow_lakestream.core.parallel import plan_shares
+from airflow_lakestream.core.plan import LandedByAnotherGroup
+from airflow_lakestream.core.unaccounted import Box, RowsUnaccounted
+from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.extract import ExtractConfig
+from airflow_lakestream.fan_out import land_run
+from airflow_lakestream.iceberg import unaccounted
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.stream import kafka_to_iceberg
+from dev.services.kafka import Kafka
+from tests.integration.test_start_offsets import commit
+from tests.support.airflow_home import Connections
+from tests.support.broker import Producing, Topics
+from tests.support.delete_files import delete_equal, delete_positions
+from tests.support.delta_lake import DeltaLake
+from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events
+from tests.support.parallel_run import ParallelRun
+from tests.support.spark import SparkRun
+
+pytestmark = pytest.mark.integration
+
+EACH = 50
+BOTH = {0: EACH, 1: EACH}
+PAYLOAD = [pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("score", pa.float64())]
+POSITION = [
+    pa.field("_kafka_topic", pa.string()),
+    pa.field("_kafka_partition", pa.int32()),
+    pa.field("_kafka_offset", pa.int64()),
+    pa.field("_kafka_timestamp", pa.timestamp("us", "UTC")),
+]
+SCHEMA = pa.schema([*PAYLOAD, *POSITION])
+
+
+def written(topic: str, counts: Mapping[int, int]) -> pa.Table:
+    """Return the rows that another tool writes for the first records of each partition."""
+    rows = rows_of_events(counts)
+    rows = rows.append_column("_kafka_topic", pa.repeat(topic, len(rows)))
+    rows = rows.append_column("_kafka_timestamp", pa.nulls(len(rows), pa.timestamp("us", "UTC")))
+    return rows.select(SCHEMA.names).cast(SCHEMA)
+
+
+def fill(lake: Lake, rows: pa.Table, name: str = TABLE) -> None:
+    """Write rows as another tool does, into a table of its own making."""
+    if isinstance(lake, DeltaLake):
+        write_deltalake(lake.place, rows, mode="append")
+        return
+    catalog = lake.catalog()
+    catalog.create_namespace_if_not_exists("lake")
+    catalog.create_table_if_not_exists(name, schema=rows.schema).append(rows)
+
+
+def audited(lake: Lake, group: str = GROUP, *, full: bool = True) -> AuditResult:
+    if isinstance(lake, DeltaLake):
+        return DeltaAudit(table=lake.place, consumer_group=group, full=full, kafka=lake.kafka).look(DeltaStorage())
+    return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
+
+
+@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
+def either(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
+    """Give an empty lake of either table format."""
+    lake: Lake = request.param(tmp_path, kafka.client_config())
+    return lake
+
+
+@pytest.fixture
+def name(topic: Topics, produce: Producing) -> str:
+    """Give a topic with EACH records in each of two partitions."""
+    made = topic(partitions=2)
+    for partition in BOTH:
+        produce(made, partition, events(partition, 0, EACH))
+    return made
+
+
+@pytest.fixture
+def group() -> str:
+    """Give a group of this test alone: Kafka's groups outlive tests."""
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+def refused(act: Callable[[], object]) -> RowsUnaccounted:
+    with pytest.raises(RowsUnaccounted) as caught:
+        act()
+    return caught.value
+
+
+def in_order(rows: pa.Table) -> list[tuple[int, int]]:
+    return sorted(zip(rows["_kafka_partition"].to_pylist(), rows["_kafka_offset"].to_pylist(), strict=True))
+
+
+# Refused before anything is read
+
+
+def test_rows_of_another_tool_are_not_doubled(either: Lake, name: str) -> None:
+    fill(either, written(name, BOTH))
+    before = either.snapshots()
+
+    error = refused(lambda: either.land(name))
+
+    assert error.rows == 2 * EACH
+    assert error.boxes == (Box((0, 1), (0, EACH - 1), 2 * EACH),)
+    assert f"{name}[0..1] offsets 0 to {EACH - 1} ({2 * EACH} rows)" in str(error)
+    way_out = (
+        'start_offset="committed"'
+        if isinstance(either, DeltaLake)
+        else (f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}")
+    )
+    assert way_out in str(error)
+    assert either.snapshots() == before
+
+
+def test_by_every_way_to_land(lake: Lake, name: str, spark: SparkSession) -> None:
+    fill(lake, written(name, {0: 10}))
+    ways: list[Callable[[], object]] = [
+        lambda: ParallelRun(lake, name).land(),
+        lambda: plan_shares(lake.job(name), 2),
+        lambda: lake.land(name, start_offset="timestamp", start_timestamp=0),
+        lambda: lake.land(name, mode="ranges", ranges=[[0, 9, 20]]),
+        lambda: lake.land(name, mode="interval", interval_start=0, interval_end=4_000_000_000_000),
+        lambda: lake.land(name, mode="ranges", ranges=[[0, 9, 20]], replace=True),
+        lambda: SparkRun(lake, name).run(spark, mode="ranges", ranges=[[0, 0, EACH]]),
+        lambda: SparkRun(lake, name).run(spark),
+    ]
+    for way in ways:
+        refused(way)
+    assert len(lake.snapshots()) == 1
+
+
+def test_by_spark_into_delta(tmp_path: Path, kafka: Kafka, name: str, spark: SparkSession) -> None:
+    lake = DeltaLake(tmp_path, kafka.client_config())
+    fill(lake, written(name, {0: 10}))
+    landing = {"topic": name, "table": lake.place, "consumer_group": GROUP, "mode": "ranges", "ranges": [[0, 0, EACH]]}
+    config = AppConfig.parse({"app": "kafka_to_delta", "kafka": lake.kafka, "landing": landing})
+    refused(lambda: kafka_to_iceberg(config, spark))
+    assert lake.snapshots() == [0]
+
+
+def test_a_plan_tells_the_same(
+    connections: Connections, tmp_path: Path, kafka: Kafka, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog = connections.catalog
+    catalog.create_namespace_if_not_exists("lake")
+    catalog.create_table(TABLE, schema=SCHEMA).append(written(name, {0: 10}))
+
+    assert lakestream(["plan", "--table", TABLE, "--group", GROUP, "--topic", name]) == 2
+
+    assert "10 rows of" in (told := capsys.readouterr().err)
+    assert f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}" in told
+
+    # The way out, as it was told.
+    assert lakestream(["ledger", "rebuild", "--table", TABLE, "--group", GROUP, "--topic", name]) == 0
+    assert lakestream(["plan", "--table", TABLE, "--group", GROUP, "--topic", name]) == 0
+    assert f"{name}[0] [10,{EACH})" in capsys.readouterr().out
+
+
+def test_the_table_that_a_record_chooses(lake: Lake, topic: Topics, produce: Producing) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, ['{"id":0,"kind":"a"}', '{"id":1,"kind":"b"}'])
+    rows = pa.table({"id": [1], "kind": ["b"], "_kafka_topic": [name], "_kafka_partition": [0], "_kafka_offset": [1]})
+    schema = pa.schema([PAYLOAD[0], pa.field("kind", pa.string()), *POSITION[:3]])
+    fill(lake, rows.cast(schema), "lake.b")
+    columns = ["topic", "partition", "offset"]
+    given = {"consumer_group": GROUP, "new_tables": "create", "metadata_columns": columns}
+    config = ExtractConfig(topic=name, table="lake.{kind}", schema="id bigint, kind string", **given)
+
+    error = refused(lambda: land_run(config, lake.kafka, lake.catalog(), run_id="r"))
+
+    assert (error.table, error.rows) == ("lake.b", 1)
+    assert [name[1] for name in lake.catalog().list_tables("lake")] == ["b"]
+    assert lake.table("lake.b").scan().to_arrow().num_rows == 1
+
+
+# What is not in the way
+
+
+def test_a_group_that_begins_behind_the_other_tools_rows_leaves_them(
+    either: Lake, name: str, admin: AdminClient, group: str, produce: Producing
+) -> None:
+    fill(either, written(name, {0: 30, 1: 20}))
+    commit(admin, group, name, {0: 30, 1: 20})
+
+    report = either.land(name, consumer_group=group, start_offset="committed")
+
+    assert report.rows_beside == report.to_dict()["rows_beside"] == 50
+    assert_all_once(either, name)
+    for full in (True, False):
+        result = audited(either, group, full=full)
+        assert result.verdict is Verdict.CLEAN, result.render()
+        assert any("below where the group began" in note for note in result.notes), result.notes
+        if full:
+            assert any(f"50 rows of {name} are below" in note for note in result.notes)
+    # From then on the ledger decides; later runs say nothing of them.
+    produce(name, 0, events(0, EACH, 3))
+    assert either.land(name, consumer_group=group, start_offset="committed").rows_beside == 0
+
+
+def test_an_offset_that_was_committed_below_the_rows_is_refused(
+    either: Lake, name: str, admin: AdminClient, group: str
+) -> None:
+    fill(either, written(name, {0: 30, 1: 20}))
+    # The tool wrote offset 29, and died before it committed 30.
+    commit(admin, group, name, {0: 29, 1: 20})
+
+    error = refused(lambda: either.land(name, consumer_group=group, start_offset="committed"))
+
+    assert error.boxes == (Box((0, 0), (29, 29), 1),)
+
+
+def test_a_range_beside_the_rows_lands(either: Lake, name: str) -> None:
+    fill(either, written(name, {0: 30, 1: 20}))
+    report = either.land(name, mode="ranges", ranges=[[0, 30, EACH]])
+    assert (report.counts.written, report.rows_beside) == (20, 50)
+    # But what resumes then would come to them.
+    assert refused(lambda: either.land(name)).rows == 50
+
+
+def test_a_group_that_only_has_an_origin_looks_again(either: Lake, name: str, produce: Producing) -> None:
+    either.land(name, start_offset="latest", schema="id bigint, name string, score double")
+    produce(name, 0, events(0, EACH, 5))
+    fill(either, written(name, {0: EACH + 2}))
+    error = refused(lambda: either.land(name, start_offset="latest"))
+    assert error.boxes == (Box((0, 0), (EACH, EACH + 1), 2),)
+
+
+def test_what_another_group_landed_is_that_groups(either: Lake, name: str) -> None:
+    either.land(name)
+    with pytest.raises(LandedByAnotherGroup):
+        either.land(name, consumer_group="other")
+    report = either.land(name, consumer_group="other", allow_group_overlap=True)
+    assert (report.counts.written, report.rows_beside) == (2 * EACH, 0)
+
+
+def test_rows_of_other_topics_and_of_none_are_not_in_the_way(either: Lake, name: str) -> None:
+    fill(either, written("another", BOTH))
+    fill(either, written(name, {0: 3}).set_column(3, POSITION[0], pa.nulls(3, pa.string())))
+    assert either.land(name).counts.written == 2 * EACH
+
+
+def test_a_table_that_keeps_no_positions_can_not_tell(either: Lake, name: str) -> None:
+    fill(either, written(name, BOTH).select([field.name for field in PAYLOAD]))
+    assert either.land(name, metadata_columns=[]).counts.written == 2 * EACH
+
+
+def test_deleted_rows_do_not_count(lake: Lake, name: str) -> None:
+    fill(lake, written(name, {0: EACH}))
+    [task] = lake.table().scan().plan_files()
+    delete_positions(lake.table(), task.file.file_path, list(range(10, EACH)))
+    assert refused(lambda: lake.land(name)).rows == 10
+    report = lake.land(name, mode="ranges", ranges=[[0, 10, EACH]])
+    assert (report.counts.written, report.rows_beside) == (40, 10)
+
+
+def test_what_equality_deletes_took_counts_as_there(lake: Lake, name: str) -> None:
+    fill(lake, written(name, {0: EACH}))
+    delete_equal(lake.table(), "_kafka_offset", list(range(EACH)))
+    assert refused(lambda: lake.land(name)).rows == EACH
+
+
+def test_files_that_statistics_judge_are_not_opened(lake: Lake, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = unaccounted.read_rows
+
+    def watched(metadata: Any, io: Any, task: Any, **more: Any) -> Any:
+        opened.append(task.file.file_path)
+        return real(metadata, io, task, **more)
+
+    monkeypatch.setattr(unaccounted, "read_rows", watched)
+    fill(lake, written(name, {0: 30}))
+    fill(lake, written("t", {0: 30}))
+    lake.land(name, mode="ranges", ranges=[[0, 30, 40]])
+    assert opened == []
+
+
+def assert_all_once(lake: Lake, topic: str) -> None:
+    rows = lake.rows(topic)
+    assert in_order(rows) == [(p, n) for p, count in BOTH.items() for n in range(count)]
