@@ -28,7 +28,7 @@ from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
-from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
+from airflow_lakestream.iceberg import fitness, handover, layout, ledger_store
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
@@ -97,7 +97,11 @@ class IcebergSink:
         self._landed: set[str] = set()
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
+        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict.
+
+        Raises what `fitness` raises for a catalog or a table that nothing can be landed in.
+        """
+        fitness.check_catalog(self._catalog, self._name)
         try:
             self._table = self._catalog.load_table(self._name)
         except NoSuchTableError:
@@ -236,6 +240,7 @@ class IcebergSink:
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
     def _check_design(self, table: Table) -> SchemaChange:
+        fitness.check_table(table)
         design = self._design
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
@@ -245,7 +250,6 @@ class IcebergSink:
         else:
             check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
-        retention.limit(table.properties)
         self._check_part(table)
         if change:
             log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(change.texts))
