@@ -41,6 +41,7 @@ from airflow_lakestream.delta_design import delta_design
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.fan_out import FanOut
+from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.iceberg.schema import to_schema, with_rescued
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.registry.config import RegistryConfig
@@ -305,12 +306,14 @@ class ExtractConfig:
         """How the table is created when missing, and what an existing one is held to."""
         unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
         rescues, payload = unknown is UnknownFields.RESCUE, self._given_schema
+        properties = arguments.properties(self.table_properties)
+        check_properties(properties)
         design = TableDesign(
             metadata=metadata_schema(self.metadata_columns),
             schema=with_rescued(payload) if rescues and payload is not None else payload,
             partition_by=arguments.items("partition_by", self.partition_by),
             sort_order=arguments.items("sort_order", self.sort_order),
-            properties=arguments.properties(self.table_properties),
+            properties=properties,
             evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
             rescues=rescues,
             grows=unknown is UnknownFields.EVOLVE,

@@ -9,9 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
+from dev.services.metastore import OLD
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
 from dev.stack import DEFAULT, SERVICES, Stack, all_stacks
@@ -28,18 +30,20 @@ def up(args: argparse.Namespace) -> None:
     # Airflow brings Kafka up by itself, at the same time; settings for Kafka have to come first.
     if overrides or ("kafka" in wanted and "airflow" not in wanted):
         stack.up_kafka(overrides)
-    if "registry" in wanted:
-        stack.up_registry()
-    if "s3" in wanted:
-        stack.up_s3()
-    if "postgres" in wanted:
-        stack.up_postgres()
-    if "connect" in wanted:
-        stack.up_connect()
-    if {"spark-master", "spark-worker"} & set(wanted):
-        stack.up_spark()
-    if {"yarn-manager", "yarn-node"} & set(wanted):
-        stack.up_yarn()
+    others: dict[str, Callable[[], object]] = {
+        "registry": stack.up_registry,
+        "s3": stack.up_s3,
+        "postgres": stack.up_postgres,
+        "metastore": stack.up_metastore,
+        "old-metastore": partial(stack.up_metastore, OLD),
+        "connect": stack.up_connect,
+        "spark-master": stack.up_spark,
+        "spark-worker": stack.up_spark,
+        "yarn-manager": stack.up_yarn,
+        "yarn-node": stack.up_yarn,
+    }
+    for start in dict.fromkeys(start for name, start in others.items() if name in wanted):
+        start()
     if "airflow" in wanted:
         stack.up_airflow()
 

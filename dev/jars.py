@@ -100,6 +100,26 @@ YARN = JarSet(
     size="80 MB",
 )
 
+# By version. Their poms ask for what the archives bring.
+METASTORES = {
+    version: JarSet(f"hive-metastore-{version}", (("org.apache.hive", module, version),), archive="bin", size=size)
+    for version, module, size in (
+        ("4.0.0", "hive-standalone-metastore-server", "77 MB"),
+        ("3.1.3", "hive-standalone-metastore", "27 MB"),
+    )
+}
+
+# A metastore needs Hadoop's classes, HDFS's among them, though it is without any HDFS.
+HADOOP = JarSet(
+    "hadoop-3.3.6",
+    (
+        ("org.apache.hadoop", "hadoop-common", "3.3.6"),
+        ("org.apache.hadoop", "hadoop-mapreduce-client-core", "3.3.6"),
+        ("org.apache.hadoop", "hadoop-hdfs", "3.3.6"),
+    ),
+    size="60 MB",
+)
+
 
 def fetch(jars: JarSet, folder: Path, jdk: Jdk, say: Say = quiet) -> Path:
     """Have the jars in `folder`/<name>, fetched when they are not there yet; safe for several processes at once."""

@@ -32,6 +32,7 @@ from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import connect as connect_service
 from dev.services import kafka as kafka_service
+from dev.services import metastore as metastore_service
 from dev.services import postgres as postgres_service
 from dev.services import registry as registry_service
 from dev.services import s3 as s3_service
@@ -41,6 +42,7 @@ from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
+from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
 from dev.services.s3 import S3
@@ -152,6 +154,18 @@ class Stack:
             return postgres_service.start(folder, self._fetch(postgres_service.jar_set(), jdk), self._owner)
 
         return self._up("postgres", start, lambda postgres: f"{postgres.host}:{postgres.port}/{postgres.database}")
+
+    def up_metastore(self, version: str = metastore_service.CURRENT) -> Metastore:
+        """Have a healthy metastore of Hive's, of this version: the running one, or a new one."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> Metastore:
+            (archive,) = self._fetch(jars.METASTORES[version], jdk).glob("*.tar.gz")
+            hadoop = self._fetch(jars.HADOOP, jdk)
+            setup = metastore_service.Setup(archive, hadoop, jdk, self._owner, version)
+            return metastore_service.start(folder, setup)
+
+        name = "metastore" if version == metastore_service.CURRENT else "old-metastore"
+        return self._up(name, start, lambda metastore: metastore.uri)
 
     def up_connect(self) -> Connect:
         """Have a healthy worker of Kafka Connect with Debezium at this stack's broker, which comes up as well."""

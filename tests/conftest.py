@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
     "tests.support.lake",
+    "tests.support.hive_lake",
     "tests.support.landings",
     "tests.support.cdc",
     "tests.support.registry",

@@ -109,10 +109,12 @@ def rebuild(
     landed where Kafka shows none, and as lost where the log begins above it. The group begins at its first row.
     """
     with aside():
-        from airflow_lakestream.iceberg import ledger_store
+        from airflow_lakestream.audit.run import load
+        from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.ledger_edit import HeadMoved, start_anew
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
+        fitness.check(catalog, load(catalog, table))
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
         # The rows say nothing of the landings that have a note in the reject table.
         noted = known.noted if known.topics else Noted(complete=False)
@@ -148,12 +150,13 @@ def forget(
     """Write the receipt of an intended deletion: these offsets need no row any more. Delete the rows first."""
     with aside():
         from airflow_lakestream.audit.run import Audit, load
-        from airflow_lakestream.iceberg import ledger_edit, ledger_store
+        from airflow_lakestream.iceberg import fitness, ledger_edit, ledger_store
 
         if bool(rows) == missing:
             raise InvalidArgument("--rows", "or --missing is needed, one of the two.")
         given = _parse(rows or ())
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
+        fitness.check(catalog, load(catalog, table))
         look = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
         result = look.run(catalog)
         ledger = ledger_store.read_ledger(load(catalog, table), group)

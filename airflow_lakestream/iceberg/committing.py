@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.manifest import DataFile
 
 from airflow_lakestream.core.ledger import Landing
@@ -23,13 +23,16 @@ RETRY_PAUSE = 0.2
 
 
 class CommitOutcomeUnknown(LakestreamError, Transient):
-    """The catalog did not say whether the commit was applied, and could not be asked afterwards."""
+    """The catalog did not say whether the commit was applied, and it was not to be found afterwards.
 
-    def __init__(self, table: str, files: int, cause: BaseException) -> None:
+    `seen` is what was found instead, a sentence.
+    """
+
+    def __init__(self, table: str, files: int, cause: BaseException, seen: str) -> None:
         super().__init__(
             f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), however often asked. "
-            f"Its {files} data files were left in place, since the commit may still land. A retry finds out: the "
-            "ledger is in the same commit as the rows, so nothing is doubled or lost."
+            f"{seen} Its {files} data files were left in place, since the commit may still land. A retry finds out: "
+            "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
 
 
@@ -94,14 +97,18 @@ class Committer:
             raise CommitRefused(self._table)
         self.may_be_applied = True
         # The last try, too, may have been applied and only its answer lost.
-        if (snapshot_id := self._look_once_more()) is not None:
+        snapshot_id, seen = self._look_once_more()
+        if snapshot_id is not None:
             return self._applied(snapshot_id)
-        raise CommitOutcomeUnknown(self._table, files, unknown) from unknown
+        raise CommitOutcomeUnknown(self._table, files, unknown, seen) from unknown
 
-    def _look_once_more(self) -> int | None:
+    def _look_once_more(self) -> tuple[int | None, str]:
         try:
             table = self._catalog.load_table(self._table)
-            return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+            snapshot_id = ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+        except NoSuchTableError:
+            return None, "The table is not there so far."
         except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
             log.info("%s can't be asked either: %r", self._table, e)
-            return None
+            return None, "The table can't be read either."
+        return snapshot_id, "The table is there, so far without it."

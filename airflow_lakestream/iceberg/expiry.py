@@ -18,7 +18,7 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 
 from airflow_lakestream.core import anchors, codec
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.iceberg import ledger_edit, ledger_store, retention
+from airflow_lakestream.iceberg import fitness, ledger_edit, ledger_store, retention
 from airflow_lakestream.iceberg.attempt import AppendAttempt
 
 # In the summary of such a snapshot: how many were to expire.
@@ -93,6 +93,7 @@ def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
     expiring = rule.expiring(table.metadata)
     if not expiring or not ledger_store.groups(table):
         return expiring
+    fitness.check(catalog, table)
     refs = table.metadata.refs.items()
     aged = [n for n, ref in refs if ref.snapshot_ref_type == SnapshotRefType.BRANCH and ref.max_snapshot_age_ms]
     if aged:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,7 @@ def write_data_files(
 
     :param folder: name of a folder of the table's data, to write below it.
     """
-    _refuse_other_formats(metadata)
+    check_file_format(metadata.properties)
     if rows.num_rows == 0:
         return []
     numbers = itertools.count() if counter is None else counter
@@ -125,8 +125,9 @@ class _Plan:
         return data_file
 
 
-def _refuse_other_formats(metadata: TableMetadata) -> None:
-    name = metadata.properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
+def check_file_format(properties: Mapping[str, str]) -> None:
+    """Refuse a table whose files are to be of another format. Raises InvalidArgument."""
+    name = properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
     if name.lower() != "parquet":
         raise InvalidArgument(
             "table_properties", f"{TableProperties.WRITE_FILE_FORMAT} is {name!r}.", "Only parquet can be written."

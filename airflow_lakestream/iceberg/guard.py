@@ -39,7 +39,7 @@ from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ports import StaleFiles as StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.iceberg import ledger_store, retention
+from airflow_lakestream.iceberg import fitness, hive, ledger_store, retention
 from airflow_lakestream.iceberg.schema_change import SchemaChange
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,10 @@ class CommitGuard:
     def check_fit(self, current: Table) -> None:
         """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
         name = ledger_store.name_of(current)
+        try:
+            fitness.check_version(current.metadata, name)
+        except fitness.FormatVersionTooNew as e:
+            raise Refused(e) from None
         if current.metadata.table_uuid != self._written_for.table_uuid:
             raise Refused(StaleFiles(name, "the table was dropped and created anew"))
         if not self._change.fits(current.metadata):
@@ -198,14 +202,14 @@ class CommitGuard:
     ) -> CommitTableResponse:
         self.asked = True
         try:
-            return self._catalog.commit_table(table, requirements, updates)
+            return fitness.commit_table(self._catalog, table, requirements, updates)
         except (CommitFailedException, TableAlreadyExistsError) as e:
             # "Failed" may mean "applied, and the answer lost": only the table itself says which.
             current = self._look_again(table)
             if current is not None and self.landed_in(current) is not None:
                 log.info("The commit was reported as failed (%s), but it had been applied.", e)
                 return response_of(current)
-            if _may_be_applied_yet(current, requirements):
+            if not isinstance(e, hive.NotTaken) and _may_be_applied_yet(current, requirements):
                 raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
             if any(isinstance(r, AssertCreate) for r in requirements):
                 raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e

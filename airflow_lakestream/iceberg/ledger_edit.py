@@ -23,7 +23,7 @@ from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, 
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.attempt import AppendAttempt
 from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.guard import CommitGuard, Refused, response_of
@@ -173,6 +173,7 @@ def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ran
 
 def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
     table = catalog.load_table(name)
+    fitness.check(catalog, table)
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex
     guard = EditGuard(catalog, edit_id, table, ledgers, properties(table))

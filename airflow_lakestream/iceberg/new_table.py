@@ -10,7 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, Table
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import layout, retention
+from airflow_lakestream.iceberg import fitness, hive, layout, retention
 from airflow_lakestream.iceberg.design import TableDesign
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class NewTable:
     @classmethod
     def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
         """Stage a table of the design. Raises InvalidArgument before anything is made."""
-        retention.limit(design.properties)
+        fitness.check_properties(design.properties)
         spec = layout.partition_spec(schema, design.partition_by)
         order = layout.sort_order(schema, design.sort_order)
-        made = _make_namespace(catalog, name)
+        made = make_namespace(catalog, name)
         try:
             transaction = catalog.create_table_transaction(
                 name,
@@ -72,12 +72,16 @@ _ONE_LEVEL = "This catalog knows namespaces of one level only: name the table na
 _WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket or a folder."
 
 
-def _make_namespace(catalog: Catalog, name: str) -> bool:
+def make_namespace(catalog: Catalog, name: str) -> bool:
+    """Make a table's namespace where it is missing; tell whether it was made here."""
     namespace = catalog.namespace_from(name)
     if catalog.namespace_exists(namespace):
         return False
     try:
-        catalog.create_namespace(namespace)
+        if hive.is_hive(catalog):
+            hive.create_namespace(catalog, namespace)
+        else:
+            catalog.create_namespace(namespace)
     except Exception as e:
         # Another run made it meanwhile. SqlCatalog then says so by the database's error, not by PyIceberg's.
         if isinstance(e, NamespaceAlreadyExistsError) or catalog.namespace_exists(namespace):

@@ -30,7 +30,7 @@ from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, Tabl
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.unaccounted import no_rows
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import handover, layout, ledger_store, retention
+from airflow_lakestream.iceberg import fitness, handover, layout, ledger_store
 from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
 from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
@@ -110,7 +110,11 @@ class IcebergSink:
         self.named_by: NamingTopic | None = None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
+        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict.
+
+        Raises what `fitness` raises for a catalog or a table that nothing can be landed in.
+        """
+        fitness.check_catalog(self._catalog, self._name)
         try:
             self._table = self._catalog.load_table(self._name)
         except NoSuchIcebergTableError as e:
@@ -261,6 +265,7 @@ class IcebergSink:
         return TableState(Ledger(self._group), schema=schema, exists=False)
 
     def _check_design(self, table: Table) -> SchemaChange:
+        fitness.check_table(table)
         design = self._design
         self._check_part(table)
         if MIRROR not in design.notes:
@@ -271,7 +276,6 @@ class IcebergSink:
         else:
             check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
-        retention.limit(table.properties)
         if change:
             log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(change.texts))
         return change

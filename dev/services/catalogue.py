@@ -7,6 +7,7 @@ from typing import Protocol
 from dev.services.airflow import Airflow
 from dev.services.connect import Connect
 from dev.services.kafka import Kafka
+from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
 from dev.services.registry import Registry
 from dev.services.s3 import S3
@@ -31,6 +32,8 @@ HANDLES: dict[str, type[Service]] = {
     "registry": Registry,
     "s3": S3,
     "postgres": Postgres,
+    "metastore": Metastore,
+    "old-metastore": Metastore,
     "connect": Connect,
     "spark-master": SparkDaemon,
     "spark-worker": SparkDaemon,

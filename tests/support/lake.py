@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -178,7 +179,7 @@ def assert_files_are_whole(table: Table, *, leftovers_of_a_kill: bool = False) -
     live = [task.file.file_path for task in table.scan().plan_files()]
     assert len(live) == len(set(live)), "data files that the head holds twice"
     there = set(files_of(table))
-    needed = {path.removeprefix("file://") for path in needed}
+    needed = {urlsplit(path).path for path in needed}
     assert not needed - there, "files that snapshots need, but are gone"
     if not leftovers_of_a_kill:
         assert not there - needed, "files that no snapshot needs"
@@ -186,7 +187,7 @@ def assert_files_are_whole(table: Table, *, leftovers_of_a_kill: bool = False) -
 
 def files_of(table: Table) -> list[str]:
     """Return the data files and manifests in the table's folder, needed or not."""
-    root = Path(table.location().removeprefix("file://"))
+    root = Path(urlsplit(table.location()).path)
     return [str(path) for path in itertools.chain(root.glob("data/**/*.parquet"), root.glob("metadata/*.avro"))]
 
 

@@ -82,6 +82,10 @@ def test_a_limit_that_a_form_left_empty_is_none(nothing: object) -> None:
         ("partition_by", 5),
         ("sort_order", 5),
         ("table_properties", "a=b"),
+        ("table_properties", {"format-version": "1"}),
+        ("table_properties", {"format-version": 3}),
+        ("table_properties", {"write.format.default": "orc"}),
+        ("table_properties", {"lakestream.snapshots.keep": "few"}),
     ],
 )
 def test_what_can_never_work_is_refused_by_name_before_anything_connects(argument: str, value: object) -> None:

@@ -1,0 +1,94 @@
+"""What a catalog, and a table of it, have to be for a landing: looked at before a record is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import CommitTableResponse, Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.iceberg import hive, retention
+from airflow_lakestream.iceberg.files import check_file_format
+from airflow_lakestream.iceberg.ledger_store import name_of
+
+# PyIceberg's modules of catalogs whose `commit_table` is not written.
+_WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
+# Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and writes none of it.
+WRITTEN_VERSION = 2
+
+
+class CatalogCantCommit(LakestreamError, Terminal):
+    """A catalog through which PyIceberg can't commit."""
+
+    def __init__(self, table: str, catalog: Catalog) -> None:
+        super().__init__(
+            f"{table}: PyIceberg can't commit through its {type(catalog).__name__}, so nothing was read. Use a "
+            "connection to a REST, Glue, SQL or Hive catalog."
+        )
+
+
+class FormatVersionTooNew(LakestreamError, Terminal):
+    """A table of a format that PyIceberg can read and not write."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"{table} is an Iceberg table of format version {version}, and PyIceberg, which commits here, writes "
+            f"version {WRITTEN_VERSION} only. Nothing was changed. No table can be taken back to an older version: "
+            "land in another one, which is made of version 2 when it is missing, and copy into it with Spark what "
+            "this one has. Sensors, `lakestream ledger show` and the audit go on reading this one."
+        )
+
+
+def check(catalog: Catalog, table: Table) -> None:
+    """Refuse a table that can't be committed to. Raises what the parts raise."""
+    check_catalog(catalog, name_of(table))
+    check_table(table)
+
+
+def check_catalog(catalog: Catalog, name: str) -> None:
+    """Refuse a catalog that can't compare and set a commit of this table.
+
+    Raises CatalogCantCommit, and MetastoreDoesNotCompare.
+    """
+    if _WITHOUT_COMMITS & {kind.__module__ for kind in type(catalog).__mro__}:
+        raise CatalogCantCommit(name, catalog)
+    if hive.is_hive(catalog):
+        hive.check(catalog, name)
+
+
+def check_table(table: Table) -> None:
+    """Refuse a table that can't be written here. Raises FormatVersionTooNew, and InvalidArgument for its properties."""
+    check_version(table.metadata, name_of(table))
+    check_properties(table.metadata.properties)
+
+
+def check_version(metadata: TableMetadata, name: str) -> None:
+    """Refuse a table whose version is newer than what can be written. Raises FormatVersionTooNew."""
+    if metadata.format_version > WRITTEN_VERSION:
+        raise FormatVersionTooNew(name, metadata.format_version)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Refuse properties that a table can't have here, be it there or still to be created. Raises InvalidArgument."""
+    version = properties.get(TableProperties.FORMAT_VERSION, str(WRITTEN_VERSION)).strip()
+    if version != str(WRITTEN_VERSION):
+        raise InvalidArgument(
+            "table_properties",
+            f"{TableProperties.FORMAT_VERSION} is {version!r}. The ledger needs version 2 or later, and PyIceberg "
+            "can write no later one.",
+            f"Leave it out: tables are created with version {WRITTEN_VERSION}.",
+        )
+    check_file_format(properties)
+    retention.limit(properties)
+
+
+def commit_table(
+    catalog: Catalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+) -> CommitTableResponse:
+    """Commit through the catalog, by compare and set. Raises what the catalog raises."""
+    if hive.is_hive(catalog):
+        return hive.commit_table(catalog, table, requirements, updates)
+    return catalog.commit_table(table, requirements, updates)

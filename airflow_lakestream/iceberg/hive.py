@@ -1,0 +1,180 @@
+"""Commits through Hive's metastore, which is told what a table has to be for them: a lock alone would not do.
+
+PyIceberg locks the table, looks where its metadata is, and alters it whatever it is by then. The metastore forgets a
+lock after `metastore.txn.timeout`, and PyIceberg sends no heartbeats. So a commit that is held up for longer, by a
+paused worker or a slow store, would take out what others committed meanwhile, and nobody would notice. A metastore that
+is told the location that was read alters the table only while it is at that (HIVE-26882: Hive 4.0.0 and 2.3.10, other
+makers' elsewhere). An older one does not listen; so each is asked before anything is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import getpass
+import re
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakSet
+
+from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION, Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.hive import HiveCatalog
+
+# What a metastore that compares says: Iceberg's own client knows it by these words, too.
+_MODIFIED = "The table has been modified"
+# Those before 4 say "3.0" whatever they are.
+_COMPARES = re.compile(r"(?!.*alpha)([4-9]|\d\d+)\.")
+# Catalogs whose metastore has answered.
+_comparing: WeakSet[Catalog] = WeakSet()
+
+
+class MetastoreDoesNotCompare(LakestreamError, Terminal):
+    """A metastore in which a commit can be overwritten by one that was held up."""
+
+    def __init__(self, table: str, problem: str, remedy: str) -> None:
+        super().__init__(
+            f"{table}: {problem} Its lock alone does not keep a commit that was held up from overwriting those of "
+            "others, which would lose rows without a word. Nothing was read. Use Hive's metastore 4.0.0 or 2.3.10 "
+            f"(HIVE-26882), or a REST, Glue or SQL catalog{remedy}."
+        )
+
+
+class NotTaken(CommitFailedException):
+    """The metastore was not asked to change anything, or has answered that it did not."""
+
+
+def is_hive(catalog: Catalog) -> TypeGuard[HiveCatalog]:
+    """Tell whether a catalog is Hive's, or made of it."""
+    # Not imported where nobody else did: it needs Thrift, which is not installed everywhere.
+    module = sys.modules.get("pyiceberg.catalog.hive")
+    return module is not None and isinstance(catalog, module.HiveCatalog)
+
+
+def commit_table(
+    catalog: HiveCatalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+) -> CommitTableResponse:
+    """Commit as the catalog does, and only on the table that it has read. Raises what it raises, and NotTaken."""
+    client = _Client(catalog._client)
+    # The catalog itself stays as it is: it may be in use elsewhere.
+    comparing = copy.copy(catalog)
+    comparing._client = client  # type: ignore[assignment]
+    try:
+        return comparing.commit_table(table, requirements, updates)
+    except CommitFailedException as e:
+        if client.sent:
+            raise
+        raise NotTaken(str(e)) from e
+
+
+def create_namespace(catalog: HiveCatalog, namespace: tuple[str, ...]) -> None:
+    """Create a namespace, one process after the other. Raises NamespaceAlreadyExistsError.
+
+    Of two that create it at once, the metastore takes the folder away again with the one that it refuses, and with
+    what the other has written there meanwhile.
+    """
+    from hive_metastore.ttypes import LockComponent, LockLevel, LockRequest, LockState, LockType, UnlockRequest
+
+    database = catalog.identifier_to_database(namespace)
+    component = LockComponent(type=LockType.EXCLUSIVE, level=LockLevel.DB, dbname=database, isTransactional=True)
+    # A connection of its own: the catalog has one, and opens it for each question.
+    with catalog._create_hive_client(catalog.properties) as client:
+        lock = client.lock(LockRequest([component], user=getpass.getuser(), hostname=socket.gethostname()))
+        try:
+            if lock.state != LockState.ACQUIRED:
+                catalog._wait_for_lock(database, "", lock.lockid, client)
+            catalog.create_namespace(namespace)
+        finally:
+            client.unlock(UnlockRequest(lock.lockid))
+
+
+def check(catalog: HiveCatalog, name: str) -> None:
+    """Refuse a metastore that alters a table whatever it was told to expect. Raises MetastoreDoesNotCompare."""
+    if catalog in _comparing:
+        return
+    from hive_metastore.ttypes import (
+        EnvironmentContext,
+        FieldSchema,
+        InvalidOperationException,
+        MetaException,
+        NoSuchObjectException,
+    )
+
+    database, table = catalog.identifier_to_database_and_table(name)
+    with catalog._client as client:
+        try:
+            found = client.get_table(dbname=database, tbl_name=table)
+        except NoSuchObjectException:
+            _check_version(name, client.getVersion())
+            return
+        # No metastore makes this change. One that compares says that the location is another, and any other that
+        # partition keys can't be changed.
+        found.partitionKeys = [*(found.partitionKeys or ()), FieldSchema("lakestream_asks", "string", "")]
+        context = EnvironmentContext(properties=_expecting("the location that no table has"))
+        try:
+            client.alter_table_with_environment_context(database, table, found, context)
+        except MetaException as e:
+            if _MODIFIED not in str(e.message):
+                raise
+            _comparing.add(catalog)
+        except InvalidOperationException as e:
+            problem = f"Hive's metastore at {catalog.properties['uri']} can't compare and set a commit."
+            raise MetastoreDoesNotCompare(name, problem, "") from e
+
+
+def _check_version(name: str, version: str) -> None:
+    """Refuse to create a table where the version does not say what the metastore does: there is no table to ask by."""
+    if not _COMPARES.match(version):
+        problem = f"whether Hive's metastore can compare and set a commit, its version ({version}) does not tell."
+        remedy = "; where the metastore is 2.3.10, create the table before: then it is asked"
+        raise MetastoreDoesNotCompare(name, problem, remedy)
+
+
+def _expecting(location: str) -> dict[str, str]:
+    return {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": location}
+
+
+class _Client:
+    """PyIceberg's client of the metastore, but that a table is altered only from what was read of it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._open: Any = None
+        self.sent = False
+
+    def __enter__(self) -> _Client:
+        self._open = self._client.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._client.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._open, name)
+
+    def create_table(self, table: Any) -> None:
+        """Create a table; the metastore refuses one that is there."""
+        self.sent = True
+        self._open.create_table(table)
+
+    def alter_table_with_environment_context(
+        self, dbname: str, tbl_name: str, new_tbl: Any, environment_context: Any
+    ) -> None:
+        """Alter a table that is where it was. Raises NotTaken where it is not."""
+        from hive_metastore.ttypes import MetaException
+
+        # PyIceberg notes in it which location it has read.
+        environment_context.properties.update(_expecting(new_tbl.parameters[PREVIOUS_METADATA_LOCATION]))
+        self.sent = True
+        try:
+            self._open.alter_table_with_environment_context(dbname, tbl_name, new_tbl, environment_context)
+        except MetaException as e:
+            if _MODIFIED in str(e.message):
+                raise NotTaken(f"{dbname}.{tbl_name} was changed by another commit: {e.message}") from e
+            raise
