@@ -73,7 +73,7 @@ def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
 
 
 def _try(metadata: TableMetadata, rows: pa.Table) -> None:
-    _refuse_other_formats(metadata)
+    check_file_format(metadata.properties)
     locations, conforming = _locations(metadata, ""), conform(rows, metadata.schema())
     pieces = arrange(metadata, conforming) if rows.num_rows else [Piece(conforming, None, None)]
     for piece in pieces:
