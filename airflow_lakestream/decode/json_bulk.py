@@ -15,6 +15,7 @@ import pyarrow.types as t
 
 from airflow_lakestream import value_ranges
 from airflow_lakestream.decode.json_document import nested_too_deep
+from airflow_lakestream.decode.json_small import small_numbers
 from airflow_lakestream.decode.json_values import base64_bytes, is_uuid, uuid_bytes
 from airflow_lakestream.decode.misfit import Misfit
 
@@ -36,6 +37,7 @@ class BulkParser:
     def __init__(self, schema: pa.Schema, *, ignore_unknown: bool) -> None:
         self._schema = schema
         self._requires = any(not field.nullable for field in schema)
+        self._small = small_numbers(schema.types)
         raw = pa.schema([pa.field(field.name, transport_type(field.type)) for field in schema])
         behaviours = ["error", "ignore"] if ignore_unknown else ["error"]
         self._options = [
@@ -73,6 +75,8 @@ class BulkParser:
             joined = _as_lines(lines)
         if joined is None:
             raise NotInBulk("not one object on each line")
+        if self._small is not None and self._small.may_be_in(joined):
+            raise NotInBulk("a number that may become 0")
         lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
         return joined
 

@@ -12,6 +12,7 @@ from airflow_lakestream.decode.spans import Mask
 
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"
+_ZERO = r"\A-?0(?:\.0+)?(?:[eE]|\z)"
 # What Arrow takes, but for days that no calendar has, and the like.
 _DATE_TIME = r"\A[0-9]{4}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?Z?\z"
 _QUOTE, _BACKSLASH, _SPACE = b'"\\ '
@@ -88,6 +89,9 @@ def from_literals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         numbers = texts.cast(kind)
         # Larger ones may be integers that are not held exactly.
         _require(pc.less(pc.abs(numbers), pa.scalar(exact_up_to(kind), kind)))
+        zero = pc.equal(numbers, pa.scalar(0.0, kind))
+        if zero.true_count:
+            _require(pc.if_else(zero, pc.match_substring_regex(texts, _ZERO), True))
         return fit(numbers, kind)
     raise NotInBulk("numbers for a column of another type")
 

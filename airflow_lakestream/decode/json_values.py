@@ -24,6 +24,8 @@ Coerce = Callable[[Json], Any]
 
 _WIDE = Context(prec=80)
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_INTEGRAL = re.compile(r"-?\d+(?:\.0*)?", re.ASCII)
+_ZERO = re.compile(r"-?0(?:\.0*)?(?![.\d])", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
 
@@ -145,6 +147,10 @@ def _integral(text: str) -> int:
 
 
 def _floating(kind: pa.DataType) -> Coerce:
+    """Numbers as their nearest double or float: no integer rounded that has no exponent, and none that becomes 0.
+
+    An exponent says that a floating-point number is meant: 1e23 is no double, and every program writes one like this.
+    """
     double = t.is_float64(kind)
     # Integers of so many characters are all held exactly: those below 2**53, and below 2**24.
     surely_exact = 15 if double else 7
@@ -156,7 +162,9 @@ def _floating(kind: pa.DataType) -> Coerce:
         number: float = float(value) if double else pa.scalar(str(value)).cast(kind).as_py()
         if number in (float("inf"), float("-inf")):
             raise Misfit(f"{shorten(value)} is out of range for {kind}")
-        if len(value) > surely_exact and value.is_integer_literal and int(number) != exact_decimal(value):
+        if number == 0 and not _ZERO.match(value):
+            raise Misfit(f"{shorten(value)} is too small for {kind}, which would make 0 of it")
+        if len(value) > surely_exact and _INTEGRAL.fullmatch(value) and int(number) != exact_decimal(value):
             raise Misfit(f"{shorten(value)} can't be held exactly by {kind}")
         return number
 

@@ -140,7 +140,10 @@ def _float(kind: str, value: Num) -> float:
         number = _nearest_float32(value, number)
     if number in (float("inf"), float("-inf")):
         raise Rejected("infinite")
-    if re.fullmatch(r"-?\d+", value.text) and Fraction(number) != value.exact:
+    if number == 0 and re.search("[1-9]", re.split("[eE]", value.text)[0]):
+        raise Rejected("too small")
+    # With an exponent it is a floating-point number, whose nearest double is meant.
+    if re.fullmatch(r"-?\d+(\.0*)?", value.text) and Fraction(number) != value.exact:
         raise Rejected("inexact")
     return number
 

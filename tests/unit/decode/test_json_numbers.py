@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import uuid
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.decode.json_numbers import doubles, integers
+from airflow_lakestream.decode.json_small import small_numbers
 from airflow_lakestream.decode.spans import Texts
 from tests.unit.decode.test_json_differential import NUMBERS
 
@@ -73,3 +75,23 @@ def test_doubles_of_15_digits_are_taken() -> None:
         values, good = doubles(texts, texts.starts, texts.stops)
         assert good.all()
         assert list(map(repr, values.tolist())) == [repr(float(text)) for text in some]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.struct([("v", pa.float32())]))], ids=str)
+def test_a_number_that_would_become_0_is_found_wherever_it_stands(kind: pa.DataType) -> None:
+    small, r = small_numbers([kind]), random.Random(4)
+    assert small is not None
+    assert small_numbers([pa.int64(), pa.list_(pa.string())]) is None
+    others = [b'{"id":"%b","day":"2026-11-20","v":0.0,"w":-1.5e-05,"x":"e-100"}\n' % _uuid(r) for _ in range(3_000)]
+    assert not small.may_be_in(pa.py_buffer(b"".join(others)))
+    tiny = [b"1e-400", b"-2E-0324", b"123456789012345678901234567890e-999", b"0." + b"0" * 330 + b"1", b"0.5e-00000400"]
+    for number in tiny:
+        for place in (0, 1_500, 2_999):
+            documents = [*others[:place], b'{"v":%b}\n' % number, *others[place:]]
+            assert small.may_be_in(pa.py_buffer(b"".join(documents)))
+    for before in range(2**16 - 20, 2**16 + 5):
+        assert small.may_be_in(pa.py_buffer(b" " * before + b"1e-400}"))
+
+
+def _uuid(r: random.Random) -> bytes:
+    return str(uuid.UUID(int=r.getrandbits(128))).encode()
