@@ -35,6 +35,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.delta.columns import REFUSED_CHARACTERS
 from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.delta.location import check_location
 from airflow_lakestream.delta_design import delta_design
@@ -128,6 +129,7 @@ class ExtractConfig:
             envelope=self.envelope if is_given(self.envelope) else None,
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+            refused_characters=REFUSED_CHARACTERS if self.is_delta else "",
         )
 
     def _check_payload(self) -> None:

@@ -71,7 +71,11 @@ class MirrorConfig(ExtractConfig):
         """What values hold."""
         held = super().payload
         return EventPayload(
-            format=held.format, envelope=held.envelope, registry=held.registry, writer_schemas=held.writer_schemas
+            format=held.format,
+            envelope=held.envelope,
+            registry=held.registry,
+            writer_schemas=held.writer_schemas,
+            refused_characters=held.refused_characters,
         )
 
     @property

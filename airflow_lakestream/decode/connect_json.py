@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import connect_schema
+from airflow_lakestream.decode.column_names import NameRules
 from airflow_lakestream.decode.connect_schema import Shape
 from airflow_lakestream.decode.connect_values import Rows, fitted, written_field
 from airflow_lakestream.decode.infer import infer_schema, infer_type
@@ -145,7 +146,7 @@ def _after_space(text: str, at: int) -> int:
     return found.end()
 
 
-def columns_of_connect(first: RawBatch) -> pa.Schema:
+def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...] = ()) -> pa.Schema:
     """Return the columns for such records: of the schema that the last of them have beside them, else inferred.
 
     Raises SchemaRefused, and what `infer_schema` raises.
@@ -153,15 +154,15 @@ def columns_of_connect(first: RawBatch) -> pa.Schema:
     shape, payloads = _of_batch(first)
     if shape is not None and shape.fields:
         return pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in shape.fields.items()])
-    return infer_schema(payloads)
+    return infer_schema(payloads, rules=rules, alike=alike)
 
 
-def key_type(first: RawBatch, *, wrapped: bool) -> pa.DataType:
+def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType:
     """Return the type of a column for JSON keys, here as values: by the schema beside them, else inferred."""
     shape, keys = _of_batch(first) if wrapped else (None, first)
     if shape is not None:
         return connect_schema.arrow_type(shape, "the key")
-    return infer_type(keys)
+    return infer_type(keys, rules=rules)
 
 
 def _of_batch(batch: RawBatch) -> tuple[Shape | None, RawBatch]:

@@ -32,6 +32,8 @@ EVENT_COLUMNS = {
     "_after": "after",
     "_transaction": "transaction",
 }
+# The members that hold the row.
+IMAGES = ("before", "after")
 # Those that a new table gets, where events have them.
 _DEFAULT = ("_op", "_ts_ms", "_source", "_before")
 # What events hold that may have no column, and is nothing unknown for that.

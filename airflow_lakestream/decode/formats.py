@@ -18,8 +18,9 @@ from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import avro_schema, raw
 from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.column_names import NameRules
 from airflow_lakestream.decode.connect_json import ConnectJsonDecoder, columns_of_connect, key_type
-from airflow_lakestream.decode.debezium import KNOWN_MEMBERS, DebeziumDecoder, flattened
+from airflow_lakestream.decode.debezium import EVENT_COLUMNS, IMAGES, KNOWN_MEMBERS, DebeziumDecoder, flattened
 from airflow_lakestream.decode.infer import infer_schema
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
@@ -43,6 +44,7 @@ class Payload:
     :param envelope: what is around the row in a value, see `core.formats.Envelope`.
     :param registry: where schemas are, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
+    :param refused_characters: those that the table takes in no name of a column.
     :param alone: nothing else is to be done while records are decoded; see `decode.json`.
 
     Raises InvalidArgument where these do not go together.
@@ -54,6 +56,7 @@ class Payload:
     envelope: str | None = None
     registry: RegistryConfig | None = None
     writer_schemas: tuple[str, ...] = field(default=())
+    refused_characters: str = ""
     alone: bool = False
 
     def __post_init__(self) -> None:
@@ -192,8 +195,21 @@ class Payload:
             return raw.arrow_schema() if self.key_format is None else pa.schema([raw.arrow_schema().field("value")])
         if self.format != Format.JSON:
             return self._columns_of(self._finder.find(self.format, first.topic, "value", first.values))
-        columns = infer_schema(first) if self.envelope is None else columns_of_connect(first)
-        return self._unwrapped(columns)
+        if self.envelope is None:
+            return infer_schema(first, rules=self._names)
+        images = IMAGES if self.envelope == Envelope.DEBEZIUM else ()
+        return self._unwrapped(columns_of_connect(first, self._names, images))
+
+    @property
+    def _names(self) -> NameRules:
+        """What fields of records can't be columns: a record is none to end a run by its names."""
+        reserved = {KEY_COLUMN} if self.key_format is not None else set()
+        if self.unknown_fields == UnknownFields.RESCUE:
+            reserved.add(RESCUED)
+        # The row's fields are inside the event.
+        is_event = self.envelope == Envelope.DEBEZIUM
+        reserved |= EVENT_COLUMNS.keys() if is_event else set()
+        return NameRules(frozenset(reserved), self.refused_characters, everywhere=is_event)
 
     def _columns_of(self, found: Found) -> pa.Schema:
         return self._unwrapped(found.columns(self.format))
@@ -215,7 +231,7 @@ class Payload:
             return pa.field(KEY_COLUMN, pa.binary())
         keys = replace(first, values=first.keys)
         if self.key_format == KeyFormat.JSON:
-            return pa.field(KEY_COLUMN, key_type(keys, wrapped=self.envelope is not None))
+            return pa.field(KEY_COLUMN, key_type(keys, self._names, wrapped=self.envelope is not None))
         assert self.key_format is not None
         found = self._finder.find(self.key_format, first.topic, "key", keys.values)
         if self.key_format == KeyFormat.AVRO:
@@ -252,7 +268,7 @@ class Payload:
 
     def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> JsonDecoder | GrowingJsonDecoder:
         if unknown_fields == UnknownFields.EVOLVE:
-            return GrowingJsonDecoder(schema)
+            return GrowingJsonDecoder(schema, self._names)
         return JsonDecoder(schema, unknown_fields, alone=self.alone)
 
     def _key_decoder(self, schema: pa.Schema) -> Decoder:

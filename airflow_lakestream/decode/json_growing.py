@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.column_names import USUAL, NameRules
 from airflow_lakestream.decode.growth import grow
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.json_document import Json
@@ -29,9 +30,11 @@ class GrowingJsonDecoder:
     """Decodes JSON documents; used by several threads, which grow one schema.
 
     :param schema: columns to begin with, and their types.
+    :param rules: what the table has no place for.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, rules: NameRules = USUAL) -> None:
+        self._rules = rules
         self._decoder = JsonDecoder(schema, UnknownFields.EVOLVE)
         self._lock = threading.Lock()
 
@@ -41,7 +44,7 @@ class GrowingJsonDecoder:
         return self._decoder.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema,)
+        return type(self), (self.schema, self._rules)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
@@ -59,7 +62,7 @@ class GrowingJsonDecoder:
         with self._lock:
             if self._decoder is not used:
                 return None
-            grown = grow(used.schema, unknown.values())
+            grown = grow(used.schema, unknown.values(), self._rules)
             if grown.schema.equals(used.schema):
                 return grown.refused
             new = [field.name for field in grown.schema if field not in used.schema]

@@ -14,7 +14,7 @@ from airflow_lakestream.decode.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes import Integers, Lanes
 from airflow_lakestream.decode.leaves import Unfit
 from airflow_lakestream.decode.protobuf_columns import Compiler, MessageReader
-from airflow_lakestream.decode.protobuf_schema import SchemaRefused, compile_proto
+from airflow_lakestream.decode.protobuf_schema import SchemaRefused, compile_proto, is_map
 
 _MOST_INDEXES = 32
 
@@ -133,7 +133,25 @@ class _WithSecondTry:
             message = self._message.FromString(value)
             if self._compiler.ignore_unknown:
                 message.DiscardUnknownFields()
+            # Says what of it is missing.
             written: bytes = message.SerializeToString(deterministic=True)
+            if self._compiler.ignore_unknown:
+                # Those with a column are refused before.
+                _drop_groups(message)
+                written = message.SerializePartialToString(deterministic=True)
         except (DecodeError, EncodeError, RecursionError) as error:
             return str(error).splitlines()[0]
         return written
+
+
+def _drop_groups(message: Any) -> None:
+    """Remove groups, wherever they are."""
+    for field, value in message.ListFields():
+        items = value if field.is_repeated else [value]
+        if field.type == field.TYPE_GROUP:
+            message.ClearField(field.name)
+            continue
+        if is_map(field):
+            field, items = field.message_type.fields_by_name["value"], value.values()
+        for item in items if field.message_type is not None else ():
+            _drop_groups(item)

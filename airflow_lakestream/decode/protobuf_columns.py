@@ -143,7 +143,7 @@ class MessageReader:
             place = self._wanted.get(field.name)
             if place is not None:
                 columns[place] = self._columns[field.number].finish(run, lanes)
-            elif field.is_required:
+            elif field.is_required and not (self._compiler.patient and field.type == field.TYPE_GROUP):
                 lanes.fail(~run.seen(field.number), f"{self._inner(field.name)}: the required field is missing")
         for place, kind in enumerate(self._kinds):
             if columns[place] is None:
@@ -154,7 +154,7 @@ class MessageReader:
 class Compiler:
     """Makes readers of columns. All its methods raise Unfit where no value of the field can become one of the column's.
 
-    :ivar patient: whether any number of steps is all right.
+    :ivar patient: whether any number of steps is all right, and messages come without their groups.
     """
 
     def __init__(self, *, ignore_unknown: bool) -> None:

@@ -25,14 +25,14 @@ _PRIMITIVES = (
     (arrow.is_date32, "date"),
 )
 # Without column mapping no name may have them.
-_REFUSED_CHARACTERS = " ,;{}()\n\t="
+REFUSED_CHARACTERS = " ,;{}()\n\t="
 
 
 def delta_fields(schema: Iterable[pa.Field], argument: str = "schema", path: str = "") -> list[dict[str, Any]]:
     """Return columns as Delta's JSON. Raises InvalidArgument for a name or a type that Delta does not have."""
     fields, taken = [], dict[str, str]()
     for field in schema:
-        if bad := sorted(set(_REFUSED_CHARACTERS) & set(field.name)):
+        if bad := sorted(set(REFUSED_CHARACTERS) & set(field.name)):
             raise InvalidArgument(
                 argument, f"column {path + field.name!r}: Delta takes no {bad[0]!r} in a name.", "Rename."
             )

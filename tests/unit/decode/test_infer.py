@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.decode.column_names import MOST_COLUMNS, NameRules
 from airflow_lakestream.decode.infer import infer_schema, infer_type
 from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.iceberg.schema import to_schema
 from tests.unit.decode.support import batch, decoded
 
 ELEMENT = pa.field("element", pa.int64())
@@ -110,3 +114,63 @@ def test_single_values_have_a_type_of_their_own(values: list[bytes | None], kind
 def test_nothing_to_infer_from() -> None:
     with pytest.raises(InvalidArgument, match="Give a schema"):
         infer_schema(batch([None, b"{}"]))
+
+
+# Documents that most share, one that is odd, and the columns; the odd ones can be no columns beside them.
+ODD = [
+    (b'{"id":%d}', b'{"Id":1}', [("id", pa.int64())]),
+    (b'{"a":{"b":%d}}', b'{"a.b":1}', [("a", pa.struct([("b", pa.int64())]))]),
+    (b'{"a.b":%d}', b'{"a":{"b":1,"c":1}}', [("a.b", pa.int64()), ("a", pa.struct([("c", pa.int64())]))]),
+    (b'{"id":%d}', b'{"":1}', [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"x\\u0000":1}', [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"_kafka_offset":1}', [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"_KAFKA_OFFSET":1}', [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"' + b"n" * 300 + b'":1}', [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"d":' * 30 + b"1" + b"}" * 30, [("id", pa.int64())]),
+    (b'{"id":%d}', b'{"l":' + b"[" * 30 + b"1" + b"]" * 30 + b"}", [("id", pa.int64())]),
+    (b'{"s":{"id":%d}}', b'{"s":{"ID":1,"":2}}', [("s", pa.struct([("id", pa.int64())]))]),
+    (b'{"l":[{"id":%d}]}', b'{"l":[{"ID":1}]}', [("l", pa.list_(ELEMENT.with_type(pa.struct([("id", pa.int64())]))))]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("usual", "odd", "columns"), ODD)
+@pytest.mark.parametrize("place", [0, 3])
+def test_one_odd_record_ends_nothing_and_takes_no_column_from_others(
+    usual: bytes, odd: bytes, columns: list[tuple[str, pa.DataType]], place: int
+) -> None:
+    values: list[bytes | None] = [usual % n for n in range(3)]
+    values.insert(place, odd)
+
+    schema = infer_schema(batch(values))
+
+    assert {field.name: field.type for field in schema} == dict(columns)
+    assert len(to_schema(schema).fields) == len(columns)
+    # What they say is kept all the same, where the run is told to, and a record is bad where it is told that.
+    rescuing = pa.schema([*schema, (RESCUED, pa.string())])
+    rows = decoded(JsonDecoder(rescuing, "rescue"), batch(values))
+    assert [row[RESCUED] is not None for row in rows.to_pylist()] == [n == place for n in range(4)]
+    assert [row.index for row in JsonDecoder(schema, "fail").decode(batch(values)).bad] == [place]
+    # A table that grows from nothing comes to the same columns, and rejects the same record.
+    growing = GrowingJsonDecoder(pa.schema([("_", pa.int64())]))
+    assert [row.index for row in growing.decode(batch(values)).bad] == [place]
+    assert growing.schema.names[1:] == schema.names
+
+
+def test_keys_that_are_data_make_no_columns_without_end() -> None:
+    document = json.dumps({f"user{n}": n for n in range(3_000)}).encode()
+    assert len(infer_schema(batch([document])).names) == MOST_COLUMNS
+
+
+def test_names_that_only_some_tables_take_or_that_are_filled_otherwise() -> None:
+    values: list[bytes | None] = [b'{"id":1,"a b":2,"c;d":3,"_Key":4,"_rescued":5,"s":{"x y":1,"_key":2}}']
+    names = infer_schema(batch(values), rules=NameRules(frozenset({"_key", "_rescued"}), " ;"))
+    assert names == pa.schema([("id", pa.int64()), ("s", pa.struct([("_key", pa.int64())]))])
+    assert infer_schema(batch(values)).names == ["id", "a b", "c;d", "_Key", "_rescued", "s"]
+
+
+def test_fields_that_are_alike_have_one_type() -> None:
+    values: list[bytes | None] = [b'{"before":null,"after":{"x":1}}', b'{"before":{"x":null,"y":1.5},"after":null}']
+    image = pa.struct([("x", pa.int64()), ("y", pa.float64())])
+    assert infer_schema(batch(values), alike=("before", "after")) == pa.schema([("before", image), ("after", image)])
+    with pytest.raises(InvalidArgument, match="no field but '': it has no name"):
+        infer_schema(batch([b'{"":1}']))

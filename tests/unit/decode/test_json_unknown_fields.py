@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
 from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.decode.column_names import MOST_COLUMNS
 from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.growth import MOST_COLUMNS, grow
+from airflow_lakestream.decode.growth import grow
 from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
 from airflow_lakestream.exceptions import InvalidArgument
@@ -246,11 +247,18 @@ def test_what_does_not_fit_the_type_that_came_first_is_bad() -> None:
     [
         (b'{"ID":1}', "ID: no column can be added for it: 'id' is there, and some engines take the two for one"),
         (b'{"_kafka_x":1}', "_kafka_x: no column can be added for it: names that begin with _kafka_ are kept"),
-        (b'{"n":{"a":1,"A":2}}', "n: no column can be added for it: it has 'a' and 'A', which some engines"),
+        (b'{"n":{"a":1,"A":2}}', "n.A: no column can be added for it: 'a' is there, and some engines take"),
         (b'{"s":{"x":1,"B":2}}', "s.B: no column can be added for it: 'b' is there"),
         (b'{"l":[{"y":1},{"Q":2}]}', "l.element.Q: no column can be added for it: 'q' is there"),
         (b'{"s.b":1}', "s.b: no column can be added for it: its name is the path of another column"),
-        (b'{"d":' + b'{"e":' * 20 + b"1" + b"}" * 21, "d: no column can be added for it: it would be nested deeper"),
+        (
+            b'{"d":' + b'{"e":' * 20 + b"1" + b"}" * 21,
+            "d: no column can be added for it: nothing in it can be a column: ",
+        ),
+        (b'{"":1}', ": no column can be added for it: it has no name"),
+        (b'{"a\\u0000b":1}', "a\0b: no column can be added for it: its name has a control character"),
+        (b'{"_KAFKA_offset":1}', "_KAFKA_offset: no column can be added for it: names that begin with _kafka_"),
+        (b'{"' + b"n" * 256 + b'":1}', "n" * 160 + "...: no column can be added for it: its name has more than 255"),
     ],
 )
 def test_a_field_that_can_be_no_column_is_a_bad_record_that_says_why(value: bytes, reason: str) -> None:

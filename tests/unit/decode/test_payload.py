@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -62,8 +63,28 @@ def test_keys_need_their_column() -> None:
     payload = Payload(key_format="string")
     with pytest.raises(InvalidArgument, match=r"key_format: there is no column _key for the keys.*_key string"):
         payload.decoder(pa.schema([("v", pa.int64())]))
-    with pytest.raises(InvalidArgument, match="the values have a field _key, too"):
-        payload.columns(batch([b'{"_key": 1}']))
+
+
+def test_a_field_that_is_called_as_the_column_of_the_keys_is_no_column() -> None:
+    records = replace(batch([b'{"v": 1}', b'{"_key": 1}', b'{"_KEY": 1}']), keys=pa.array([b"k"] * 3))
+    assert Payload(key_format="string").columns(records).names == ["v", "_key"]
+    assert Payload(key_format="string").columns(records).field("_key").type == pa.string()
+
+
+def test_delta_takes_no_spaces_in_names() -> None:
+    records = batch([b'{"v": 1, "a b": 2}'])
+    assert Payload(refused_characters=" ").columns(records).names == ["v"]
+    assert Payload().columns(records).names == ["v", "a b"]
+
+
+def test_the_images_of_a_row_that_are_inferred_are_of_one_type() -> None:
+    events = [
+        b'{"op":"c","before":null,"after":{"x":1,"_kafka_offset":2,"_op":3}}',
+        b'{"op":"d","before":{"x":1.5,"X":2},"after":null}',
+    ]
+    columns = Payload(envelope="debezium").columns(batch(events))
+    assert columns.names == ["x", "_op", "_before"]
+    assert columns.field("x").type == pa.float64()
 
 
 def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:

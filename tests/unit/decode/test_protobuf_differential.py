@@ -6,6 +6,8 @@ import struct
 from functools import cache
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from google.protobuf import message_factory
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,3 +179,83 @@ def check(text: str, index: int, payloads: list[bytes]) -> None:
 @given(cases())
 def test_every_message_is_what_the_official_package_reads_or_bad(case: tuple[str, int, list[bytes]]) -> None:
     check(*case)
+
+
+GROUPS = """
+syntax = "proto2";
+message M {
+  optional int32 a = 1;
+  optional group G = 2 { optional int32 x = 1; required string y = 2; }
+  repeated group R = 3 { optional int32 z = 1; optional group D = 4 { optional int64 deep = 1; } }
+  optional string b = 4;
+  optional Inner inner = 5;
+  map<string, Inner> by_name = 6;
+}
+message Inner { optional group H = 1 { optional int32 v = 1; } optional int32 w = 2; }
+"""
+STRICT = """
+syntax = "proto2";
+message M { required group G = 1 { optional int32 x = 1; } optional int32 a = 2; }
+"""
+DELIMITED = """
+edition = "2023";
+message M { N g = 2 [features.message_encoding = DELIMITED]; int32 a = 1; string b = 4; }
+message N { int32 x = 1; }
+"""
+FRAME = struct.pack(">bIB", 0, 7, 0)
+
+
+def read(text: str, payloads: list[bytes], columns: pa.Schema) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+    decoder = ProtobufDecoder(columns, "ignore", FakeRegistry({7: ("PROTOBUF", text)}))
+    found = decoder.decode(batch([FRAME + payload for payload in payloads]))
+    return found.rows.to_pylist(), [(row.index, row.reason) for row in found.bad]
+
+
+def test_groups_without_a_column_are_left_out_wherever_they_are() -> None:
+    message = message_factory.GetMessageClass(descriptor(GROUPS, 0))()
+    message.a, message.b, message.g.x, message.g.y = 1, "b", 2, "y"
+    message.r.add().z = 3
+    message.r.add().d.deep = 2**60
+    message.inner.h.v, message.inner.w = 4, 5
+    message.by_name["k"].h.v, message.by_name["k"].w = 6, 7
+    plain = message_factory.GetMessageClass(descriptor(GROUPS, 0))(a=9, b="plain")
+    inner = pa.struct([("w", pa.int32())])
+    columns = pa.schema(
+        [("a", pa.int32()), ("b", pa.string()), ("inner", inner), ("by_name", pa.map_(pa.string(), inner))]
+    )
+    # One more that the schema does not know, as an older reader sees it; the last two have no end, and the wrong one.
+    unknown = b"\x08\x05" + b"\x53\x08\x01\x5b\x5c\x54" + b"\x22\x01b"
+    payloads = [message.SerializeToString(), plain.SerializeToString(), unknown, b"\x53\x08\x01", b"\x53\x5c"]
+
+    rows, bad = read(GROUPS, payloads, columns)
+
+    assert rows == [
+        {"a": 1, "b": "b", "inner": {"w": 5}, "by_name": [("k", {"w": 7})]},
+        {"a": 9, "b": "plain", "inner": None, "by_name": []},
+        {"a": 5, "b": "b", "inner": None, "by_name": []},
+    ]
+    assert [index for index, _ in bad] == [3, 4]
+
+
+def test_a_required_group_is_left_out_and_missed() -> None:
+    message = message_factory.GetMessageClass(descriptor(STRICT, 0))()
+    message.g.x, message.a = 1, 2
+
+    rows, bad = read(STRICT, [message.SerializeToString(), b"\x10\x02"], pa.schema([("a", pa.int32())]))
+
+    assert rows == [{"a": 2}]
+    assert [index for index, _ in bad] == [1]
+
+
+@pytest.mark.parametrize("text", [GROUPS, DELIMITED], ids=["proto2", "edition 2023"])
+def test_a_group_that_has_a_column_rejects_the_record_by_name(text: str) -> None:
+    message = message_factory.GetMessageClass(descriptor(text, 0))(a=1, b="b")
+    message.g.x = 2
+    if text is GROUPS:
+        message.g.y = "y"
+    payloads = [message.SerializeToString(), b"\x08\x01"]
+
+    rows, bad = read(text, payloads, pa.schema([("a", pa.int32()), ("g", pa.struct([("x", pa.int32())]))]))
+    assert rows == []
+    assert bad == [(0, "g: a group can't become a column"), (1, "g: a group can't become a column")]
+    assert read(text, payloads, pa.schema([("a", pa.int32())])) == ([{"a": 1}, {"a": 1}], [])
