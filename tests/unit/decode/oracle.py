@@ -24,6 +24,12 @@ class Num(NamedTuple):
 
     @property
     def exact(self) -> Fraction:
+        exponent = re.search(r"[eE]([+-]?\d+)", self.text)
+        if exponent is not None and abs(int(exponent[1])) > 10_000:
+            # No column holds it, and it takes a day to write it out.
+            if re.search("[1-9]", self.text[: exponent.start()]):
+                raise Rejected("far beyond")
+            return Fraction(0)
         return Fraction(self.text)
 
 
@@ -168,7 +174,7 @@ def _decimal(kind: str, text: str) -> Decimal:
     precision, scale = map(int, re.findall(r"\d+", kind)[1:])
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         raise Rejected("decimal")
-    unscaled = Fraction(text.replace("+.", "+0.")) * 10**scale
+    unscaled = Num(text.replace("+.", "+0.")).exact * 10**scale
     if unscaled.denominator != 1 or abs(unscaled) >= 10**precision:
         raise Rejected("decimal")
     return Decimal(f"{int(unscaled)}e-{scale}")

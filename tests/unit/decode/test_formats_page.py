@@ -21,6 +21,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema, raw
 from airflow_lakestream.decode.avro import AvroDecoder
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.json import JsonDecoder
 from airflow_lakestream.decode.outcome import Decoded
 from airflow_lakestream.decode.protobuf import ProtobufDecoder
 from airflow_lakestream.iceberg.schema import to_schema
@@ -164,3 +165,25 @@ def test_raw_records_are_key_and_value_as_bytes_or_as_text() -> None:
     required = raw.RawDecoder(pa.schema([pa.field("key", pa.binary(), nullable=False)])).decode(keyed)
     assert required.rows.to_pylist() == [{"key": b"k"}, {"key": b"l"}]
     assert [row.reason for row in required.bad] == ["key: null, and the column is required"]
+
+
+def numbers() -> list[list[str]]:
+    section = PAGE.read_text().split("\n## Numbers in JSON\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "`double`" not in line]
+    assert len(lines) == 8
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(("what", "written", "landed"), numbers())
+def test_numbers_in_json(what: str, written: str, landed: str) -> None:
+    document = f'{{"v":{code(written)}}}'.encode()
+    for alone in (True, False):
+        # By the layouts that many documents share, and by Arrow's reader.
+        decoder = JsonDecoder(pa.schema([("v", pa.float64())]), alone=alone)
+        decoded = decoder.decode(batch([document] * 50))
+        if not landed.startswith("bad: "):
+            assert [str(row["v"]) for row in decoded.rows.to_pylist()] == [code(landed)] * 50
+            continue
+        reason = landed.removeprefix("bad: ")
+        reason = reason if reason.startswith("can't") else f"is {reason}"
+        assert [row.reason for row in decoded.bad] == [f"v: {code(written)} {reason}"] * 50, what
