@@ -44,11 +44,7 @@ def _instant(unit: int, zone: Any) -> Callable[[int], Any]:
     return read
 
 
-def _decimal(text: str) -> Any:
-    try:
-        data = oracle._base64(text)
-    except ValueError:
-        raise oracle.Rejected("base64") from None
+def _decimal(data: bytes) -> Any:
     unscaled = int.from_bytes(data, "big", signed=True)
     if not data or abs(unscaled) >= 10**20:
         raise oracle.Rejected("decimal")
@@ -61,7 +57,7 @@ FIELDS: dict[str, tuple[str, str | None, pa.DataType, Callable[[Any], Any] | Non
     "id": ("int64", None, _INT64, None, _INT64),
     "d": ("double", None, pa.float64(), None, pa.float64()),
     "s": ("string", None, _TEXT, None, _TEXT),
-    "de": ("bytes", f"{_CONNECT}.Decimal", _TEXT, _decimal, pa.decimal128(20, 2)),
+    "de": ("bytes", f"{_CONNECT}.Decimal", pa.binary(), _decimal, pa.decimal128(20, 2)),
     "da": ("int32", f"{_CONNECT}.Date", _INT64, _days, pa.date32()),
     "db": ("int32", f"{_DEBEZIUM}.Date", _INT64, _days, pa.date32()),
     "ts": ("int64", f"{_CONNECT}.Timestamp", _INT64, _instant(1_000_000, UTC), pa.timestamp("us", "UTC")),
