@@ -177,6 +177,10 @@ def test_the_table_that_a_record_chooses(lake: Lake, topic: Topics, produce: Pro
     rows = pa.table({"id": [1], "kind": ["b"], "_kafka_topic": [name], "_kafka_partition": [0], "_kafka_offset": [1]})
     schema = pa.schema([PAYLOAD[0], pa.field("kind", pa.string()), *POSITION[:3]])
     fill(lake, rows.cast(schema), "lake.b")
+    home = f"lake.{name.replace('-', '_')}__{GROUP}__home"
+    with lake.table("lake.b").transaction() as changes:
+        # By its owner: else no record may reach it, and this one would be rejected.
+        changes.set_properties({f"lakestream.fan-out.home.{home}": "let in"})
     columns = ["topic", "partition", "offset"]
     given = {"consumer_group": GROUP, "new_tables": "create", "metadata_columns": columns}
     config = ExtractConfig(topic=name, table="lake.{kind}", schema="id bigint, kind string", **given)
