@@ -25,11 +25,11 @@ pytestmark = pytest.mark.airflow
         ("sc://server:15002", {}, "the connection leads to Spark Connect"),
         (
             None,
-            {"conf": {"spark.remote": "sc://s:1/;token=canary"}},
+            {"conf": {"spark.remote": "sc://s:1/;user_id=canary"}},
             "conf: spark.remote=sc://s:1/ asks for Spark Connect",
         ),
         (None, {"conf": {"spark.api.mode": "connect"}}, "conf: spark.api.mode=connect asks"),
-        (None, {"env_vars": {"SPARK_REMOTE": "sc://s:1/;token=canary"}}, "env_vars: SPARK_REMOTE asks"),
+        (None, {"env_vars": {"SPARK_REMOTE": "sc://s:1/;user_id=canary"}}, "env_vars: SPARK_REMOTE asks"),
     ],
 )
 def test_spark_connect_is_refused_with_the_reason_before_anything_is_submitted(

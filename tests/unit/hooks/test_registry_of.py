@@ -123,6 +123,7 @@ def test_a_table_is_not_made_with_a_secret_in_its_properties(operator: str) -> N
         {"conf": {"spark.driver.extraJavaOptions": "-Xmx1g -Djavax.net.ssl.keyStorePassword=word-3"}},
         {"env_vars": {"UPSTREAM": "https://me:word-3@host"}},
         {"env_vars": {"STORE": "jdbc:postgresql://h/db?user=me&password=word-3"}},
+        {"conf": {"spark.remote": "sc://s:1/;token=word-3"}},
         {"repositories": "https://me:word-3@nexus/maven"},
         {"checkpoint_location": "s3a://key:word-3@bucket/c"},
         {"app_config": {"source": {"url": "http://h", "api-key": "word-3"}}},
