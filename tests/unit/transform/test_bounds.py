@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -135,15 +134,21 @@ def test_when_too_much_time_is_lost_the_parts_that_exceed_a_bound_are_bad_as_a_w
 # The process
 
 
-def at_work(pid: int) -> psutil.Process:
-    """Return the process that runs a statement for another one, as soon as it is at work."""
+def at_work(process: psutil.Process) -> psutil.Process:
+    """Return the process that runs a statement, as soon as it is at work."""
     waiting = threading.Event()
-    while not (found := [p for p in psutil.Process(pid).children() if "transform.worker" in " ".join(p.cmdline())]):
-        waiting.wait(0.01)
-    (process,) = found
     # To start and to plan takes less.
     while process.cpu_times().user < 1:
         waiting.wait(0.01)
+    return process
+
+
+def only_child(pid: int) -> psutil.Process:
+    """Return the process of a task that has one, as soon as it is there."""
+    waiting = threading.Event()
+    while not (found := psutil.Process(pid).children()):
+        waiting.wait(0.01)
+    (process,) = found
     return process
 
 
@@ -153,7 +158,7 @@ def test_a_process_that_dies_in_the_midst_of_a_batch_costs_no_record(number: int
     values = [b"3"] * 20 + [b"450"] + [b"3"] * 20
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(transform.apply, batch(values))
-        at_work(os.getpid()).send_signal(number)
+        at_work(psutil.Process(transform._search._first._process.pid)).send_signal(number)
         result = running.result()
     assert result.rows["v"].to_pylist() == [False] * 41
     transform._search.close()
@@ -180,9 +185,9 @@ def test_no_process_outlives_a_task_that_is_killed(state: str) -> None:
         if state == "idle":
             assert task.stdout is not None
             assert task.stdout.readline() == "1\n"
-            (process,) = psutil.Process(task.pid).children()
+            process = only_child(task.pid)
         else:
-            process = at_work(task.pid)
+            process = at_work(only_child(task.pid))
     finally:
         task.kill()
         task.wait()

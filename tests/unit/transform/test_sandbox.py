@@ -135,7 +135,8 @@ def test_a_memory_limit_that_is_none_is_refused(limit: str) -> None:
 
 def test_the_zone_of_the_machine_changes_nothing() -> None:
     code = """if True:
-                midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
+        from tests.unit.transform.support import column
+        midnight = "CAST(TIMESTAMP '2026-07-01 00:00:00' AS TIMESTAMPTZ)::VARCHAR"
         print(column(f"{midnight} || strftime(event_timestamp, '%H:%M')", b"", timestamps=[0]))
     """
     runs = [
