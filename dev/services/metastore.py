@@ -26,6 +26,7 @@ _COMMON = {
     "javax.jdo.option.ConnectionDriverName": "org.apache.derby.jdbc.EmbeddedDriver",
     "metastore.expression.proxy": f"{_HIVE}.DefaultPartitionExpressionProxy",
     "metastore.event.db.notification.api.auth": "false",
+    "metastore.hmshandler.retry.interval": "100ms",
     "metastore.txn.timeout": f"{LOCK_EXPIRES_AFTER_S}s",
 }
 _OF_VERSION = {
@@ -94,6 +95,9 @@ def start(folder: ServiceFolder, setup: Setup) -> Metastore:
     (folder.path / "conf" / "metastore-site.xml").write_text(_site(settings))
     java = [setup.jdk.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", *_OPENED]
     java += [f"-Djava.io.tmpdir={folder.path / 'tmp'}", f"-Dderby.stream.error.file={folder.path / 'derby.log'}"]
+    # On Derby alone the metastore has a lock of its own, too: two requests that wait for each other's go on when Derby
+    # gives up, by default after a minute.
+    java.append("-Dderby.locks.waitTimeout=1")
     java += ["-cp", f"{folder.path / 'conf'}:{home}/lib/*:{setup.hadoop}/*"]
     environment = {
         **clean_environment(drop=("HADOOP_", "HIVE_", "METASTORE_")),
