@@ -74,10 +74,10 @@ def land(job: Job) -> LandingReport:
             report.add(*replaced)
         report.recover(table.landed_by_run)
         pieces = job.handed.usable(now.identity, entry.held, lambda files: sink.misfit(files))
-        plan = plan_of(job, table, entry, now, ends, pieces)
-        report.rows_beside = max(report.rows_beside, plan.rows_beside)
         landed_before = len(report.snapshot_ids)
         try:
+            plan = plan_of(job, table, entry, now, ends, pieces)
+            report.rows_beside = max(report.rows_beside, plan.rows_beside)
             if not _drain(job, table, _cut(plan, job), pieces, report):
                 if _exhausted(job, report) or not _new_records_came(job, plan.state):
                     break

@@ -34,6 +34,13 @@ class Conflict(LakestreamError, Transient):
     """The table changed under a run so that what it read can't be committed: it plans anew."""
 
 
+class HeadMoved(Conflict):
+    """Files of the table's head are gone while they were looked at: it is not the head any more."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"{table} was changed while it was looked at, and files of what it was are gone.")
+
+
 class LedgerConflict(Conflict):
     """Another run landed offsets of this landing first; `ranges` says which."""
 

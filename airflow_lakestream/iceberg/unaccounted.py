@@ -10,21 +10,34 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.parser import parse
 from pyiceberg.manifest import DataFileContent, ManifestEntry
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.table.snapshots import Snapshot
 
+from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.unaccounted import Asked, Found
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC, bounds_of, read_rows
-from airflow_lakestream.unaccounted import FileToJudge, find, keeps_positions
+from airflow_lakestream.unaccounted import FileToJudge, FileUnreadable, find, keeps_positions
 
 
 def look_for_rows(table: Table, asked: Asked) -> Found:
     """Find rows in the table's head, position deletes applied; those that equality deletes take count as there.
 
-    Raises FileUnreadable. A table whose rows keep no positions has none to find.
+    Raises FileUnreadable, and HeadMoved where another writer has removed the files meanwhile. A table whose rows keep
+    no positions has none to find.
     """
     snapshot = table.current_snapshot()
     if snapshot is None or not keeps_positions(table.schema().as_arrow()):
         return Found()
+    name = ledger_store.name_of(table)
+    try:
+        return _look(table, snapshot, asked)
+    except (FileNotFoundError, FileUnreadable) as e:
+        if ledger_store.head_of(table.catalog.load_table(table.name()).metadata) != snapshot.snapshot_id:
+            raise HeadMoved(name) from e
+        raise e if isinstance(e, FileUnreadable) else FileUnreadable(name, str(e.filename or e), e) from e
+
+
+def _look(table: Table, snapshot: Snapshot, asked: Asked) -> Found:
     planner = ManifestGroupPlanner(table.metadata, table.io, row_filter=_is_of(asked.topic))
     # PyIceberg plans no scan of a table that has equality deletes, which it can't apply.
     tasks = planner.plan_files(snapshot.manifests(table.io), manifest_entry_filter=_is_no_equality_delete)

@@ -10,15 +10,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
 
+from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.unaccounted import Asked, Box, Found
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.unaccounted import look_for_rows
-from airflow_lakestream.unaccounted import FileToJudge, find
+from airflow_lakestream.iceberg.unaccounted import look_for_rows as look_for_rows_of_iceberg
+from airflow_lakestream.unaccounted import FileToJudge, FileUnreadable, find
 
 SCHEMA = pa.schema([("_kafka_topic", pa.string()), ("_kafka_partition", pa.int32()), ("_kafka_offset", pa.int64())])
 GREATEST = 2**63 - 1
@@ -81,6 +85,24 @@ def test_rows_that_a_deletion_vector_takes_do_not_count(tmp_path: Path) -> None:
     found = look_for_rows(DeltaStorage().open(str(place)), Asked("t", begins={0: 5}))
 
     assert found == Found((Box((0, 0), (5, 9), 4),), (Box((0, 0), (2, 4), 3),))
+
+
+def test_a_head_whose_files_went_while_it_was_looked_at_is_looked_at_anew(tmp_path: Path) -> None:
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    catalog.create_namespace("lake")
+    catalog.create_table("lake.t", SCHEMA).append(table([("t", 0, 1)]))
+    seen = catalog.load_table("lake.t")
+    manifests = Path(seen.current_snapshot().manifest_list.removeprefix("file://"))
+
+    catalog.load_table("lake.t").append(table([("t", 0, 2)]))
+    manifests.unlink()
+    with pytest.raises(HeadMoved):
+        look_for_rows_of_iceberg(seen, Asked("t"))
+
+    now = catalog.load_table("lake.t")
+    Path(now.current_snapshot().manifest_list.removeprefix("file://")).unlink()
+    with pytest.raises(FileUnreadable, match=r"lakestream audit"):
+        look_for_rows_of_iceberg(now, Asked("t"))
 
 
 def delete_by_vector(place: Path, positions: list[int]) -> None:
