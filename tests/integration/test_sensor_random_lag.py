@@ -169,7 +169,7 @@ class _OneLake:
         return self.lake.catalog()
 
     def storage(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("there is no Delta table to look at")
 
     def properties(self, location: str) -> None:
         return None
