@@ -41,6 +41,8 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
         "rejected": 0,
         "skipped": 0,
         "filtered": 0,
+        "bad": 0,
+        "rows_beside": 0,
         "partitions": {
             str(p): {"read": each, "rows": each, "rejected": 0, "skipped": 0, "filtered": 0} for p in range(4)
         },
