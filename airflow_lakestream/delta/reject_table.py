@@ -103,13 +103,12 @@ class RejectTable(DeltaSink):
         return [] if self._head is None else pending_of(self._head.properties)
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
+        """Return how many rows there are of these offsets, those of open landings too, and how many of them count."""
         there = counting = 0
         for _, rows in self._rows_in(self._head, ranges) if self._head is not None else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
-            own = own.filter(pc.invert(settlement.unsettled(own)))
             there += len(own)
-            counting += len(own.filter(pc.invert(settlement.stale(own))))
+            counting += len(own.filter(pc.invert(pc.or_(settlement.stale(own), settlement.unsettled(own)))))
         return there, counting
 
     def write_down(

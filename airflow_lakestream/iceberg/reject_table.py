@@ -142,13 +142,16 @@ class RejectTable(IcebergSink):
         return pending_in(self._table)
 
     def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
+        """Return how many rows there are of these offsets, and how many of them count.
+
+        Those of open landings are among the first: one of them may land, be rolled back, and have its snapshot expired
+        before the landing that asks is there, and nothing would tell its rows from those that count.
+        """
         there = counting = 0
         for rows in rows_in(self._table, ranges) if self._table is not None else ():
             own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
-            own = own.filter(pc.invert(settlement.unsettled(own)))
             there += len(own)
-            not_counting = pc.or_(settlement.stale(own), settlement.of_rolled_back(own))
+            not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
             counting += len(own.filter(pc.invert(not_counting)))
         return there, counting
 
