@@ -58,9 +58,9 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 		tests/integration/test_spark_program.py tests/integration/test_spark_same_as_extract.py \
 		-k 'killed_at_random or every_way and json-with-all'
 
-soak-cdc: setup ## A mirror of a real PostgreSQL through N=20000 random transactions, its driver killed KILLS=50 times (needs a JDK 17)
+soak-cdc: setup ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
-		tests/integration/test_cdc.py -k random_transactions
+		-s tests/integration/test_cdc_hostile.py
 
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import Stats
 
 if TYPE_CHECKING:
-    from airflow_lakestream.core.job import Committed
-    from airflow_lakestream.spark.progress import BatchProgress
+    from airflow_lakestream.core.landing.job import Committed
+    from airflow_lakestream.driver.progress import BatchProgress
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from airflow_lakestream.spark.maintenance import maintain, open_maintenance_session
-from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
+from airflow_lakestream.spark.maintenance.work import maintain, open_maintenance_session
 from airflow_lakestream.spark.program import run_app
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import TopicIdentity, union
-from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import OffsetsGone, Reader, Source
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient

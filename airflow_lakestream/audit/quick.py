@@ -11,8 +11,8 @@ from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, Asked, Fate
 from airflow_lakestream.core.ranges import PartitionKey, overlapping
-from airflow_lakestream.core.unaccounted import OFFSETS_END, Asked, Fate
 
 
 def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:

@@ -13,11 +13,11 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.audit.odd import OddRows, sorted_odd
 from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey
-from airflow_lakestream.core.unaccounted import OFFSETS_END
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.iceberg.reject_table import PLACE, counting_rows
+from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITION, TOPIC
 
 
 class NoPositions(LakestreamError, Terminal):

@@ -23,7 +23,8 @@ from airflow_lakestream.audit.statistics import TableFiles, table_files
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
-from airflow_lakestream.iceberg import fan_out_books, ledger_store
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader

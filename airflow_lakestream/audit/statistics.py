@@ -10,8 +10,8 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.unaccounted import OFFSETS_END
-from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, bounds_of
+from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
+from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, bounds_of
 
 # Iceberg's default metrics mode cuts bounds of texts to so many characters, the upper one made greater.
 _TRUNCATED = 16

@@ -14,12 +14,26 @@ VERSION = (COMMIT, POSITION, PARTITION, OFFSET)
 DELETED = "_is_deleted"
 
 OP, SOURCE, RECORD_KEY = "_op", "_source", "_kafka_key"
-OF_EVENTS = (OP, SOURCE, RECORD_KEY)
+# What an event says of itself: its transaction, its table, and the names of the columns in its record's key.
+TRANSACTION, TABLE, KEY_NAMES = "_cdc_transaction", "_cdc_table", "_cdc_key_names"
+# Of an update that may have changed the key: see `Old`. The row before it is in columns of this prefix.
+OLD, BEFORE = "_cdc_old", "_cdc_before__"
+# The whole row before the change, on its way from the decoder to those columns.
+IMAGE = "_cdc_image"
+OF_EVENTS = (OP, SOURCE, RECORD_KEY, TRANSACTION, TABLE, KEY_NAMES, OLD)
+
+# Operations: of a row that a snapshot read, and of the last one that it read of the table.
+READ, READ_LAST = "r", "r: last"
 
 # What Debezium writes for a value that PostgreSQL keeps apart (TOAST) and an update did not touch.
 UNAVAILABLE = "__debezium_unavailable_value"
 
 _VERSION_TYPES = {COMMIT: pa.int64(), POSITION: pa.int64(), PARTITION: pa.int32(), OFFSET: pa.int64()}
+
+
+def is_kept(name: str) -> bool:
+    """Tell whether mirrors keep a name for their own columns."""
+    return name.lower().startswith("_cdc_")
 
 
 def version_schema() -> pa.Schema:

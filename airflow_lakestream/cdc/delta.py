@@ -8,24 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import types as arrow
 
-from airflow_lakestream.cdc import memory
 from airflow_lakestream.cdc.columns import no_rows, version_schema
-from airflow_lakestream.cdc.memory import MIRROR_ID, ROW, SUFFIX, condensed
+from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.delta.columns import conform
-from airflow_lakestream.delta.committing import Committer
-from airflow_lakestream.delta.files import Add, delete_files, read_file
-from airflow_lakestream.delta.guard import check_fit
+from airflow_lakestream.delta.commit.committing import Committer
+from airflow_lakestream.delta.commit.guard import check_fit
+from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.commit.protocol import check_removable
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.log import Action
-from airflow_lakestream.delta.protocol import check_removable
+from airflow_lakestream.delta.replace.takeout import live_files, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.takeout import live_files, remove_action
-from airflow_lakestream.delta_design import delta_design
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.delta.write.columns import conform
+from airflow_lakestream.delta.write.files import Add, delete_files, read_file
+from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema
 
 # As in Iceberg: a ledger without any topic.
 ENTRIES_GROUP = "mirror"
@@ -33,7 +34,7 @@ NO_TOPIC = TopicIdentity("", "", "")
 
 
 class DeltaHead:
-    """`cdc.head.Head` of a Delta table; `schema` are the columns that a commit gives it."""
+    """`cdc.merge.head.Head` of a Delta table; `schema` are the columns that a commit gives it."""
 
     def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
         self._store, self._head, self._schema = store, head, schema
@@ -49,9 +50,12 @@ class DeltaHead:
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the log tells."""
+        kind = self._schema.field(column).type
+        # Of all others the log has text, or rounds.
+        if not (arrow.is_integer(kind) or arrow.is_string(kind)):
+            return None
         low, high = (file["stats"][side].get(column) for side in ("minValues", "maxValues"))
-        is_plain = isinstance(low, int | str) and type(low) is type(high) and not isinstance(low, bool)
-        return (low, high) if is_plain else None
+        return None if low is None or high is None else (low, high)
 
     def read(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the rows of a file, at once."""
@@ -63,7 +67,7 @@ class DeltaHead:
 
 
 class DeltaEntries(DeltaSink):
-    """`cdc.memory.Entries` in a Delta table.
+    """`cdc.merge.memory.Entries` in a Delta table.
 
     :param mirror: where the mirror lies.
     :param mirror_id: its own id.
@@ -71,7 +75,9 @@ class DeltaEntries(DeltaSink):
     """
 
     def __init__(self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema) -> None:
-        columns = pa.schema([*(field.with_nullable(True) for field in key), pa.field(ROW, pa.binary())])
+        columns = pa.schema(
+            [*(field.with_nullable(True) for field in key), pa.field(row_column(key.names), pa.binary())]
+        )
         design = TableDesign(version_schema(), to_schema(columns), argument="key", notes={MIRROR_ID: mirror_id})
         name = f"{mirror.rstrip('/')}{SUFFIX}"
         super().__init__(tables, name, ENTRIES_GROUP, delta_design(design), allow_group_overlap=True)

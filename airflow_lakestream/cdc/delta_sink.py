@@ -13,29 +13,32 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_lakestream.cdc.columns import OP, RECORD_KEY
+from airflow_lakestream.cdc.checks import follow
+from airflow_lakestream.cdc.columns import OF_EVENTS
 from airflow_lakestream.cdc.delta import DeltaEntries, DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events import event_columns, grown
-from airflow_lakestream.cdc.memory import MIRROR_ID
-from airflow_lakestream.cdc.merge import Merger
-from airflow_lakestream.cdc.newest import Newest, newest
-from airflow_lakestream.cdc.taken import TakenEvents, columns_of_events
+from airflow_lakestream.cdc.events.decoder import event_columns
+from airflow_lakestream.cdc.events.provenance import expanded
+from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
+from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID
+from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import TableState
-from airflow_lakestream.delta import handover
-from airflow_lakestream.delta.columns import delta_fields
-from airflow_lakestream.delta.committing import Committer
-from airflow_lakestream.delta.files import Add, delete_files, path_of
-from airflow_lakestream.delta.guard import check_fit, check_ledger
+from airflow_lakestream.delta.commit.committing import Committer
+from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
+from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_removable
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.log import Action
-from airflow_lakestream.delta.protocol import NTZ_FEATURE
+from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage, Tables
-from airflow_lakestream.delta.takeout import remove_action
-from airflow_lakestream.delta_design import delta_design
+from airflow_lakestream.delta.write import handover
+from airflow_lakestream.delta.write.columns import delta_fields
+from airflow_lakestream.delta.write.files import Add, delete_files, path_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.lakes.delta_design import delta_design
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class ColumnBecameWider(LakestreamError, Terminal):
 
 
 class DeltaMirrorSink(DeltaSink):
-    """`core.ports.Sink` of a mirror in a Delta table. Rows written are change events; see `cdc.events`."""
+    """`core.ports.Sink` of a mirror in a Delta table. Rows written are change events; see `cdc.events.decoder`."""
 
     takes_records = False
 
@@ -75,12 +78,15 @@ class DeltaMirrorSink(DeltaSink):
         """Look at the table anew; the schema is that of the events to decode."""
         head = self._tables.open(self._name)
         self._id = uuid.uuid4().hex if head is None else head.properties.get(MIRROR_ID, head.table_id)
-        self._take(self._asked if head is None else self._asked.of_table(self._name, head.properties))
+        self._take(self._asked if head is None else self._asked.of_table(self._name, head.properties, head.schema))
+        if head is not None:
+            check_removable(head)
         state = super().load(run_id)
         return state if state.schema is None else replace(state, schema=event_columns(state.schema))
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Take events for the next commit."""
+        rows = expanded(rows)
         self._taken.rows.append(rows)
         if self._fit is None:
             self._found(rows)
@@ -100,16 +106,14 @@ class DeltaMirrorSink(DeltaSink):
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one version with the ledger."""
-        events = self._taken.joined(self._read_events, self._columns_of_events())
-        if self._head is None and self._asked.table.schema is not None:
-            # The mirror's own columns come with its key, beside those that were given.
+        events = self._taken.joined(self._read_events, self._columns_of_events(), self._name)
+        if self._head is None:
+            # Later events may have more columns than the first ones; and the mirror's own come with its key.
             self._found(events)
-        key = self._mirror.key
-        assert key is not None, "a mirror is founded by its first events"
-        batch = newest(events, key, self._name, soft_delete=self._mirror.soft_delete)
-        if self._head is not None:
-            self._grow(events.schema)
-        version = self._merge(batch, key, landing)
+        mirror, batch = follow(self._mirror, events, self._name, landing)
+        self._take(mirror)
+        self._grow(events.schema)
+        version = self._merge(batch, mirror.key or (), landing)
         delete_files(self._store, self._taken.files)
         self._taken.forget()
         return version
@@ -174,7 +178,7 @@ class DeltaMirrorSink(DeltaSink):
         """Let the table have the columns that the events have. Raises ColumnBecameWider."""
         assert self._fit is not None, "it was loaded"
         own = self._fit.schema
-        beside = (*self._design.metadata.names, OP, RECORD_KEY)
+        beside = (*self._design.metadata.names, *OF_EVENTS)
         seen = pa.schema([field for field in events if field.name not in beside])
         fit, problems = self._fit.grown(pa.schema([one for one in grown(own, seen) if one.name in seen.names]))
         if problems:

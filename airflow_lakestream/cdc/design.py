@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, FloatType
 
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
+from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.core.mirrors import MIRROR
+from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema
+from airflow_lakestream.tables.schema.columns import to_schema
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,25 @@ class MirrorDesign:
     """`table` is the design of the mirror; `key` are the columns of its key, None to take them from the records' keys.
 
     :param soft_delete: whether deleted rows stay, with `DELETED` true.
+    :param out_of_range: what becomes of values that a column's type can't hold.
+    :param renamed: names of columns by those that they have in the database, and in the records' keys.
+    :param source_tables: a regular expression of the tables of the source, where they are several.
+    :param is_key_given: whether the user names the key.
+    :param record_key: the columns of the records' keys, and `source_table` the table of the source, since the mirror
+        was made; None where nothing has told them.
     """
 
     table: TableDesign
     key: tuple[str, ...] | None = None
     soft_delete: bool = False
+    out_of_range: OutOfRange = OutOfRange.REJECT
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    source_tables: str | None = None
+    is_key_given: bool = False
+    record_key: tuple[str, ...] | None = None
+    source_table: str | None = None
 
-    def of_table(self, name: str, properties: Mapping[str, str]) -> MirrorDesign:
+    def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
         """Return the design with the key that an existing mirror has. Raises InvalidArgument where they contradict."""
         note = properties.get(MIRROR)
         if note is None:
@@ -39,31 +55,49 @@ class MirrorDesign:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
         if soft_delete != self.soft_delete:
             raise InvalidArgument("soft_delete", f"{name} was made with {soft_delete}.", "A mirror keeps what it has.")
-        return self.with_key(key)
+        record_key = None if held.get("record_key") is None else tuple(held["record_key"])
+        if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
+            problem = f"{name} is mirrored by {', '.join(key)}, which is not what the records' keys have."
+            raise InvalidArgument("key", problem, f"Give key={list(key)}.")
+        found = replace(self, record_key=record_key, source_table=held.get("source_table"))
+        given = self.table.schema
+        if given is None:
+            return found.with_key(key)
+        others = [columns.field(one) for one in key if one not in given.column_names and one in columns.names]
+        schema = to_schema(pa.schema([*arrow_schema(given), *others]))
+        return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def of_rows(self, rows: pa.Table) -> MirrorDesign:
         """Return the design of a new mirror for these events. Raises InvalidArgument where nothing tells the key."""
-        key = self.key or key_of(rows)
-        beside = (*VERSION, *OF_EVENTS)
-        schema = self.table.schema
-        if schema is None:
-            columns = [field for field in rows.schema if field.name not in beside]
-            schema = to_schema(pa.schema(columns))
+        key = self.key or tuple(self.renamed.get(name, name) for name in key_of(rows))
+        # The columns that were given have the types that were; all others are as the events have them.
+        given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
+        others = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
+        schema = to_schema(pa.schema([*given, *others]))
         missing = [name for name in key if name not in schema.column_names]
         if missing:
             raise InvalidArgument(
                 "key", f"there is no column {', '.join(missing)} in {', '.join(schema.column_names)}."
             )
-        return replace(self.with_key(key), table=replace(self._noted(key), schema=_with_required(schema, key)))
+        self.check_key(key, arrow_schema(schema))
+        return replace(self, table=replace(self.table, schema=schema)).with_key(key)
+
+    def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
+        """Refuse a key of columns that can be none. Raises InvalidArgument."""
+        check_key(pa.schema([columns.field(name) for name in key]), self.out_of_range)
 
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
         """Return the design for this key."""
-        return replace(self, key=key, table=self._noted(key))
+        said = {"key": list(key), "soft_delete": self.soft_delete}
+        beside_it = {"record_key": self.record_key, "source_table": self.source_table}
+        note = json.dumps(said | {name: value for name, value in beside_it.items() if value is not None})
+        schema = None if self.table.schema is None else _with_required(self.table.schema, key)
+        beside, notes = mirror_schema(soft_delete=self.soft_delete), {**self.table.notes, MIRROR: note}
+        return replace(self, key=key, table=replace(self.table, schema=schema, metadata=beside, notes=notes))
 
-    def _noted(self, key: tuple[str, ...]) -> TableDesign:
-        note = json.dumps({"key": list(key), "soft_delete": self.soft_delete})
-        beside = mirror_schema(soft_delete=self.soft_delete)
-        return replace(self.table, metadata=beside, notes={**self.table.notes, MIRROR: note})
+    def noted(self) -> MirrorDesign:
+        """Return the design with all that it says of the source in the table's note."""
+        return self if self.key is None else self.with_key(self.key)
 
 
 def key_of(rows: pa.Table) -> tuple[str, ...]:
@@ -84,5 +118,7 @@ def key_of(rows: pa.Table) -> tuple[str, ...]:
 
 def _with_required(schema: Schema, key: tuple[str, ...]) -> Schema:
     fields = [field.model_copy(update={"required": True}) if field.name in key else field for field in schema.fields]
-    ids = [field.field_id for field in fields if field.name in key]
+    kinds = {field.field_id: field.field_type for field in fields if field.name in key}
+    # Iceberg takes no such number for a row's identity; the mirror's own note has the key all the same.
+    ids = [] if any(isinstance(kind, FloatType | DoubleType) for kind in kinds.values()) else list(kinds)
     return Schema(*fields, identifier_field_ids=ids)

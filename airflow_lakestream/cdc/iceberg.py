@@ -18,21 +18,21 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
-from airflow_lakestream.cdc import memory
 from airflow_lakestream.cdc.columns import no_rows, version_schema
-from airflow_lakestream.cdc.memory import MIRROR_ID, ROW, SUFFIX, condensed
-from airflow_lakestream.cdc.merge import Merger
+from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
+from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.iceberg.attempt import Attempt
-from airflow_lakestream.iceberg.conform import conform
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.files import delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import HeadGuard
-from airflow_lakestream.iceberg.hits import live_files, read_rows
-from airflow_lakestream.iceberg.rewriting import Rewrite, RewriteAttempt
+from airflow_lakestream.iceberg.commit.attempt import Attempt
+from airflow_lakestream.iceberg.commit.guard import HeadGuard
+from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
+from airflow_lakestream.iceberg.replace.hits import live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.tables.design import TableDesign
 
 # The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
 ENTRIES_GROUP = "mirror"
@@ -41,7 +41,7 @@ _PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 
 class IcebergHead:
-    """`cdc.head.Head` of a table, for the metadata that a commit gives it."""
+    """`cdc.merge.head.Head` of a table, for the metadata that a commit gives it."""
 
     def __init__(self, table: Table, target: TableMetadata) -> None:
         self._table, self._target = table, target
@@ -71,8 +71,13 @@ class IcebergHead:
         return conform(rows, self._target.schema())
 
 
+def mirror_id(mirror: TableMetadata) -> str:
+    """Return what tells a mirror's entries from those of another one: the table's id, or a new one with a new key."""
+    return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
+
+
 class Merging:
-    """`iceberg.rewriting.Rewriter` of a batch of events."""
+    """`iceberg.commit.rewriting.Rewriter` of a batch of events."""
 
     def __init__(self, merger: Merger, target: TableMetadata) -> None:
         self._merger, self._target = merger, target
@@ -90,7 +95,7 @@ class Merging:
 
 
 class EntryTable(IcebergSink):
-    """`cdc.memory.Entries` in an Iceberg table, written by the guard as every table here is.
+    """`cdc.merge.memory.Entries` in an Iceberg table, written by the guard as every table here is.
 
     :param mirror: the mirror's name.
     :param mirror_id: its own id.
@@ -101,7 +106,10 @@ class EntryTable(IcebergSink):
         fields = [NestedField(number, one.name, one.field_type, required=False) for number, one in enumerate(key, 1)]
         design = TableDesign(
             version_schema(),
-            Schema(*fields, NestedField(len(fields) + 1, ROW, BinaryType(), required=False)),
+            Schema(
+                *fields,
+                NestedField(len(fields) + 1, row_column([one.name for one in key]), BinaryType(), required=False),
+            ),
             # As the mirror's own key.
             evolution=SchemaEvolution.WIDEN,
             argument="key",
@@ -150,7 +158,7 @@ class EntryTable(IcebergSink):
 
 
 class _Condensing:
-    """`iceberg.rewriting.Rewriter` that writes the entries of many files as one."""
+    """`iceberg.commit.rewriting.Rewriter` that writes the entries of many files as one."""
 
     def __init__(self, key: Sequence[str], write: Callable[..., list[DataFile]]) -> None:
         self._key, self._write = key, write

@@ -18,32 +18,35 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from airflow_lakestream.cdc.columns import OP, RECORD_KEY
+from airflow_lakestream.cdc.checks import follow
+from airflow_lakestream.cdc.columns import OF_EVENTS
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events import event_columns, grown
-from airflow_lakestream.cdc.iceberg import EntryTable, Merging
-from airflow_lakestream.cdc.merge import Merger
-from airflow_lakestream.cdc.newest import Newest, newest
-from airflow_lakestream.cdc.taken import TakenEvents, columns_of_events
+from airflow_lakestream.cdc.events.decoder import event_columns
+from airflow_lakestream.cdc.events.provenance import expanded
+from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
+from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.iceberg import EntryTable, Merging, mirror_id
+from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles, TableState
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import handover
-from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
-from airflow_lakestream.iceberg.attempt import Attempt
-from airflow_lakestream.iceberg.files import delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import HeadGuard
-from airflow_lakestream.iceberg.rewriting import RewriteAttempt
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.iceberg.commit.attempt import Attempt
+from airflow_lakestream.iceberg.commit.guard import HeadGuard
+from airflow_lakestream.iceberg.commit.rewriting import RewriteAttempt
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write import handover
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema, fields_from_arrow
+from airflow_lakestream.tables.schema.columns import to_schema
 
 log = logging.getLogger(__name__)
 
 
 class MirrorSink(IcebergSink):
-    """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events`."""
+    """`core.ports.Sink` of a mirror. Rows written are change events; see `cdc.events.decoder`."""
 
     takes_records = False
 
@@ -65,7 +68,7 @@ class MirrorSink(IcebergSink):
         """Look at the table anew; the schema is that of the events to decode."""
         if self._catalog.table_exists(self._name):
             table = self._catalog.load_table(self._name)
-            self._mirror = self._asked.of_table(self._name, table.metadata.properties)
+            self._mirror = self._asked.of_table(self._name, table.metadata.properties, arrow_schema(table.schema()))
         else:
             self._mirror = self._asked
         self._design = self._mirror.table
@@ -74,6 +77,7 @@ class MirrorSink(IcebergSink):
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Take events for the next commit."""
+        rows = expanded(rows)
         self._taken.rows.append(rows)
         if self._table is None and self._staged is None:
             self._stage(rows)
@@ -90,16 +94,15 @@ class MirrorSink(IcebergSink):
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one snapshot with the ledger."""
-        if self._table is None and self._staged is None:
-            raise AssertionError(f"{self._name}: a mirror is founded by its first events")
-        key = self._mirror.key
-        assert key is not None, "a mirror that is there, or staged, has one"
-        events = self._taken.joined(self._read_events, self.outline().metadata.schema().as_arrow())
-        self._merging = newest(events, key, self._name, soft_delete=self._mirror.soft_delete)
+        events = self._taken.joined(self._read_events, self.outline().metadata.schema().as_arrow(), self._name)
+        if self._table is None and self._asked.table.schema is not None:
+            # The mirror's own columns come with its key, beside those that were given.
+            self._stage(events)
+        self._mirror, self._merging = follow(self._mirror, events, self._name, landing)
+        self._design = self._mirror.table
+        self._grow(events.schema)
         if self._table is None:
             self._found()
-        else:
-            self._grow(events.schema)
         snapshot_id = super().commit(landing)
         delete_files(self._io(), self._taken.files)
         self._taken.forget()
@@ -121,6 +124,9 @@ class MirrorSink(IcebergSink):
     def _stage(self, rows: pa.Table) -> None:
         """Stage the mirror that the first events tell."""
         self._mirror = self._asked.of_rows(rows)
+        if self._staged is not None:
+            self._staged.drop_namespace_if_made()
+            self._staged = self._change = None
         self._design = self._mirror.table
         self._target(rows)
 
@@ -140,14 +146,14 @@ class MirrorSink(IcebergSink):
         target, key = self._target(None), self._mirror.key or ()
         write = partial(write_data_files, target.metadata, target.io, prefix=self._prefix, counter=self._numbers)
         fields = [target.schema().find_field(name) for name in key]
-        entries = EntryTable(self._catalog, self._name, str(target.metadata.table_uuid), fields)
+        entries = EntryTable(self._catalog, self._name, mirror_id(target.metadata), fields)
         return Merger(self._merging, self._name, key, self._mirror.soft_delete, entries, write)
 
     def _grow(self, events: pa.Schema) -> None:
         """Let the table have the columns, and the widths, that the events have."""
         assert self._change is not None, "it was loaded"
         own = self._change.schema.as_arrow()
-        beside = (*self._design.metadata.names, OP, RECORD_KEY)
+        beside = (*self._design.metadata.names, *OF_EVENTS)
         seen = pa.schema([field for field in events if field.name not in beside])
         wanted = pa.schema([field for field in grown(own, seen) if field.name in seen.names])
         change, problems = self._change.and_then(fields_from_arrow(wanted, "rows"), SchemaEvolution.WIDEN)

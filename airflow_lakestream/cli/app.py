@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from airflow_lakestream.cli import ledger, rejects
+from airflow_lakestream.cli import ledger, mirror, rejects
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.plan import plan
 from airflow_lakestream.cli.status import status
@@ -27,6 +27,7 @@ app.command()(audit)
 app.command()(plan)
 app.command()(status)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(mirror.app, name="mirror")
 app.add_typer(rejects.app, name="rejects")
 
 

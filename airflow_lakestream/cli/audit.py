@@ -80,7 +80,7 @@ def audit(
     """
     with aside():
         from airflow_lakestream.audit.run import Audit
-        from airflow_lakestream.repair import Repair
+        from airflow_lakestream.run.repair import Repair
 
         given = {
             "format": value_format,

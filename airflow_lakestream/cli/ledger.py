@@ -39,7 +39,7 @@ def show(
     with aside():
         from airflow_lakestream.audit.books import Books
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.fan_out_books import note_on
+        from airflow_lakestream.iceberg.fan_out.books import note_on
 
         loaded = load(open_catalog(iceberg_conn), table)
         ledger = Books.of(loaded, group, None).own
@@ -53,7 +53,7 @@ def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_def
     """Print the group's landings, newest first, with the data files each wrote while its snapshot lasts."""
     with aside():
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.landing_history import landings
+        from airflow_lakestream.iceberg.upkeep.landing_history import landings
 
         found = list(landings(load(open_catalog(iceberg_conn), table), group))
     typer.echo(json.dumps(history_json(found), indent=2) if as_json else history_text(found))

@@ -44,8 +44,9 @@ def rename(
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.extract import ExtractConfig
-        from airflow_lakestream.iceberg import ledger_edit, ledger_store
+        from airflow_lakestream.iceberg import ledger_store
+        from airflow_lakestream.iceberg.upkeep import ledger_edit
+        from airflow_lakestream.run.job import ExtractConfig
 
         # A run has to be able to take the name: checked as a run's is.
         ExtractConfig(topic="any", table=table, consumer_group=to)
@@ -74,7 +75,7 @@ def reset(
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.ledger_edit import start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
 
         catalog = open_catalog(iceberg_conn)
         known = groups_seen(load(catalog, table))
@@ -111,7 +112,7 @@ def rebuild(
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import fitness, ledger_store
-        from airflow_lakestream.iceberg.ledger_edit import HeadMoved, start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, start_anew
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
@@ -150,7 +151,8 @@ def forget(
     """Write the receipt of an intended deletion: these offsets need no row any more. Delete the rows first."""
     with aside():
         from airflow_lakestream.audit.run import Audit, load
-        from airflow_lakestream.iceberg import fitness, ledger_edit, ledger_store
+        from airflow_lakestream.iceberg import fitness, ledger_store
+        from airflow_lakestream.iceberg.upkeep import ledger_edit
 
         if bool(rows) == missing:
             raise InvalidArgument("--rows", "or --missing is needed, one of the two.")

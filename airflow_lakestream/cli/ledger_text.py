@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.instants import iso
 
 if TYPE_CHECKING:
-    from airflow_lakestream.iceberg.landing_history import PastLanding
+    from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
 # A history of many small landings would hide what matters in their files.
 _FILES = 5
@@ -78,7 +78,7 @@ def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
             if texts:
                 yield f"      {name} {', '.join(texts)}"
     for start, end in entry.covered:
-        yield f"    covered time {_time(start)} to {_time(end)}"
+        yield f"    covered time {iso(start, shortly=False)} to {iso(end, shortly=False)}"
 
 
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
@@ -97,7 +97,7 @@ def _entry_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
         "lost": _triples(entry.lost),
         **named,
         "origin": {str(p): offset for p, offset in sorted(entry.origin.items())},
-        "covered": [[_time(start), _time(end)] for start, end in entry.covered],
+        "covered": [[iso(start, shortly=False), iso(end, shortly=False)] for start, end in entry.covered],
         "counts": asdict(entry.counts),
     }
 
@@ -106,10 +106,6 @@ def _counts(counts: Counts) -> str:
     words = [f"{counts.read} records read", f"{counts.written} rows"]
     rest = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
     return ", ".join([*words, *(f"{n} {name}" for name, n in rest.items() if n)])
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

@@ -22,8 +22,8 @@ from airflow_lakestream.cli.connections import (
 )
 
 if TYPE_CHECKING:
-    from airflow_lakestream.core.landing import Job
-    from airflow_lakestream.core.plan import Plan
+    from airflow_lakestream.core.landing.algorithm import Job
+    from airflow_lakestream.core.landing.plan import Plan
     from airflow_lakestream.core.ports import TableState
 
 # Records read of each partition to tell the size of the rest.
@@ -92,7 +92,7 @@ def plan(
 ) -> None:
     """Say what the next run of mode="resume" would land; nothing is written, in Kafka or in the table."""
     with aside():
-        from airflow_lakestream.extract import ExtractConfig, build_job
+        from airflow_lakestream.run.job import ExtractConfig, build_job
 
         config = ExtractConfig(
             topic=topic,
@@ -113,9 +113,9 @@ def plan(
 
 def dry_run(job: Job, catalog: Any) -> DryRun:
     """Plan as a resuming run does, and read a sample. Raises what the run would raise before its first record."""
-    from airflow_lakestream.core.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
+    from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
+    from airflow_lakestream.core.landing.refusing import refuse_doubling
     from airflow_lakestream.core.ranges import RangeSet
-    from airflow_lakestream.core.refusing import refuse_doubling
 
     table = _look(catalog, job.table, job.consumer_group)
     ledger, others = table.ledger, table.others

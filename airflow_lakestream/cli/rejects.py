@@ -39,9 +39,9 @@ def show(
     with aside():
         from airflow_lakestream.audit.books import groups_seen
         from airflow_lakestream.audit.run import load_both
-        from airflow_lakestream.iceberg.reject_summary import COLUMNS, by_reason
         from airflow_lakestream.iceberg.reject_table import counting_rows
-        from airflow_lakestream.replay import Chosen
+        from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
+        from airflow_lakestream.run.replay import Chosen
 
         chosen = Chosen(stage, reason)
         main, rejects = load_both(open_catalog(iceberg_conn), table)
@@ -99,7 +99,7 @@ def replay(
     Those that are rows now leave the reject table; those that are still bad stay, with the new reason.
     """
     with aside():
-        from airflow_lakestream.replay import Chosen, Replay
+        from airflow_lakestream.run.replay import Chosen, Replay
 
         if limit is not None and limit < 1:
             raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")

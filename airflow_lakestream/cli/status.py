@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_lakestream.delta.storage import DeltaStorage
-    from airflow_lakestream.watching.status import Stream
-    from airflow_lakestream.watching.status_looking import StreamSearch
+    from airflow_lakestream.watching.streams.looking import StreamSearch
+    from airflow_lakestream.watching.streams.status import Stream
 
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows", "rejected")
 # Clears the terminal, and goes to its upper left corner.
@@ -93,7 +93,7 @@ def status(
 
 @dataclass
 class _Lakes:
-    """`watching.status_looking.Lakes` of connections, each opened once."""
+    """`watching.streams.looking.Lakes` of connections, each opened once."""
 
     iceberg_conn: str
     storage_conn: str | None
@@ -127,7 +127,7 @@ def _search(
 ) -> StreamSearch:
     from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
-    from airflow_lakestream.watching.status_looking import StreamSearch, is_place
+    from airflow_lakestream.watching.streams.looking import StreamSearch, is_place
 
     if not tables and not namespaces and not checkpoints:
         raise InvalidArgument("--table", "is missing.", "Give --table, --namespace or --checkpoint, also several.")
@@ -148,7 +148,7 @@ def _look(search: StreamSearch, max_age: float) -> list[Stream]:
 
 
 def _verdict(found: list[Stream]) -> int:
-    from airflow_lakestream.watching.status import HEALTHY
+    from airflow_lakestream.watching.streams.status import HEALTHY
 
     return 0 if all(stream.state in HEALTHY for stream in found) else 1
 

@@ -10,8 +10,8 @@ from airflow_lakestream.exceptions import InvalidArgument
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
 
 # Tables that stand beside others are named after them, with one of these behind: the rejected records of a table, the
-# deleted keys of a mirror, the books of a fan-out.
-REJECTED, DELETED, HOME = BESIDE = ("__rejected", "__deleted", "__home")
+# deleted keys of a mirror, the books of a fan-out, the rows of a mirror that are read anew.
+REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
 
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 

@@ -10,7 +10,7 @@ from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 
 class ModeName(StrEnum):
-    """Which offsets a run covers; see `core.modes`."""
+    """Which offsets a run covers; see `core.landing.modes`."""
 
     RESUME = "resume"
     INTERVAL = "interval"
@@ -70,6 +70,14 @@ class OnError(StrEnum):
     FAIL = "fail"
     REJECT = "reject"
     SKIP = "skip"
+
+
+class OutOfRange(StrEnum):
+    """What becomes of a database's value that a column's type can't hold: bad, the nearest one that it can, or NULL."""
+
+    REJECT = "reject"
+    CLAMP = "clamp"
+    NULL = "null"
 
 
 class Tombstones(StrEnum):

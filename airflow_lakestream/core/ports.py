@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
-from airflow_lakestream.core.pieces import Files
-from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome, RawBatch, Rows
-from airflow_lakestream.core.unaccounted import LookForRows, no_rows
+from airflow_lakestream.core.sharing.pieces import Files
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # An Arrow schema.

@@ -14,19 +14,20 @@ import pyarrow as pa
 
 from airflow_lakestream.core.formats import IDS_NEEDED, SCHEMA_KINDS, Envelope, Format, KeyFormat
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import avro_schema, raw
-from airflow_lakestream.decode.avro import AvroDecoder
-from airflow_lakestream.decode.column_names import NameRules
-from airflow_lakestream.decode.connect_json import ConnectJsonDecoder, columns_of_connect, key_type
-from airflow_lakestream.decode.debezium import EVENT_COLUMNS, IMAGES, KNOWN_MEMBERS, DebeziumDecoder, flattened
-from airflow_lakestream.decode.infer import infer_schema
-from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
-from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
+from airflow_lakestream.decode import raw
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
+from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
+from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
+from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.decode.json.schema import JsonSchemaDecoder
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
-from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.decode.registered import Found, SchemaFinder
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
@@ -45,7 +46,8 @@ class Payload:
     :param registry: where schemas are, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: those that the table takes in no name of a column.
-    :param alone: nothing else is to be done while records are decoded; see `decode.json`.
+    :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
+    :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
 
     Raises InvalidArgument where these do not go together.
     """
@@ -57,6 +59,7 @@ class Payload:
     registry: RegistryConfig | None = None
     writer_schemas: tuple[str, ...] = field(default=())
     refused_characters: str = ""
+    out_of_range: str = OutOfRange.REJECT
     alone: bool = False
 
     def __post_init__(self) -> None:
@@ -201,15 +204,17 @@ class Payload:
         return self._unwrapped(columns_of_connect(first, self._names, images))
 
     @property
+    def _naming(self) -> Naming:
+        """What the columns of a change event's row are called, and what stands beside them."""
+        return USUAL
+
+    @property
     def _names(self) -> NameRules:
         """What fields of records can't be columns: a record is none to end a run by its names."""
         reserved = {KEY_COLUMN} if self.key_format is not None else set()
         if self.unknown_fields == UnknownFields.RESCUE:
             reserved.add(RESCUED)
-        # The row's fields are inside the event.
-        is_event = self.envelope == Envelope.DEBEZIUM
-        reserved |= EVENT_COLUMNS.keys() if is_event else set()
-        return NameRules(frozenset(reserved), self.refused_characters, everywhere=is_event)
+        return NameRules(frozenset(reserved), self.refused_characters)
 
     def _columns_of(self, found: Found) -> pa.Schema:
         return self._unwrapped(found.columns(self.format))
@@ -242,7 +247,7 @@ class Payload:
         if self.format == Format.RAW:
             return raw.RawDecoder(schema, self.unknown_fields)
         if self.envelope == Envelope.DEBEZIUM:
-            return DebeziumDecoder(schema, self._events)
+            return DebeziumDecoder(schema, self._events, self._naming)
         return self._records(schema)
 
     def _events(self, schema: pa.Schema) -> Decoder:
@@ -263,13 +268,15 @@ class Payload:
         if self.format == Format.JSON_SCHEMA:
             return JsonSchemaDecoder(schema, self.unknown_fields, self._json_decoder)
         if self.envelope is not None:
-            return ConnectJsonDecoder(schema, self.unknown_fields)
+            policy = choose(OutOfRange, "out_of_range", self.out_of_range)
+            return ConnectJsonDecoder(schema, self.unknown_fields, policy, self._json_decoder)
         return self._json_decoder(schema, self.unknown_fields)
 
-    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> JsonDecoder | GrowingJsonDecoder:
+    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self._names)
-        return JsonDecoder(schema, unknown_fields, alone=self.alone)
+        policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
+        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy)
 
     def _key_decoder(self, schema: pa.Schema) -> Decoder:
         kind = schema.field(0).type
@@ -283,6 +290,11 @@ class Payload:
         envelope = Envelope.CONNECT if self.envelope is not None and self.key_format == KeyFormat.JSON else None
         keys = Payload(str(self.key_format), envelope=envelope, registry=self.registry)
         return RecordAsKey(schema, keys._records)
+
+    @property
+    def registry_client(self) -> RegistryClient | None:
+        """What looks schemas up; None without a registry."""
+        return self._client
 
     @cached_property
     def _client(self) -> RegistryClient | None:

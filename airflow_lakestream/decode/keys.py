@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import leaves
-from airflow_lakestream.decode.json_document import parse_document
-from airflow_lakestream.decode.json_values import field_coercer
-from airflow_lakestream.decode.misfit import Misfit
-from airflow_lakestream.decode.outcome import BadRow, Decoded
+from airflow_lakestream.decode.json.document import parse_document
+from airflow_lakestream.decode.json.values import field_coercer
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 
 KEY_COLUMN = "_key"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.outcome import BadRow
+from airflow_lakestream.decode.values.outcome import BadRow
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-from airflow_lakestream.value_ranges import MAX_MILLIS, MIN_MILLIS
+from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS, MIN_MILLIS
 
 NO_TIMESTAMP = -1
 

@@ -10,8 +10,8 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import leaves
-from airflow_lakestream.decode.outcome import BadRow, Decoded
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 
 _COLUMNS = ("key", "value")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_lakestream.core.formats import SCHEMA_KINDS
-from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema
-from airflow_lakestream.decode.avro_fingerprint import fingerprint
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.json import schema as json_schema
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
@@ -17,7 +19,7 @@ from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
 log = logging.getLogger(__name__)
 
 _HEADER = 5
-_SINGLE_OBJECT = b"\xc3\x01"
+SINGLE_OBJECT = b"\xc3\x01"
 # Records of the first batch whose schemas are looked at.
 _SAMPLE = 1_000
 _MOST_IDS = 20
@@ -74,6 +76,19 @@ class SchemaFinder:
         log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
         return _found(schema, sample)
 
+    def by_head(self, format_name: str, head: bytes) -> Found | None:
+        """Return the schema that a value names in its first bytes; None where it names none that is known."""
+        if head.startswith(SINGLE_OBJECT):
+            text = self._by_fingerprint.get(head[2:10])
+            return None if text is None else Found(text)
+        if self.registry is None or len(head) < _HEADER or head[0]:
+            return None
+        try:
+            schema = self.registry.schema(int.from_bytes(head[1:_HEADER], "big"))
+        except SchemaNotFound:
+            return None
+        return _found(schema, []) if schema.kind == SCHEMA_KINDS[format_name] else None
+
     def newest(self, format_name: str, topic: str, side: str) -> Found | None:
         """Return the newest schema of the subject; None where the registry has none, or it does not say enough."""
         schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
@@ -121,10 +136,14 @@ class SchemaFinder:
             "Give the columns as schema, register the subject, or correct format and schema_registry.",
         )
 
+    @property
+    def _by_fingerprint(self) -> dict[bytes, str]:
+        return {fingerprint(text).to_bytes(8, "little"): text for text in self.writer_schemas}
+
     def _given(self, sample: list[bytes]) -> str | None:
-        named = {fingerprint(text).to_bytes(8, "little"): text for text in self.writer_schemas}
+        named = self._by_fingerprint
         for value in sample:
-            if value.startswith(_SINGLE_OBJECT) and value[2:10] in named:
+            if value.startswith(SINGLE_OBJECT) and value[2:10] in named:
                 return named[value[2:10]]
         return None if self.registry is not None else self.writer_schemas[-1]
 

@@ -15,20 +15,22 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
 from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.outcome import BadRow
-from airflow_lakestream.decode.pick import Indices, all_but, pick
 from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
 from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.decode.suspects import Suspects
+from airflow_lakestream.decode.values.outcome import BadRow
+from airflow_lakestream.decode.values.pick import Indices, all_but, pick
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.value_ranges import out_of_range
+from airflow_lakestream.tables.schema.value_ranges import out_of_range
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ class RowDecoders:
         payload, step = (self.payload.decoder(schema), None) if self.sql is None else self._with_sql(self.sql, schema)
         suspects = Suspects(self.payload, schema if self.sql is None else self.sql.input_schema)
         return RowDecoder(
-            payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial
+            *(payload, self.metadata, suspects, self.router, self.on_error, self.tombstones, step, self.trial),
+            passes_own=self.payload.envelope == Envelope.DEBEZIUM,
         )
 
     def trying(self, trial: Trial) -> RowDecoders:
@@ -74,7 +77,7 @@ class RowDecoders:
         return replace(self, trial=trial)
 
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
-        """Return a decoder of the columns that no record has a say in, and no rows of them; see `core.job.Foresee`."""
+        """Return a decoder of the columns that no record decides on, and no rows; see `core.landing.job.Foresee`."""
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
         if columns is None:
             return None
@@ -122,6 +125,8 @@ class RowDecoder:
     tombstones: Tombstones = Tombstones.KEEP
     sql: SqlStep | None = None
     trial: Trial | None = None
+    # Whether Debezium's own records are passed over: they are no table's events.
+    passes_own: bool = False
 
     def decode(self, batch: RawBatch) -> Outcome:
         """Return what becomes of each record; see `core.ports.Decoder`."""
@@ -135,7 +140,9 @@ class RowDecoder:
             decoded = self.payload.decode(sieve.records)
             rows = decoded.rows
             if decoded.bad:
-                beside = _taken(beside, sieve.leave_out(decoded.bad, "decode"))
+                own = self._own(sieve.records, decoded.bad) if self.passes_own else {}
+                bad = [row for row in decoded.bad if row.index not in own]
+                beside = _taken(beside, sieve.leave_out(bad, "decode", skipped=list(own)))
             if self.sql is not None:
                 rows, beside = self._transformed(sieve, self.sql, _joined(rows, beside), beside)
         rows = _joined(rows, beside)
@@ -145,6 +152,16 @@ class RowDecoder:
         if self.trial is not None:
             rows = _without(sieve, rows, self.trial(rows), "write")
         return self._outcome(sieve, rows)
+
+    def _own(self, batch: RawBatch, bad: Sequence[BadRow]) -> dict[int, str]:
+        """Return which of the bad records are Debezium's own, and what they are."""
+        found = {row.index: own_record(batch.values[row.index].as_py() or b"") for row in bad}
+        own = {index: kind for index, kind in found.items() if kind is not None}
+        if own:
+            kinds = " and ".join(sorted(set(own.values())))
+            at = f"{batch.topic}[{batch.partition}] from offset {batch.offsets[min(own)]} on"
+            log.info("%s: %s records are Debezium's own (%s), no table's events: skipped", at, len(own), kinds)
+        return own
 
     def _transformed(
         self, sieve: _Sieve, sql: SqlStep, given: RawBatch | pa.Table, beside: pa.Table
@@ -226,13 +243,17 @@ class _Sieve:
             self._records = pick(self.whole, self._places)
         return self._records
 
-    def leave_out(self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None) -> Indices:
-        """Take out bad and filtered records; return the places of those that stay, among those good so far."""
+    def leave_out(
+        self, bad: Sequence[BadRow], stage: str, filtered: Indices | None = None, skipped: Sequence[int] = ()
+    ) -> Indices:
+        """Take out bad, filtered and skipped records; return the places of those that stay, among the good so far."""
         places, indices = self._good(), np.array([row.index for row in bad], np.int64)
         self.bad += [Bad(BadRow(int(places[row.index]), row.reason, row.schema_id), stage) for row in bad]
         if filtered is not None:
             self.filtered += len(filtered)
             indices = np.concatenate([indices, filtered])
+        self.skipped += len(skipped)
+        indices = np.concatenate([indices, np.array(skipped, np.int64)])
         return self._keep(indices)
 
     def skip(self, indices: Sequence[int]) -> None:

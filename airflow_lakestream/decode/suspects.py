@@ -16,10 +16,10 @@ from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRe
 from airflow_lakestream.core.formats import SCHEMA_KINDS, Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.json_document import parse_object
+from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.keys import KEY_COLUMN
-from airflow_lakestream.decode.misfit import Misfit, near_name, shorten
 from airflow_lakestream.decode.rejected import Bad
+from airflow_lakestream.decode.values.misfit import Misfit, near_name, shorten
 
 # Of each batch so many bad records are looked at, and none that is longer.
 _LOOKED_AT = 50

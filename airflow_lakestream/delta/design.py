@@ -46,7 +46,7 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class DeltaDesign:
-    """How a table is created when missing, and what an existing one is held to; see `iceberg.design`."""
+    """How a table is created when missing, and what an existing one is held to; see `tables.design`."""
 
     columns: Columns
     metadata: pa.Schema

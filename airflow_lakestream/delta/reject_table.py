@@ -13,25 +13,25 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.coordinates import is_hit
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.committing import Committer
+from airflow_lakestream.delta.commit.committing import Committer
+from airflow_lakestream.delta.commit.guard import check_fit
+from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.design import DeltaDesign
-from airflow_lakestream.delta.files import Add, delete_files, read_file
-from airflow_lakestream.delta.guard import check_fit
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.log import Action
+from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.takeout import live_files, may_hold, remove_action
-from airflow_lakestream.rejects.pending import OWN, Pending, of_topic, pending_of, rejects_of, rows_of
-from airflow_lakestream.rejects.settlement import Settlement
+from airflow_lakestream.delta.write.files import Add, delete_files, read_file
+from airflow_lakestream.tables.coordinates import is_hit
+from airflow_lakestream.tables.rejects.pending import OWN, Pending, of_topic, pending_of, rejects_of, rows_of
+from airflow_lakestream.tables.rejects.settlement import Settlement
 
 
 class DeltaBooks:
-    """`rejects.settlement.MainBooks` of a Delta table.
+    """`tables.rejects.settlement.MainBooks` of a Delta table.
 
     What RESTORE took back has no names here: its offsets are in no ledger then, and are landed anew.
     """
@@ -82,7 +82,7 @@ class _Fixed:
 
 
 class RejectTable(DeltaSink):
-    """The reject table of one table; `rejects.sink.RejectBook`."""
+    """The reject table of one table; `tables.rejects.sink.RejectBook`."""
 
     takes_records = False
 

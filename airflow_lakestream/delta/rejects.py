@@ -12,18 +12,18 @@ import obstore
 import pyarrow as pa
 
 from airflow_lakestream.core.ports import Sink
-from airflow_lakestream.delta.files import delete_files
 from airflow_lakestream.delta.reject_table import DeltaBooks, RejectTable
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.rejects import sink
-from airflow_lakestream.rejects.settlement import Settlement
-from airflow_lakestream.rejects.sink import read_stream, write_stream
+from airflow_lakestream.delta.write.files import delete_files
+from airflow_lakestream.tables.rejects import sink
+from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
 
 
 class RejectingSink(sink.RejectingSink):
-    """`rejects.sink.RejectingSink` on Delta tables.
+    """`tables.rejects.sink.RejectingSink` on Delta tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: where that table lies.

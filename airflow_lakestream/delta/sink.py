@@ -14,29 +14,30 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, StaleFiles, TableState
 from airflow_lakestream.core.ranges import PartitionKey
-from airflow_lakestream.core.unaccounted import no_rows
-from airflow_lakestream.delta import handover, ledger_store
-from airflow_lakestream.delta.buffer import RowBuffer
-from airflow_lakestream.delta.columns import delta_fields, merged, uses_ntz
-from airflow_lakestream.delta.committing import Committer, look_after
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.commit.committing import Committer, look_after
+from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
+from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
 from airflow_lakestream.delta.design import DeltaDesign, Fit
-from airflow_lakestream.delta.files import Add, delete_files, unwritable, write_files
-from airflow_lakestream.delta.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.layout import check_layout, check_order, check_partitions
-from airflow_lakestream.delta.log import Action
-from airflow_lakestream.delta.orphans import delete_unreferenced
-from airflow_lakestream.delta.protocol import NTZ_FEATURE, check_writable
-from airflow_lakestream.delta.replace import Replacement, what_it_replaces
+from airflow_lakestream.delta.replace.replace import Replacement, what_it_replaces
+from airflow_lakestream.delta.replace.takeout import Finder, check_columns
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.takeout import Finder, check_columns
 from airflow_lakestream.delta.unaccounted import look_for_rows
+from airflow_lakestream.delta.write import handover
+from airflow_lakestream.delta.write.buffer import RowBuffer
+from airflow_lakestream.delta.write.columns import delta_fields, merged, uses_ntz
+from airflow_lakestream.delta.write.files import Add, delete_files, unwritable, write_files
+from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
+from airflow_lakestream.delta.write.orphans import delete_unreferenced
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.trial import is_of_rows
+from airflow_lakestream.tables.trial import is_of_rows
 
 log = logging.getLogger(__name__)
 

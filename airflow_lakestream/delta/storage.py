@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from obstore.store import LocalStore
 
+from airflow_lakestream.delta.commit.damage import check_log, find_damage
+from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.location import location
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.object_store import open_store
+from airflow_lakestream.stores.object_store import open_store
 
 # Each gives up what the commit rests on: that a version is written once.
 _UNSAFE = {
@@ -56,14 +58,20 @@ class DeltaStorage:
                 )
 
     def open(self, table: str) -> Head | None:
-        """Return the table as it is now; None where there is none."""
+        """Return the table as it is now; None where there is none. Raises DamagedLog, UnfitTable."""
         where = location(table)
         if "://" not in where and not Path(where).is_dir():
             return None
         try:
-            return Head.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
+            head = Head.of(DeltaTable(where, storage_options=dict(self.options) or None), table)
         except TableNotFoundError:
             return None
+        except DeltaError as e:
+            if damage := find_damage(self.store(table), table, str(e)):
+                raise damage from e
+            raise (unreadable(table, str(e)) or e) from e
+        check_log(self.store(table), table)
+        return head
 
     def store(self, table: str) -> Any:
         """Return the object store whose root is the table's folder."""

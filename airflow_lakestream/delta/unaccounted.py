@@ -1,4 +1,4 @@
-"""Rows of a Delta table that no ledger accounts for; see `airflow_lakestream.unaccounted`."""
+"""Rows of a Delta table that no ledger accounts for; see `airflow_lakestream.tables.unaccounted`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
-from airflow_lakestream.coordinates import COORDINATES
-from airflow_lakestream.core.unaccounted import Asked, Found
-from airflow_lakestream.delta.files import Add, as_columns, path_of
+from airflow_lakestream.core.landing.unaccounted import Asked, Found
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.takeout import adds_of, bounds_of
-from airflow_lakestream.unaccounted import FileToJudge, find, keeps_positions
+from airflow_lakestream.delta.replace.takeout import adds_of, bounds_of
+from airflow_lakestream.delta.write.files import Add, as_columns, path_of
+from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.unaccounted import FileToJudge, find, keeps_positions
 
 
 def look_for_rows(head: Head, asked: Asked) -> Found:

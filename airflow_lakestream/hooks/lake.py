@@ -10,7 +10,7 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 
 if TYPE_CHECKING:
-    from airflow_lakestream.extract import ExtractConfig, Lake
+    from airflow_lakestream.run.job import ExtractConfig, Lake
 
 
 def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:

@@ -12,8 +12,8 @@ from typing import Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
+from airflow_lakestream.driver.backends import PROPERTIES_FILE, BackendKind
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.backends import PROPERTIES_FILE, BackendKind
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 
+from airflow_lakestream.driver.backends import Backend, BackendKind, Handle, Job, forget_secrets
+from airflow_lakestream.driver.backends.detached import DetachedBackend, SubmitFailed
+from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.hooks.spark import SparkHook
-from airflow_lakestream.spark.backends import Backend, BackendKind, Handle, Job, forget_secrets
-from airflow_lakestream.spark.backends.detached import DetachedBackend, SubmitFailed
-from airflow_lakestream.spark.supervisor import JobState
 
 _OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
 _OF_PHASES = {

@@ -10,9 +10,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
-from airflow_lakestream.iceberg import hive, retention
-from airflow_lakestream.iceberg.files import check_file_format
+from airflow_lakestream.iceberg.commit import hive, retention
 from airflow_lakestream.iceberg.ledger_store import name_of
+from airflow_lakestream.iceberg.write.files import check_file_format
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}

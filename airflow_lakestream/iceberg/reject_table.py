@@ -25,20 +25,20 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.files import delete_files, write_data_files
-from airflow_lakestream.iceberg.guard import HeadGuard
-from airflow_lakestream.iceberg.hits import is_hit, live_files, may_hold, read_rows
-from airflow_lakestream.iceberg.schema import METADATA_PREFIX, to_schema
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
+from airflow_lakestream.iceberg.commit.guard import HeadGuard
+from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
+from airflow_lakestream.iceberg.replace.hits import is_hit, live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.transaction import LandingTransaction
-from airflow_lakestream.rejects import settlement as decided
-from airflow_lakestream.rejects.pending import OWN, pending_of, rows_of
-from airflow_lakestream.rejects.pending import PLACE as PLACE
-from airflow_lakestream.rejects.pending import Pending as Pending
-from airflow_lakestream.rejects.pending import of_topic as of_topic
-from airflow_lakestream.rejects.pending import rejects_of as rejects_of
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.rejects import settlement as decided
+from airflow_lakestream.tables.rejects.pending import OWN, pending_of, rows_of
+from airflow_lakestream.tables.rejects.pending import PLACE as PLACE
+from airflow_lakestream.tables.rejects.pending import Pending as Pending
+from airflow_lakestream.tables.rejects.pending import of_topic as of_topic
+from airflow_lakestream.tables.rejects.pending import rejects_of as rejects_of
+from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Settlement(decided.Settlement):
 
 
 class _Books:
-    """`rejects.settlement.MainBooks` of an Iceberg table."""
+    """`tables.rejects.settlement.MainBooks` of an Iceberg table."""
 
     def __init__(self, main: Table) -> None:
         self._main = main

@@ -13,16 +13,16 @@ from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.ports import Sink
-from airflow_lakestream.iceberg.files import data_folder, delete_files
 from airflow_lakestream.iceberg.reject_table import RejectTable, Settlement
-from airflow_lakestream.rejects import sink
-from airflow_lakestream.rejects.sink import read_stream, write_stream
+from airflow_lakestream.iceberg.write.files import data_folder, delete_files
+from airflow_lakestream.tables.rejects import sink
+from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
 
 
 class RejectingSink(sink.RejectingSink):
-    """`rejects.sink.RejectingSink` on Iceberg tables.
+    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: that table's name.

@@ -23,33 +23,40 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
+from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
-from airflow_lakestream.core.unaccounted import no_rows
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import fitness, handover, layout, ledger_store
-from airflow_lakestream.iceberg.arrow_types import fields_from_arrow
-from airflow_lakestream.iceberg.attempt import AppendAttempt, Attempt, CreateAttempt
-from airflow_lakestream.iceberg.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
-from airflow_lakestream.iceberg.committing import CommitRefused as CommitRefused
-from airflow_lakestream.iceberg.committing import Committer
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.fan_out_books import BOOKS, LandedByFanOut, note_on
-from airflow_lakestream.iceberg.files import data_folder, delete_files, unwritable, write_data_files
-from airflow_lakestream.iceberg.guard import CommitGuard, StaleFiles
-from airflow_lakestream.iceberg.new_table import NewTable
-from airflow_lakestream.iceberg.orphans import delete_unreferenced
-from airflow_lakestream.iceberg.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
-from airflow_lakestream.iceberg.schema import check_compatible, check_metadata, payload_schema, to_schema, with_metadata
-from airflow_lakestream.iceberg.schema_change import SchemaChange, change_for, changes_in
-from airflow_lakestream.iceberg.since import FirstLook
-from airflow_lakestream.iceberg.strangers import NamingTopic, landed_by_fan_out
-from airflow_lakestream.iceberg.takeout import Finder, check_columns
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitRefused as CommitRefused
+from airflow_lakestream.iceberg.commit.committing import Committer
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, StaleFiles
+from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
+from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
+from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
+from airflow_lakestream.iceberg.replace.since import FirstLook
+from airflow_lakestream.iceberg.replace.takeout import Finder, check_columns
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
-from airflow_lakestream.trial import is_of_rows
+from airflow_lakestream.iceberg.write import handover, layout
+from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
+from airflow_lakestream.iceberg.write.orphans import delete_unreferenced
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
+from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in
+from airflow_lakestream.tables.schema.columns import (
+    check_compatible,
+    check_metadata,
+    payload_schema,
+    to_schema,
+    with_metadata,
+)
+from airflow_lakestream.tables.trial import is_of_rows
 
 log = logging.getLogger(__name__)
 

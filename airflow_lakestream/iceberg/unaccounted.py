@@ -1,4 +1,4 @@
-"""Rows of an Iceberg table that no ledger accounts for; see `airflow_lakestream.unaccounted`."""
+"""Rows of an Iceberg table that no ledger accounts for; see `airflow_lakestream.tables.unaccounted`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pyiceberg.manifest import DataFileContent, ManifestEntry
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.snapshots import Snapshot
 
+from airflow_lakestream.core.landing.unaccounted import Asked, Found
 from airflow_lakestream.core.ports import HeadMoved
-from airflow_lakestream.core.unaccounted import Asked, Found
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.hits import COORDINATES, OFFSET, PARTITION, TOPIC, bounds_of, read_rows
-from airflow_lakestream.unaccounted import FileToJudge, FileUnreadable, find, keeps_positions
+from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITION, TOPIC, bounds_of, read_rows
+from airflow_lakestream.tables.unaccounted import FileToJudge, FileUnreadable, find, keeps_positions
 
 
 def look_for_rows(table: Table, asked: Asked) -> Found:

@@ -9,8 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from airflow_lakestream.core.collector import calm_collector
-from airflow_lakestream.core.plan import LogTruncated, Plan
+from airflow_lakestream.core.landing.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
 from airflow_lakestream.kafka.errors import (
@@ -25,6 +24,7 @@ from airflow_lakestream.kafka.errors import (
 )
 from airflow_lakestream.kafka.messages import Positions, runs, timestamps
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, Partition
+from airflow_lakestream.runtime.collector import calm_collector
 
 # consume() waits its whole time-out unless so many arrive. More were no faster: their memory leaves the cache.
 CONSUME = 1_000

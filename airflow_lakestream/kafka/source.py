@@ -26,8 +26,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
     OffsetSpec,
 )
 
+from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.core.ports import BEGINNING_MS, Boundary
 from airflow_lakestream.core.ranges import RangeSet

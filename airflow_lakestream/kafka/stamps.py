@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from airflow_lakestream.core.plan import Plan, TopicState
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka.reader import KafkaReader

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs m
     OffsetSpec,
 )
 
-from airflow_lakestream.core.plan import TopicState
+from airflow_lakestream.core.landing.plan import TopicState
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client

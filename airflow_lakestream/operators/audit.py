@@ -140,11 +140,11 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         with late_imports():
             from airflow_lakestream.audit.result import Verdict
             from airflow_lakestream.audit.run import Audit
-            from airflow_lakestream.extract_config import DECODING
+            from airflow_lakestream.config.landing import DECODING
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.repair import Repair
+            from airflow_lakestream.run.repair import Repair
 
         with airflow_errors():
             repair = _is_true("repair", self.repair)

@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_lakestream.core.collector import no_collection
 from airflow_lakestream.exceptions import Terminal
+from airflow_lakestream.runtime.collector import no_collection
 
 # By `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for its
 # next question, and nothing that reads Kafka or writes files is theirs. An executor's task process has neither.

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
-    from airflow_lakestream.extract import ExtractConfig, Lake
-    from airflow_lakestream.fan_out import RunReport
+    from airflow_lakestream.run.job import ExtractConfig, Lake
+    from airflow_lakestream.run.topics import RunReport
 
 log = logging.getLogger(__name__)
 
@@ -278,12 +278,12 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         """Land; see the class."""
         self._stop = threading.Event()
         with late_imports():
-            from airflow_lakestream.extract import ExtractConfig
-            from airflow_lakestream.fan_out import land_run
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
             from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.reader_processes import reader_processes
+            from airflow_lakestream.run.job import ExtractConfig
+            from airflow_lakestream.run.processes import reader_processes
+            from airflow_lakestream.run.topics import land_run
 
         keep_freed_memory()
         with airflow_errors():
@@ -297,7 +297,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
             config = ExtractConfig(**arguments)
             configuration = kafka.configuration()
             try:
-                # Before the catalog is opened: see `core.processes` on what may be there already.
+                # Before the catalog is opened: see `runtime.processes` on what may be there already.
                 with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
                     lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
                     report = land_run(
@@ -351,6 +351,6 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
 
 def _plain_schema(schema: Schema | pa.Schema) -> Schema:
-    from airflow_lakestream.iceberg.schema import to_schema
+    from airflow_lakestream.tables.schema.columns import to_schema
 
     return to_schema(schema)

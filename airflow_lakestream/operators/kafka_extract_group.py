@@ -21,8 +21,8 @@ from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.core.job import Job
-    from airflow_lakestream.extract import ExtractConfig
+    from airflow_lakestream.core.landing.job import Job
+    from airflow_lakestream.run.job import ExtractConfig
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +76,10 @@ class _SharedRunOperator(KafkaExtractOperator):
     def _prepare(self, context: Context) -> tuple[ExtractConfig, Job]:
         self._stop = threading.Event()
         with late_imports():
-            from airflow_lakestream.extract import ExtractConfig, build_job
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.run.job import ExtractConfig, build_job
 
         keep_freed_memory()
         choose(OnEmpty, "on_empty", self.on_empty)
@@ -113,8 +113,8 @@ class PlanSharesOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # shares, not a report
         """Return the shares."""
-        from airflow_lakestream.core.parallel import plan_shares
-        from airflow_lakestream.core.pieces import ranges_to_dict
+        from airflow_lakestream.core.sharing.parallel import plan_shares
+        from airflow_lakestream.core.sharing.pieces import ranges_to_dict
 
         with airflow_errors():
             _, job = self._prepare(context)
@@ -138,8 +138,8 @@ class ReadShareOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
         """Return the pieces: offsets, counts and the metadata of files."""
-        from airflow_lakestream.core.parallel import folder_of, read_share
-        from airflow_lakestream.core.pieces import Share
+        from airflow_lakestream.core.sharing.parallel import folder_of, read_share
+        from airflow_lakestream.core.sharing.pieces import Share
 
         with airflow_errors():
             _, job = self._prepare(context)
@@ -162,9 +162,9 @@ class CommitPiecesOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the report."""
-        from airflow_lakestream.core.parallel import folder_of, land_pieces
-        from airflow_lakestream.core.pieces import Piece, ranges_from_dict
-        from airflow_lakestream.fan_out import RunReport
+        from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
+        from airflow_lakestream.core.sharing.pieces import Piece, ranges_from_dict
+        from airflow_lakestream.run.topics import RunReport
 
         ti = context["ti"]
         bounds = ti.xcom_pull(task_ids=f"{_group_of(context)}.{PLAN}", key=BOUNDS)

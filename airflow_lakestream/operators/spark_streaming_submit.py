@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import conf
-
 # Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.core.policies import choose
-from airflow_lakestream.core.secrecy import refuse_shown
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.driver.supervisor import OnKill
+from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import tell_outlets
-from airflow_lakestream.operators.spark_arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
-from airflow_lakestream.registry.config import refuse_secrets
+from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
-from airflow_lakestream.spark.supervisor import OnKill
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.operators.spark_told import Told
-    from airflow_lakestream.spark.driving import Driving
-    from airflow_lakestream.spark.supervisor import Decision, History
+    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.driver.supervisor import Decision, History
+    from airflow_lakestream.operators.spark.told import Told
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +45,7 @@ class _Signalled(Exception):
     """SIGTERM came."""
 
 
-class SparkStreamingSubmitOperator(SparkArguments):
+class SparkStreamingSubmitOperator(StreamArguments):
     """Run a streaming query on Spark, and see to it that there is one driver, that it moves, and that it ends well.
 
     Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
@@ -97,102 +93,13 @@ class SparkStreamingSubmitOperator(SparkArguments):
     :param kwargs: of `SparkArguments`: conf, jars, driver_memory and so on, as `SparkSubmitOperator` takes them
     """
 
-    template_fields: Sequence[str] = (
-        "app",
-        "application",
-        "app_config",
-        "trigger",
-        "checkpoint_location",
-        "max_batches",
-        "max_offsets_per_trigger",
-        "max_restarts",
-        "restart_backoff",
-        "healthy_after",
-        "stall_timeout",
-        "start_timeout",
-        "unknown_timeout",
-        "on_kill_action",
-        "stop_timeout",
-        "poll_interval",
-        "driver_folder",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "spark_conn_id",
-        "storage_conn_id",
-        "topic_url",
-        "table_url",
-        "packages",
-        *SPARK_TEMPLATE_FIELDS,
-    )
     template_fields_renderers = {"app_config": "json", "conf": "json"}
     operator_extra_links = (SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
     ui_color = "#f7d9c4"
 
-    def __init__(
-        self,
-        *,
-        app: str | None = None,
-        application: str | None = None,
-        app_config: Mapping[str, Any] | None = None,
-        trigger: str = "available_now",
-        checkpoint_location: str | None = None,
-        max_batches: int | str | None = None,
-        max_offsets_per_trigger: int | str | None = None,
-        max_restarts: int | str = 5,
-        restart_backoff: float | str = "10s",
-        healthy_after: float | str = "10m",
-        stall_timeout: float | str | None = "30m",
-        start_timeout: float | str = "5m",
-        unknown_timeout: float | str = "5m",
-        on_kill_action: str = OnKill.GRACEFUL.value,
-        stop_timeout: float | str | None = "10m",
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        poll_interval: float | str | None = None,
-        driver_folder: str | None = None,
-        kafka_conn_id: str | None = "kafka_default",
-        iceberg_conn_id: str | None = "iceberg_default",
-        spark_conn_id: str = "spark_default",
-        storage_conn_id: str | None = None,
-        topic_url: str | None = None,
-        table_url: str | None = None,
-        packages: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if (app is None) == (application is None):
-            raise InvalidArgument("app", "exactly one of app and application has to be given.")
-        self.app = app
-        self.application = application
-        self.app_config = dict(app_config or {})
-        # As early as can be: a DAG with a secret in it is not written down anywhere.
-        refuse_secrets(self.app_config.get("schema_registry") or "")
-        refuse_shown("app_config", self.app_config)
-        refuse_shown("checkpoint_location", checkpoint_location)
-        self.trigger = trigger
-        self.checkpoint_location = checkpoint_location
-        self.max_batches = max_batches
-        self.max_offsets_per_trigger = max_offsets_per_trigger
-        self.max_restarts = max_restarts
-        self.restart_backoff = restart_backoff
-        self.healthy_after = healthy_after
-        self.stall_timeout = stall_timeout
-        self.start_timeout = start_timeout
-        self.unknown_timeout = unknown_timeout
-        self.on_kill_action = on_kill_action
-        self.stop_timeout = stop_timeout
-        self.deferrable = deferrable
-        self.poll_interval = poll_interval
-        self.driver_folder = driver_folder
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.spark_conn_id = spark_conn_id
-        self.storage_conn_id = storage_conn_id
-        self.topic_url = topic_url
-        self.table_url = table_url
-        self.packages = packages
-        self._driving: Driving | None = None
-        self._is_heeding = False
-        self._signalled = False
+    _driving: Driving | None = None
+    _is_heeding = False
+    _signalled = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Adopt or submit, and watch; see the class."""
@@ -203,7 +110,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on where the trigger fired: report, restart, or give up."""
         with late_imports():
-            from airflow_lakestream.spark.supervisor import Action, Decision, History
+            from airflow_lakestream.driver.supervisor import Action, Decision, History
 
         history = History.parse(event["history"])
         decision = Decision(
@@ -225,8 +132,8 @@ class SparkStreamingSubmitOperator(SparkArguments):
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
     ) -> tuple[Driving, Told]:
         with late_imports():
-            from airflow_lakestream.operators.spark_set_up import driving_of
-            from airflow_lakestream.operators.spark_told import Told
+            from airflow_lakestream.operators.spark.set_up import driving_of
+            from airflow_lakestream.operators.spark.told import Told
 
         on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
         log.debug("A person's clear or mark is answered by %s.", on_kill)
@@ -249,7 +156,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
             self._is_heeding = False
 
     def _supervise(self, driving: Driving, told: Told, decision: Decision | None) -> dict[str, Any]:
-        from airflow_lakestream.spark.supervisor import Action, DriverFailed, GaveUp
+        from airflow_lakestream.driver.supervisor import Action, DriverFailed, GaveUp
 
         history: History | None = None
         if decision is not None:
@@ -280,7 +187,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
         return report
 
     def _defer(self, driving: Driving, told: Told, history: History) -> None:
-        from airflow_lakestream.operators.spark_set_up import trigger_of
+        from airflow_lakestream.operators.spark.set_up import trigger_of
 
         trigger = trigger_of(self, driving, history, told)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
@@ -296,7 +203,7 @@ class SparkStreamingSubmitOperator(SparkArguments):
 
     def _answer_to_signal(self, context: Context, driving: Driving) -> LakestreamError:
         """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
-        from airflow_lakestream.operators.spark_set_up import state_at_server
+        from airflow_lakestream.operators.spark.set_up import state_at_server
 
         state = state_at_server(context["ti"])
         if state in (None, "running"):

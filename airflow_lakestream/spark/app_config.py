@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from airflow_lakestream import arguments
-from airflow_lakestream.cdc.config import MirrorConfig
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import ModeName, TableFormat, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_lakestream.fan_out import RunReport
+from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
+from airflow_lakestream.run.topics import RunReport
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.inputs import take_lease
-from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import MicroBatches
-from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
 from airflow_lakestream.spark.pulse import Pulse
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ Spark writes `metadata` (the query's id), `sources/<n>/0` (where the source bega
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,14 @@ from typing import Any
 
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.spark.stores import Store, open_folder
+from airflow_lakestream.stores.folders import Store, open_folder
 
 Offsets = dict[PartitionKey, int]
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
+# Of the entries of the commit log, whatever Spark writes it.
+_VERSIONS = re.compile(r"v[1-9]\d*")
 
 
 class CheckpointDamaged(LakestreamError, Terminal):
@@ -28,8 +31,8 @@ class CheckpointDamaged(LakestreamError, Terminal):
     def __init__(self, location: str, file: str, problem: str) -> None:
         self.file = file
         super().__init__(
-            f"checkpoint {location}: {file} {problem}. Delete the checkpoint: the query then starts from "
-            "what the table's ledger lacks."
+            f"checkpoint {location}: {file} {problem}. Delete the checkpoint: nothing is lost by it, or landed "
+            "twice, since the query then starts from what the table's ledger lacks."
         )
 
 
@@ -101,6 +104,16 @@ class Checkpoint:
                 f"it is of topic {', '.join(map(repr, other))}, not of {', '.join(map(repr, sorted(wanted)))}",
             )
 
+    def check_whole(self) -> None:
+        """Look at what Spark reads when it goes on. Raises CheckpointDamaged, and ForeignCheckpoint as `ends` does."""
+        _ = self.start
+        for batch in {*self.planned[-1:], *self.committed[-1:]}:
+            self.ends(batch)
+        for batch in self.committed[-1:]:
+            lines = (self._text(file := f"commits/{batch}") or "").splitlines()
+            if len(lines) < 2 or not _VERSIONS.fullmatch(lines[0]) or not _is_document(lines[1]):
+                raise CheckpointDamaged(self.location, file, "was written in part, or damaged")
+
     def _why_missing(self, batch_id: int) -> str:
         if self.planned and batch_id < self.planned[0]:
             return f"is missing: Spark has deleted entries before {self.planned[0]}"
@@ -118,6 +131,8 @@ class Checkpoint:
             raise CheckpointDamaged(self.location, file, "ends before its offsets: it was written in part")
         if len(sources) > 1:
             raise ForeignCheckpoint(self.location, f"it is of a query with {len(sources)} sources, not of one topic")
+        if not all(map(_is_document, lines[1:skip])):
+            raise CheckpointDamaged(self.location, file, "has a damaged head: it was written in part")
         if sources[0] == _NO_OFFSET:
             return {}
         try:
@@ -163,7 +178,15 @@ def _names(store: Store, folder: str = "") -> set[str]:
 
 def _text(store: Store, path: str) -> str | None:
     content = store.read(path)
-    return None if content is None else content.decode()
+    # What is no text is told as damaged by who looks into it.
+    return None if content is None else content.decode(errors="replace")
+
+
+def _is_document(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _kafka_offsets(value: Any) -> Offsets:

@@ -1,6 +1,6 @@
 """One landing by Spark: what the ledger lacks below where a batch ends, or an interval or ranges at once.
 
-The same steps for both: `fan_out.land_run`, with the executors as crew.
+The same steps for both: `run.topics.land_run`, with the executors as crew.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import load_catalog
 
-from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.core.job import Job, entry_of
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.landing.job import Job, entry_of
+from airflow_lakestream.core.landing.plan import TopicState, first_hole
 from airflow_lakestream.core.ledger import TopicEntry, union
-from airflow_lakestream.core.plan import TopicState, first_hole
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.extract_config import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.kafka.source import KafkaSource
+from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.cdc_crew import MirrorCrew
-from airflow_lakestream.spark.crew import SparkCrew
-from airflow_lakestream.spark.kafka_options import for_executors, kafka_options
+from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.crew.mirror import MirrorCrew
 from airflow_lakestream.spark.pulse import Pulse
+from airflow_lakestream.spark.settings.kafka import for_executors, kafka_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_lakestream.extract import Lake
+    from airflow_lakestream.run.job import Lake
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +101,11 @@ class MicroBatches:
             stop=self.stop,
             prepare=prepare,
         )
-        for job, one in zip(jobs, report.reports.values(), strict=True):
-            self.crew.clean_up(job, repeated=one.recovered > 0)
+        for job in jobs:
+            # A topic that was left out has no report.
+            topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
+            one = report.reports.get(topic)
+            self.crew.clean_up(job, repeated=one is not None and one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:

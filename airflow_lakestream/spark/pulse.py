@@ -9,9 +9,9 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk, Reader
-from airflow_lakestream.spark.progress import ProgressLog
+from airflow_lakestream.driver.progress import ProgressLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

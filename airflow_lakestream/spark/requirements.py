@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import airflow_lakestream
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.formats import Format
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.extract_config import ExtractConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.spark import s3a
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.connect import check_settings, check_variables
-from airflow_lakestream.spark.kafka_options import REDACTED
 from airflow_lakestream.spark.packages import kafka_packages, resolve
+from airflow_lakestream.spark.settings import s3a
+from airflow_lakestream.spark.settings.kafka import REDACTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,17 +13,18 @@ import uuid
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.routing import is_pattern
-from airflow_lakestream.fan_out import RunReport, topics_of
-from airflow_lakestream.spark import s3a
+from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.progress import ProgressLog
+from airflow_lakestream.run.topics import RunReport, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.at_once import batch_progress, land_at_once
+from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import take_lease
-from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches
-from airflow_lakestream.spark.progress import ProgressLog
 from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.requirements import check_executors, modules_for
+from airflow_lakestream.spark.settings import s3a
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,6 +87,8 @@ class Stream:
 
     def _look(self) -> Checkpoint | None:
         checkpoint = read_checkpoint(self._location, self._config.store_properties)
+        if checkpoint is not None:
+            checkpoint.check_whole()
         if checkpoint is not None and not is_pattern(self._batches.extract.topic):
             checkpoint.check_topics([self._batches.extract.topic])
         return checkpoint
@@ -157,9 +160,9 @@ class Stream:
                         self._ending.set()
                 if self._ending.is_set() and self._is_idle():
                     return
-        except StreamingQueryException:
+        except StreamingQueryException as e:
             if self._error is None and not self._ending.is_set():
-                raise
+                raise query_failed(self._location, e) from e
 
     def _is_idle(self) -> bool:
         """Whether the query waits for records."""

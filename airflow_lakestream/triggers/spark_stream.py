@@ -11,11 +11,11 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_lakestream.driver.stopping import stop_driver
+from airflow_lakestream.driver.supervisor import Action, History, Limits, OnKill
+from airflow_lakestream.driver.watch import Look, Watch
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.metrics import measure_batches, tags_of
-from airflow_lakestream.spark.stopping import stop_driver
-from airflow_lakestream.spark.supervisor import Action, History, Limits, OnKill
-from airflow_lakestream.spark.watch import Look, Watch
 from airflow_lakestream.triggers.logs import tell
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_lakestream.core.landing.plan import LogTruncated, TopicState
 from airflow_lakestream.core.ledger import Ledger, union
-from airflow_lakestream.core.plan import LogTruncated, TopicState
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import LeaseState, Outcome
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import LeaseState, Outcome
-from airflow_lakestream.watching.backlog import backlog_of, topics_of
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.landings import History, look_back
+from airflow_lakestream.watching.lag.backlog import backlog_of, topics_of
+from airflow_lakestream.watching.streams.landings import History, look_back
 from airflow_lakestream.watching.verdict import NotThere
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Boo
 
 def of_delta(storage: DeltaStorage, location: str, consumer_group: str, with_steps: bool = False) -> Books:
     """Read the ledger of a Delta table. Raises NotThere, UnreadableLedger, LedgerTakenAway."""
-    from airflow_lakestream.watching.delta_streams import DeltaStreams
+    from airflow_lakestream.watching.streams.delta import DeltaStreams
 
     name = f"table {location}"
     streams = DeltaStreams.at(storage, location)

@@ -10,9 +10,9 @@ from airflow_lakestream.exceptions import UnknownValue
 from airflow_lakestream.watching.asking import Check
 
 CHECKS = {
-    "checkpoint_lag": "airflow_lakestream.watching.lag.LagCheck",
-    "freshness": "airflow_lakestream.watching.freshness_check.FreshnessCheck",
-    "retention_risk": "airflow_lakestream.watching.risk.RiskCheck",
+    "checkpoint_lag": "airflow_lakestream.watching.lag.check.LagCheck",
+    "freshness": "airflow_lakestream.watching.freshness.check.FreshnessCheck",
+    "retention_risk": "airflow_lakestream.watching.lag.risk.RiskCheck",
 }
 
 

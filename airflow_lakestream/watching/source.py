@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from airflow_lakestream import arguments
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.landing.plan import LogTruncated
 from airflow_lakestream.core.names import check_table_name, check_topic
-from airflow_lakestream.core.plan import LogTruncated
 from airflow_lakestream.core.policies import TableFormat, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import Ask
 from airflow_lakestream.watching.books import Books
+from airflow_lakestream.watching.lag.waiting import Asking, Looking
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import NotThere
-from airflow_lakestream.watching.waiting import Asking, Looking
 
 # A connection that was opened is used for so long: what somebody changes in it counts from then on.
 OPENED = 600.0

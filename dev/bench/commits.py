@@ -23,10 +23,10 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.iceberg import retention
-from airflow_lakestream.iceberg.design import TableDesign
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema
 from dev.bench.figures import Figure
 from dev.bench.seeding import seed_files, seed_snapshots
 

@@ -13,7 +13,7 @@ import avro.io
 import avro.schema
 from google.protobuf import message_factory
 
-from airflow_lakestream.decode.protobuf_schema import compile_proto
+from airflow_lakestream.decode.protobuf.schema import compile_proto
 from dev.sources.clickstream import iso_milliseconds, render_event
 
 _TIME = {"name": "timestamp", "type": {"type": "long", "logicalType": "timestamp-millis"}}

@@ -82,8 +82,8 @@ def _commit(admin: AdminClient, group: str, topic: str) -> None:
 
 
 def _land(kafka: Kafka, lake: Lake, topic: str, table: str) -> None:
-    from airflow_lakestream.core.landing import land
-    from airflow_lakestream.extract import ExtractConfig, build_job
+    from airflow_lakestream.core.landing.algorithm import land
+    from airflow_lakestream.run.job import ExtractConfig, build_job
 
     config = ExtractConfig(topic=topic, table=table, consumer_group="g", schema="id bigint")
     land(build_job(config, kafka.client_config(), lake.catalog(), run_id=topic))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
 from dev.services.kafka import Kafka
 from dev.sources.clickstream import produce_clickstream
 from dev.stack import Stack

@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 
-from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.iceberg import committing
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
 from tests.support.faults import (

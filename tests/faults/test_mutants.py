@@ -11,13 +11,15 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream import coordinates
+from airflow_lakestream.core.landing.modes import ByInterval, Look
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.modes import ByInterval, Look
-from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import guard, hits, ledger_store, reject_table, rejects, sink, takeout
-from airflow_lakestream.rejects import settlement
+from airflow_lakestream.iceberg import ledger_store, reject_table, rejects, sink
+from airflow_lakestream.iceberg.commit import guard
+from airflow_lakestream.iceberg.replace import hits, takeout
+from airflow_lakestream.tables import coordinates
+from airflow_lakestream.tables.rejects import settlement
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
 

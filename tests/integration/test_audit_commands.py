@@ -14,9 +14,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.operators.audit import CouldNotLook, LakestreamAuditOperator
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import struct
-import subprocess
-import sys
 import uuid
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import avro.io
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.stops import MirrorStopped
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.spark.apps import CDC_TO_ICEBERG, app_path
-from airflow_lakestream.spark.progress import read_progress
+from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, Topics
 from tests.support.cdc import Captured, change, mirror_config, mirrored
-from tests.support.lake import GROUP, Lake, assert_files_are_whole
-from tests.support.spark import SETTINGS
-from tests.support.spark import _environment as environment
+from tests.support.delta_table import live_files
+from tests.support.lake import GROUP, Lake
 from tests.unit.decode import avro_oracle
 
 pytestmark = pytest.mark.integration
@@ -127,6 +124,59 @@ def test_large_values_of_each_type_are_kept_where_updates_leave_them_out(
         assert (found[key][1], found[key][-1], lost) == ("new", deleted, {})
 
 
+# As parts of an event, and of JSON with schemas, are called.
+NAMED_ALIKE = ("op", "before", "after", "source", "schema", "payload", "ts_ms", "transaction", "_before", "_ts_ms")
+
+
+@pytest.mark.parametrize("with_schemas", ["true", "false"])
+def test_columns_of_any_name_are_followed_whenever_they_are_added(
+    with_schemas: str, lake: Lake, captured: Captured, spark: SparkSession, tmp_path: Path
+) -> None:
+    sql, table = captured.sql, captured.name
+    for name in (*NAMED_ALIKE, "_op"):
+        sql.execute(f'alter table {table} add column "{name}" text')
+    sql.execute(
+        f'insert into {table} (id, name, op, before, schema, "_op") '
+        "select i, 'n', case when i % 2 = 0 then 'd' else 't' end, '\"op\":\"d\"', 's', 'o' || i "
+        "from generate_series(1, 1300) i"
+    )
+    captured.begin(**{"value.converter.schemas.enable": with_schemas})
+    captured.await_all_sent()
+    with pytest.raises(MirrorStopped, match=r"'_op'.*rename_columns.*reserved-name"):
+        kafka_to_iceberg(mirror_config(lake, captured.topic, tmp_path / "stopped"), spark)
+    place, renamed = str(tmp_path / "delta"), {"_op": "op_"}
+    iceberg = mirror_config(lake, captured.topic, tmp_path, rename_columns=renamed)
+    landing = {**iceberg.landing, "table": place, "table_properties": {}}
+    given = {"app": CDC_TO_DELTA, "kafka": lake.kafka, "checkpoint_location": str(tmp_path / "for_delta")}
+    delta = AppConfig.parse({**given, "landing": landing})
+
+    def assert_same(columns: str) -> None:
+        names = [renamed.get(name, name) for name in columns.split(", ")]
+        quoted = ", ".join(f'"{name}"' for name in columns.split(", "))
+        assert mirrored(lake, ", ".join(names)) == captured.rows(quoted)
+        files = [pq.read_table(Path(place, path)) for path in live_files(place)]
+        found = pa.concat_tables(files, promote_options="permissive").to_pylist()
+        assert {row["id"]: tuple(row[name] for name in names) for row in found} == captured.rows(quoted)
+
+    columns = ", ".join(("id", "name", *NAMED_ALIKE, "_op"))
+    for config in (iceberg, delta):
+        kafka_to_iceberg(config, spark)
+    assert_same(columns)
+
+    # All in one batch: what is added comes long before its end, and one column is gone again by then.
+    sql.execute(f"alter table {table} add column w int, add column gone text")
+    sql.execute(f"update {table} set w = id, gone = 'x', op = 'd' where id <= 3")
+    sql.execute(f"alter table {table} drop column gone")
+    sql.execute(f"alter table {table} alter column w type bigint")
+    sql.execute(f"insert into {table} (id, w) values (5000, 1099511627776)")
+    sql.execute(f"delete from {table} where id between 10 and 1290")
+    captured.await_all_sent()
+    for config in (iceberg, delta):
+        kafka_to_iceberg(config, spark)
+    assert_same(f"{columns}, w")
+    assert mirrored(lake, "id, gone")[2] == (2, "x")
+
+
 def keyed(produce: Producing, topic: str, events: list[bytes | None]) -> None:
     produce(topic, 0, events, keys=['{"id":1}'] * len(events))
 
@@ -201,74 +251,3 @@ def test_events_in_avro_by_a_registry(
     keyed(produce, read, [written("u", 1, "new", UNAVAILABLE.encode(), 3), written("d", 2, None, None, 4)])
     kafka_to_iceberg(config, spark)
     assert mirrored(lake, "id, name, data") == {1: (1, "new", b"A")}
-
-
-def play(captured: Captured, random: Random, count: int, *, has_extra: bool) -> None:
-    """Make random transactions: rows written, deleted, moved to another key, all of them gone."""
-    name, sql = captured.name, captured.sql
-    for number in range(count):
-        with sql.transaction():
-            for _ in range(random.randint(1, 4)):
-                key, other = random.randint(1, 60), random.randint(1, 60)
-                kind = random.choices(["write", "big", "update", "delete", "move"], [4, 2, 6, 2, 2])[0]
-                if kind in ("write", "big"):
-                    big = f"{number}{BIG}" if kind == "big" else f"small {number}"
-                    sql.execute(
-                        f"insert into {name} (id, name, amount, at, data, big) values (%s, %s, %s, now(), %s, %s) "
-                        "on conflict (id) do update set name = excluded.name, big = excluded.big",
-                        (key, f"n{number}", number, b"\x00\xff", big),
-                    )
-                elif kind == "update":
-                    sql.execute(f"update {name} set name = %s, flag = not flag where id = %s", (f"u{number}", key))
-                elif kind == "delete":
-                    sql.execute(f"delete from {name} where id = %s", (key,))
-                else:
-                    sql.execute(
-                        f"update {name} set id = %s where id = %s and not exists (select from {name} where id = %s)",
-                        (other, key, other),
-                    )
-        if has_extra:
-            sql.execute(f"update {name} set extra = %s where id = %s", (f"e{number}", random.randint(1, 60)))
-        if random.random() < 1 / 150:
-            sql.execute(f"truncate {name}")
-
-
-def await_batches(folder: Path, count: int, app: subprocess.Popen[bytes]) -> None:
-    """Wait until so many batches are done, or the app has ended."""
-    checkpoint = str(folder / "checkpoint")
-    poll_until(lambda: read_progress(checkpoint).batches >= count or app.poll() is not None, f"batch {count}", 240)
-
-
-def test_random_transactions_while_the_app_is_killed(lake: Lake, captured: Captured, tmp_path: Path) -> None:
-    count = int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "300"))
-    kills = int(os.environ.get("LAKESTREAM_CDC_KILLS", "3"))
-    random = Random(int(os.environ.get("LAKESTREAM_CDC_SEED", "7")))
-    play(captured, random, 20, has_extra=False)
-    captured.begin()
-    program = [sys.executable, app_path(CDC_TO_ICEBERG), "--config"]
-
-    def start(**settings: object) -> subprocess.Popen[bytes]:
-        config = mirror_config(lake, captured.topic, tmp_path, spark=SETTINGS, **settings)
-        file = config.write(tmp_path / "app.json")
-        log = (tmp_path / "driver.log").open("ab")
-        # A group of its own: a kill reaches the JVM and the Python workers, too.
-        return subprocess.Popen(
-            [*program, str(file)], stdout=log, stderr=log, start_new_session=True, env=environment()
-        )
-
-    for number in range(kills):
-        batches = read_progress(str(tmp_path / "checkpoint")).batches
-        app = start(trigger="200 milliseconds", max_offsets_per_trigger=40)
-        if number == kills // 2:
-            captured.sql.execute(f"alter table {captured.name} add column extra text")
-        play(captured, random, count // kills, has_extra=number >= kills // 2)
-        await_batches(tmp_path, batches + random.randint(1, 3), app)
-        assert app.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
-        os.killpg(app.pid, signal.SIGKILL)
-        app.wait()
-    captured.await_all_sent()
-    app = start()
-    assert app.wait(300) == 0, (tmp_path / "driver.log").read_text()[-3000:]
-    columns = f"{COLUMNS}, extra"
-    assert mirrored(lake, columns) == captured.rows(columns)
-    assert_files_are_whole(lake.table("lake.orders"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.cli.app import app, run
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
@@ -20,7 +20,19 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMAND = re.compile(r"^    \$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
-COMMANDS = {"audit", "plan", "status", "show", "history", "rename", "forget", "rebuild", "reset", "replay"}
+COMMANDS = {
+    "audit",
+    "plan",
+    "status",
+    "show",
+    "history",
+    "rename",
+    "forget",
+    "rebuild",
+    "reset",
+    "replay",
+    "resnapshot",
+}
 
 
 def test_every_documented_command_exits_as_documented(

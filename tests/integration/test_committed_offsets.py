@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.audit.delta import DeltaAudit
 from airflow_lakestream.audit.result import Verdict
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.core.plan import DataLoss
+from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka

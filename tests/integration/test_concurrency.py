@@ -13,9 +13,9 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.landing import Job, land
-from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.iceberg.guard import CommitGuard
+from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from tests.support.broker import Producing, Topics
 from tests.support.faults import BeforeCommit, InterposedSink, OnlyPartitions, SmallChunks, WrappedCatalog
 from tests.support.lake import (

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.kafka.errors import (
     KafkaMisconfigured,

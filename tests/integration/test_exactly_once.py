@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from airflow_lakestream.core.job import CHUNKS_AHEAD
-from airflow_lakestream.core.landing import Stopped, land
+from airflow_lakestream.core.landing.algorithm import Stopped, land
+from airflow_lakestream.core.landing.job import CHUNKS_AHEAD
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.iceberg import sink as sink_module
 from dev.services.kafka import Kafka

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.iceberg.reject_table import rejects_of
-from airflow_lakestream.replay import Replay
-from airflow_lakestream.value_ranges import MAX_MILLIS
+from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake

@@ -15,13 +15,13 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.core.landing import land as land_job
+from airflow_lakestream.core.landing.algorithm import land as land_job
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, land_run
-from airflow_lakestream.iceberg.fan_out_books import Superseded
+from airflow_lakestream.iceberg.fan_out.books import Superseded
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import RunReport, land_run
 from tests.support.broker import Producing, Topics
 from tests.support.faults import WrappedCatalog
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake, assert_files_are_whole

@@ -15,8 +15,8 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import land_run
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import land_run
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.core.landing import land as land_job
-from airflow_lakestream.core.plan import LandedByAnotherGroup
+from airflow_lakestream.core.landing.algorithm import land as land_job
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, land_run
-from airflow_lakestream.iceberg.fan_out_books import MEMBER, LandedByFanOut
-from airflow_lakestream.iceberg.fan_out_target import LandedOutside
+from airflow_lakestream.iceberg.fan_out.books import MEMBER, LandedByFanOut
+from airflow_lakestream.iceberg.fan_out.target import LandedOutside
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import RunReport, land_run
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, Lake, assert_files_are_whole
 

@@ -13,15 +13,15 @@ from pyiceberg.exceptions import ForbiddenError, NoSuchIcebergTableError, Server
 from pyiceberg.table import CommitTableResponse, Table
 from pyspark.sql import SparkSession
 
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.core.plan import LandedByAnotherGroup
 from airflow_lakestream.core.routing import MAX_NAME
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, land_run
-from airflow_lakestream.iceberg import fan_out_admission
-from airflow_lakestream.iceberg.fan_out_books import MEMBER, LandedByFanOut
+from airflow_lakestream.iceberg.fan_out import admission as fan_out_admission
+from airflow_lakestream.iceberg.fan_out.books import MEMBER, LandedByFanOut
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import RunReport, land_run
 from tests.support.broker import Producing, Topics
 from tests.support.faults import WrappedCatalog
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake

@@ -6,9 +6,9 @@ import pytest
 
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.extract import ExtractConfig, build_job
-from airflow_lakestream.iceberg.fan_out_books import PartOfFanOut
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.iceberg.fan_out.books import PartOfFanOut
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics

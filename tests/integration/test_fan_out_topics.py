@@ -10,8 +10,8 @@ import pytest
 
 from airflow_lakestream.core.routing import NoTopicMatches
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import RunReport, land_run
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import RunReport, land_run
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, Lake
 

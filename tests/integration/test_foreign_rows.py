@@ -17,13 +17,13 @@ from airflow_lakestream.audit.delta import DeltaAudit
 from airflow_lakestream.audit.result import AuditResult, Verdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cli.app import run as lakestream
-from airflow_lakestream.core.parallel import plan_shares
-from airflow_lakestream.core.plan import LandedByAnotherGroup
-from airflow_lakestream.core.unaccounted import Box, RowsUnaccounted
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
+from airflow_lakestream.core.landing.unaccounted import Box, RowsUnaccounted
+from airflow_lakestream.core.sharing.parallel import plan_shares
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import land_run
 from airflow_lakestream.iceberg import unaccounted
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.kafka import Kafka

@@ -11,17 +11,17 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import Verdict
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import land_run
-from airflow_lakestream.iceberg import expiry, ledger_edit
-from airflow_lakestream.iceberg.ddl import parse_schema
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
-from airflow_lakestream.rejects.pending import rejects_of
-from airflow_lakestream.repair import Repair
-from airflow_lakestream.spark.maintenance import TableNotMaintained, own_session
-from airflow_lakestream.watching.landings import look_back
+from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.run.topics import land_run
+from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
+from airflow_lakestream.tables.rejects.pending import rejects_of
+from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.watching.streams.landings import look_back
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader
 from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 from google.protobuf import message_factory
 
-from airflow_lakestream.decode import protobuf_schema
-from airflow_lakestream.decode.avro_fingerprint import fingerprint
+from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Transient
 from airflow_lakestream.registry.schemas import RegistryUnavailable
 from dev.ports import LOOPBACK, free_ports

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from hive_metastore.ttypes import LockState
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.iceberg import expiry, ledger_edit, ledger_store
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.hive import MetastoreDoesNotCompare
-from airflow_lakestream.iceberg.new_table import make_namespace
-from airflow_lakestream.rejects.pending import rejects_of
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.hive import MetastoreDoesNotCompare
+from airflow_lakestream.iceberg.commit.new_table import make_namespace
+from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
+from airflow_lakestream.tables.rejects.pending import rejects_of
+from airflow_lakestream.tables.schema.ddl import parse_schema
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from tests.support.broker import Producing, Topics

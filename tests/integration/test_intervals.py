@@ -14,10 +14,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.plan import BeginningGone, BeginningLost, DataLoss, RangesGone
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, DataLoss, RangesGone
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.report import LandingReport
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader
 from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import ReadFailed

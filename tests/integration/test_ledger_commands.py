@@ -14,15 +14,15 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.plan import LandedByAnotherGroup
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.core.unaccounted import RowsUnaccounted
-from airflow_lakestream.extract import ExtractConfig, build_job
-from airflow_lakestream.iceberg.ledger_edit import start_anew
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka

@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated, Plan, TopicReplaced, TopicState
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import DataLoss, LogTruncated, Plan, TopicReplaced, TopicState
 from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.spark.maintenance import own_session
-from airflow_lakestream.spark.maintenance_calls import CompactionLost, Procedures
+from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures
+from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.broker import poll_until
 from tests.support.lake import TABLE, Lake, assert_files_are_whole, compact
 from tests.support.landings import Landings

@@ -13,12 +13,12 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import land_run
-from airflow_lakestream.iceberg.expiry import SUMMARY_EXPIRING
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.spark.maintenance import TableNotMaintained
-from airflow_lakestream.spark.maintenance_tables import NoIcebergTable
+from airflow_lakestream.iceberg.upkeep.expiry import SUMMARY_EXPIRING
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.topics import land_run
+from airflow_lakestream.spark.maintenance.tables import NoIcebergTable
+from airflow_lakestream.spark.maintenance.work import TableNotMaintained
 from tests.support.broker import Producing
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_landed_once, compact
 from tests.support.landings import Landings

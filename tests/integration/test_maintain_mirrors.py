@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.cdc.memory import SUFFIX
+from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics

@@ -14,21 +14,21 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.exceptions import NoSuchTableError
 
-from airflow_lakestream.cdc.config import MirrorConfig
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import TooManyRejected
-from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.landing.algorithm import Job, land
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.extract import ExtractConfig, build_job
 from airflow_lakestream.iceberg.reject_table import rejects_of
-from airflow_lakestream.replay import Replay
+from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.replay import Replay
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.faults import SmallChunks
 from tests.support.lake import GROUP, TABLE, Lake
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake_reading import OpenLake, at, numbers, one_partition, open_lake
 from tests.support.parallel_run import ParallelRun
 from tests.support.shared_run import SharedRun
 
@@ -39,14 +39,7 @@ BAD = ["no JSON"]
 AVRO = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
-def name(topic: Topics) -> str:
-    return topic(partitions=1)
+lake, name = open_lake, one_partition
 
 
 def mixed(bad: int, good: int) -> list[str]:
@@ -298,7 +291,7 @@ def test_a_mirror_of_a_topic_without_events_fails_and_leaves_nothing(
 
 
 def test_a_regex_counts_each_topic_for_itself(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    from airflow_lakestream.fan_out import land_run
+    from airflow_lakestream.run.topics import land_run
 
     good, bad = topic(partitions=1), topic(partitions=1)
     produce(good, 0, numbers(100))

@@ -17,7 +17,7 @@ from airflow_lakestream.audit.delta import DeltaAudit
 from airflow_lakestream.audit.result import AuditResult, Verdict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.repair import FilesLost
+from airflow_lakestream.run.repair import FilesLost
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import audit, data_files, found
 from tests.integration.test_repair import repair, repaired
@@ -135,7 +135,7 @@ def test_rows_of_no_topic_and_of_another_are_named_and_left(lake: Lake, landed: 
 def test_a_repair_spares_what_lands_behind_the_log_that_it_saw(
     lake: Lake, landed: str, produce: Producing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_lakestream.iceberg.repair import RepairSink
+    from airflow_lakestream.iceberg.replace.repair import RepairSink
 
     append(lake, [(landed, 0, -1)])
     real = RepairSink.repair

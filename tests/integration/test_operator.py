@@ -17,7 +17,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from airflow_lakestream.core.landing import Stopped
+from airflow_lakestream.core.landing.algorithm import Stopped
 from airflow_lakestream.kafka import requests
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
@@ -32,8 +32,8 @@ NOW = timedelta(0)
 @pytest.fixture(autouse=True)
 def _jobs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take back what the DAG files of these tests patch: Airflow parses them in this process, too."""
-    from airflow_lakestream import extract
     from airflow_lakestream.iceberg import sink
+    from airflow_lakestream.run import job as extract
 
     monkeypatch.setattr(extract, "build_job", extract.build_job)
     monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
@@ -392,8 +392,8 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
 def test_a_landing_that_takes_too_long_leaves_nothing(
     airflow: AirflowHome, connections: Connections, topic, produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_lakestream import extract
     from airflow_lakestream.iceberg import sink
+    from airflow_lakestream.run import job as extract
     from tests.support import lingering
 
     monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
@@ -430,13 +430,13 @@ def test_lands_through_sasl_ssl_and_shows_no_secret_anywhere(
 # Somebody who logs what must not be logged.
 _TELL_TALE = """
 import logging, sys
-from airflow_lakestream import extract
-real = extract.build_job
+from airflow_lakestream.run import job
+real = job.build_job
 def build_job(config, kafka, *args, **options):
     logging.getLogger("tell.tale").warning("the configuration is %s", dict(kafka))
     return real(config, kafka, *args, **options)
 if "task_process" in sys.argv[0]:
-    extract.build_job = build_job
+    job.build_job = build_job
 """
 
 

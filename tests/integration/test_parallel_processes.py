@@ -8,13 +8,13 @@ import time
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.job import Stopped
-from airflow_lakestream.core.landing import FIRST_OFFSETS
-from airflow_lakestream.core.processes import FailedInChild, ProcessDied
+from airflow_lakestream.core.landing.algorithm import FIRST_OFFSETS
+from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.reader_processes import reader_processes
 from airflow_lakestream.registry.schemas import RegistryUnavailable
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.processes import reader_processes
+from airflow_lakestream.runtime.processes import FailedInChild, ProcessDied
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics

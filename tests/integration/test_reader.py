@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Message
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
 from airflow_lakestream.kafka.messages import Positions

@@ -16,10 +16,11 @@ import pytest
 from google.protobuf import message_factory
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import avro_schema, protobuf_schema
-from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import SchemaNotFound

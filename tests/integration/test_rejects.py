@@ -15,9 +15,9 @@ from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.lineage import JOURNAL_LENGTH
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, rejects_of
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, IcebergSink
+from airflow_lakestream.tables.design import TableDesign
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.faults import ReadTimeout, WrappedCatalog

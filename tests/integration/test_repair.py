@@ -18,11 +18,11 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import repair as table_side
-from airflow_lakestream.iceberg.ledger_edit import forget
-from airflow_lakestream.iceberg.repair import DoublesDiffer
+from airflow_lakestream.iceberg.replace import repair as table_side
+from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
-from airflow_lakestream.repair import NotRepaired, Repair, RowsLost
+from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
+from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, audit, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction

@@ -6,9 +6,9 @@ from pyiceberg.table import Table
 from airflow_lakestream.core import lineage
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import retention
-from airflow_lakestream.iceberg.ledger_edit import start_anew
+from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
 from tests.support.broker import Producing
 from tests.support.lake import (
     GROUP,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import LeaseState
+from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.spark.checkpoint import read_checkpoint
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import LeaseState
-from airflow_lakestream.spark.progress import read_progress
 from dev.services.s3 import S3
 from dev.stack import Stack
 from tests.support.broker import Producing, Topics, poll_until

@@ -11,12 +11,12 @@ from threading import Barrier
 
 import pytest
 
+from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, read_lease, request_stop
+from airflow_lakestream.driver.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.beside import Beside
-from airflow_lakestream.spark.lease import Lease, LeaseHeld, LeaseLost, read_lease, request_stop
-from airflow_lakestream.spark.lease_record import LeaseState, Outcome
-from airflow_lakestream.spark.progress import BatchProgress, ProgressLog, read_progress
-from airflow_lakestream.spark.stores import open_folder
+from airflow_lakestream.stores.folders import open_folder
 from dev.services.s3 import S3
 from dev.stack import Stack
 from tests.support.lake import Lake
@@ -104,3 +104,15 @@ def test_keys_are_in_no_error(s3: S3, place: str) -> None:
     assert "canary" not in str(caught.value)
     with pytest.raises(InvalidArgument, match="Spark opens S3 as s3a://"):
         SparkRun(Lake(Path("/nowhere"), {"bootstrap.servers": "b"}), "t").config(checkpoint_location="s3://b/c")
+
+
+def test_a_damaged_lease_on_s3_is_nobodys_after_its_time(s3: S3, place: str) -> None:
+    known = s3.properties()
+    lost = Lease.take(place, "f", "a test", properties=known)
+    open_folder(f"{place}.lakestream", known).write("lease-00000001.json", b'{"gen')
+    with pytest.raises(LeaseHeld, match=r"lease-00000001\.json of its lease is damaged"):
+        Lease.take(place, "f", "another", properties=known)
+    # Its duration is over as soon as it began.
+    assert Lease.take(place, "f", "another", ttl=0, properties=known).record.generation == 2
+    with pytest.raises(LeaseLost):
+        lost.beat()

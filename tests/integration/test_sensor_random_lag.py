@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.watching.status_looking import StreamSearch
+from airflow_lakestream.watching.streams.looking import StreamSearch
 from airflow_lakestream.watching.verdict import Outcome
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
@@ -161,7 +161,7 @@ def once_compacted(kafka: Kafka, one: Played) -> list[int]:
 
 @dataclass
 class _OneLake:
-    """`watching.status_looking.Lakes` of one lake."""
+    """`watching.streams.looking.Lakes` of one lake."""
 
     lake: Lake
 

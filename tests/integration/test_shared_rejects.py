@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_lakestream.core.job import Job
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.reject_table import counting_rows, rejects_of
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown

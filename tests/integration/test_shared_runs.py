@@ -16,11 +16,11 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.job import Job
-from airflow_lakestream.core.parallel import TableGone, plan_shares
-from airflow_lakestream.core.plan import DataLoss, Plan, TopicReplaced
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.plan import DataLoss, Plan, TopicReplaced
 from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import OffsetRange
+from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown

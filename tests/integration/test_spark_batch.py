@@ -7,7 +7,6 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.crew import cause_of
 from tests.support.broker import Producing, Topics
 from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
 from tests.support.spark import SparkRun
@@ -87,9 +86,3 @@ def test_a_table_without_positions_can_not_be_replaced(lake: Lake, name: str, sp
     run.run(spark, mode="ranges", ranges=[[0, 0, 10]])
     with pytest.raises(CannotReplace):
         run.run(spark, mode="ranges", ranges=[[0, 0, 10]], replace=True)
-
-
-def test_what_a_task_failed_with_is_said_in_one_line(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="ZeroDivisionError") as caught:
-        spark.sparkContext.parallelize([0], 1).map(lambda n: 1 / n).collect()
-    assert cause_of(caught.value) == "ZeroDivisionError: division by zero"

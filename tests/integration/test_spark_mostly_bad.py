@@ -12,20 +12,20 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, decide, sight_of
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import Outcome
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from airflow_lakestream.spark.supervisor import Action, History, JobState, Limits, decide, sight_of
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing
 from tests.support.cdc import change, mirror_config
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import TABLE
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake_reading import OpenLake, at, numbers, one_partition, open_lake
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -34,14 +34,7 @@ SCHEMA = "n bigint not null"
 BAD = ["no JSON"]
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
-def name(topic: Topics) -> str:
-    return topic(partitions=1)
+lake, name = open_lake, one_partition
 
 
 def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:

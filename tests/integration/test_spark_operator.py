@@ -13,8 +13,8 @@ import pendulum
 import psutil
 import pytest
 
-from airflow_lakestream.spark.lease import read_lease, request_stop
-from airflow_lakestream.spark.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.lease import read_lease, request_stop
+from airflow_lakestream.driver.lease_record import LeaseState, Outcome
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import events

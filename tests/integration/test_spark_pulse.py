@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow_lakestream.spark.progress import Progress, ProgressLog, read_progress
+from airflow_lakestream.driver.progress import Progress, ProgressLog, read_progress
+from airflow_lakestream.driver.supervisor import Action, DriverState, History, Limits, Sight, decide
 from airflow_lakestream.spark.pulse import Pulse
-from airflow_lakestream.spark.supervisor import Action, DriverState, History, Limits, Sight, decide
 from tests.support.broker import poll_until
 
 TASKS = 3

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import Verdict
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.core.plan import DataLoss
+from airflow_lakestream.core.landing.plan import DataLoss
+from airflow_lakestream.driver.lease import Lease, LeaseHeld, request_stop
+from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import fingerprint
-from airflow_lakestream.spark.lease import Lease, LeaseHeld, request_stop
 from airflow_lakestream.spark.micro_batch import MicroBatches
-from airflow_lakestream.spark.progress import read_progress
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events

@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 from pyiceberg.exceptions import NoSuchTableError
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.decode import protobuf_schema
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics

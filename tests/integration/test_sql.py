@@ -17,7 +17,7 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
-from airflow_lakestream.repair import RecordsWithoutRow, Repair
+from airflow_lakestream.run.repair import RecordsWithoutRow, Repair
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
 from tests.support.broker import Producing, Topics

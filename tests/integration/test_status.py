@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.cli.app import run
-from airflow_lakestream.spark.lease import request_stop
-from airflow_lakestream.spark.progress import read_progress
+from airflow_lakestream.driver.lease import request_stop
+from airflow_lakestream.driver.progress import read_progress
 from tests.support import spark_stand_in
 from tests.support.airflow_home import CHECKOUT
 from tests.support.broker import Producing, Topics, poll_until

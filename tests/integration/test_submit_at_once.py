@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.spark.lease import read_lease
+from airflow_lakestream.driver.lease import read_lease
 from tests.support.broker import poll_until
 from tests.support.spark_stand_in import launched
 from tests.support.spark_stream import PATIENCE, Streams, xcom

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.driver.backends import BackendKind, Handle, Job
+from airflow_lakestream.driver.backends.detached import SubmitFailed
+from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.backends import BackendKind, Handle, Job
-from airflow_lakestream.spark.backends.detached import SubmitFailed
-from airflow_lakestream.spark.supervisor import JobState
 
 APP = "application_1700000000000_0007"
 

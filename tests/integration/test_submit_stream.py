@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.spark.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import Outcome
 from tests.support.spark_stand_in import launched, most_drivers
 from tests.support.spark_stream import Streams, xcom
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import Outcome
-from airflow_lakestream.spark.progress import read_progress
-from airflow_lakestream.spark.supervisor import History, Limits
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.progress import read_progress
+from airflow_lakestream.driver.supervisor import History, Limits
 from tests.support import spark_stand_in
 from tests.support.airflow_home import DAGS
 from tests.support.broker import poll_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.spark.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import Outcome
 from tests.support.airflow_home import Run, TaskProcess
 from tests.support.broker import poll_until
 from tests.support.spark_stand_in import UI, launched, most_drivers

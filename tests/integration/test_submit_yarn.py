@@ -11,8 +11,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.progress import read_progress
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.progress import read_progress
 from dev.services.yarn import YarnDaemon
 from dev.stack import Stack
 from tests.support.airflow_home import AirflowHome, Connections, TaskProcess

@@ -11,9 +11,9 @@ from pyiceberg.serializers import ToOutputFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.lineage import UndecidedLedger
-from airflow_lakestream.core.plan import LandedByAnotherGroup
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.lake import TABLE, Lake, append_foreign_rows, assert_landed_once, compact, events, rows_of_events

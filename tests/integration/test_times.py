@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.plan import BeginningGone, BeginningLost, TopicState
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, TopicState
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.core.ports import Boundary, Source
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS, KafkaSource, StartAt

@@ -52,6 +52,8 @@ class Captured:
     kafka: Kafka
     postgres: Postgres
     name: str = field(default_factory=lambda: f"orders_{uuid.uuid4().hex[:8]}")
+    # The connector's name in Connect; one that is made anew has another, and the same topic.
+    connector: str = ""
 
     @property
     def topic(self) -> str:
@@ -59,13 +61,38 @@ class Captured:
 
     def begin(self, **settings: str) -> None:
         """Send what the table holds, and what becomes of it from now on."""
-        self.connect.capture(self.postgres, self.name, f"public.{self.name}", **settings)
+        self.connector = self.connector or self.name
+        self._capture(**settings)
+
+    def anew(self, **settings: str) -> None:
+        """Make the connector anew, so that it reads the table again."""
+        gone = f"select pg_drop_replication_slot('{self.name}')"
+        poll_until(lambda: _succeeds(self.sql, gone), f"the end of the slot {self.name}", 60)
+        self.connector += "_anew"
+        self._capture(**settings)
+
+    def release(self) -> None:
+        """Take the connector away."""
+        self.connect.release(self.connector)
+
+    def _capture(self, **settings: str) -> None:
+        before = self.sent()
+        same = {"topic_prefix": self.name, "slot_name": self.name, "publication_name": self.name}
+        self.connect.capture(self.postgres, self.connector, f"public.{self.name}", **same | settings)
         slot = f"select 1 from pg_replication_slots where slot_name = '{self.name}' and confirmed_flush_lsn is not null"
         # What is committed from there on is sent; what was before, is read.
         poll_until(lambda: self.sql.execute(slot).fetchone() is not None, f"the slot {self.name}", 120)
         # A truncation shows at once, also to a snapshot that was taken before: it has to be read by then.
         count = self.sql.execute(f"select count(*) from {self.name}").fetchone()
-        poll_until(lambda: self.sent() >= (count or (0,))[0], f"the rows of {self.name} in the topic", 120)
+        poll_until(lambda: self.sent() >= before + (count or (0,))[0], f"the rows of {self.name} in the topic", 120)
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "look", "log_level": 0})
+        try:
+            return sorted(consumer.list_topics(timeout=15).topics)
+        finally:
+            consumer.close()
 
     def sent(self) -> int:
         """Return how many records the topic has."""
@@ -82,7 +109,9 @@ class Captured:
         mark = -int(uuid.uuid4().int % 10**15) - 1
         self.sql.execute(f"insert into {self.name} (id) values (%s)", (mark,))
         self.sql.execute(f"delete from {self.name} where id = %s", (mark,))
-        poll_until(lambda: self._has(mark), f"the last change of {self.topic}; {self.connect.state(self.name)}", 120)
+        poll_until(
+            lambda: self._has(mark), f"the last change of {self.topic}; {self.connect.state(self.connector)}", 120
+        )
 
     def _has(self, mark: int) -> bool:
         if not (end := self.sent()):
@@ -107,7 +136,15 @@ def captured(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Cap
         found = Captured(sql, connect, kafka, postgres)
         sql.execute(CREATE.format(table=found.name))
         yield found
-        connect.release(found.name)
+        found.release()
+
+
+def _succeeds(sql: psycopg.Connection[tuple[Any, ...]], statement: str) -> bool:
+    try:
+        sql.execute(statement)
+    except psycopg.Error:
+        return False
+    return True
 
 
 def change(op: str, row: dict[str, Any], place: int) -> bytes:

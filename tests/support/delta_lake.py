@@ -11,12 +11,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.delta.ledger_store import read_ledger
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from tests.support.delta_table import GROUP, live_files, stray_files
 from tests.support.lake import Lake
 

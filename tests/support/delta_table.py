@@ -13,12 +13,12 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.delta import committing
+from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.extract_config import ExtractConfig
 
 GROUP = "g"
 TOPIC = TopicIdentity("clicks", "id-1", "cluster-1")
@@ -28,7 +28,7 @@ SCHEMA = "id bigint not null, name string"
 def versions(table: str | Path) -> list[list[dict[str, Any]]]:
     """Return the actions of each version, oldest first."""
     files = sorted(Path(table, "_delta_log").glob("0*.json"))
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [[json.loads(line) for line in file.read_text().split("\n") if line] for file in files]
 
 
 def live_files(table: str | Path) -> dict[str, dict[str, Any]]:

@@ -17,10 +17,10 @@ from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.type_text import schema_text
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.type_text import schema_text
 from tests.support.lake import QUICK_RETRIES, TABLE
 from tests.support.replacing import GROUP, ORDERS
 

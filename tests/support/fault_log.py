@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ports import Boundary, Chunk, OffsetsGone
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
+from airflow_lakestream.core.landing.plan import first_hole
 from airflow_lakestream.core.ledger import Landing, TopicEntry
-from airflow_lakestream.core.plan import first_hole
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet, coalesce
 from airflow_lakestream.iceberg.ledger_store import read_ledger

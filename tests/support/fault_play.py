@@ -16,8 +16,8 @@ import pyiceberg.table
 from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
 
-from airflow_lakestream.core import contention
-from airflow_lakestream.iceberg import committing, transaction
+from airflow_lakestream.core.landing import contention
+from airflow_lakestream.iceberg.commit import committing, transaction
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
 from tests.support.fault_world import World

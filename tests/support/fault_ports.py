@@ -11,7 +11,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table
 
-from airflow_lakestream.core.plan import Plan, TopicState
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ports import Boundary, Chunk, Decoder, Reader, Source, TableState
 from tests.support.fault_run import (
     APPLIED_DOWN,

@@ -16,8 +16,8 @@ from pyiceberg.io import OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import CommitTableResponse, Table
 
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ports import Chunk, Reader, Rows, Sink, Source, TableState
 
 Apply = Callable[[], CommitTableResponse]

@@ -17,16 +17,16 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ports import Boundary, Chunk
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.core.report import LandingReport
 from airflow_lakestream.decode.metadata import NO_TIMESTAMP, metadata_schema
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.extract import ExtractConfig, build_job
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from tests.support.delta_table import live_files
 from tests.support.registry import FakeRegistry
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from pyiceberg.catalog.hive import HiveCatalog
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
 from dev.services.kafka import Kafka
 from dev.services.metastore import OLD, Metastore
 from dev.stack import Stack

@@ -17,9 +17,9 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.plan import Plan
 from airflow_lakestream.core.ports import Chunk, Reader, Sink
 from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedCatalog, WrappedSource
 from tests.support.lake import Lake

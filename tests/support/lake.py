@@ -23,12 +23,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.landing import Job, land
+from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.report import LandingReport
-from airflow_lakestream.extract import ExtractConfig, build_job
-from airflow_lakestream.iceberg.files import write_data_files
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 

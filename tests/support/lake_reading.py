@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import TopicEntry
-from airflow_lakestream.core.report import LandingReport
+from dev.services.kafka import Kafka
+from tests.support.broker import Topics
 from tests.support.lake import GROUP, Lake
 
 Position = tuple[int, int]
@@ -44,6 +48,18 @@ class OpenLake(Lake):
         entries = [entry for identity, entry in ledger.topics.items() if identity.topic == topic]
         assert len(entries) <= 1, f"{topic} stands in the ledger under {len(entries)} ids"
         return entries[0] if entries else TopicEntry()
+
+
+@pytest.fixture
+def open_lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
+    """Give an empty lake of this test's."""
+    return OpenLake(tmp_path, kafka.client_config())
+
+
+@pytest.fixture
+def one_partition(topic: Topics) -> str:
+    """Give a new topic of one partition."""
+    return topic(partitions=1)
 
 
 def at(partition: int, offsets: Any) -> list[Position]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from airflow_lakestream import extract
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.iceberg import sink
+from airflow_lakestream.run import job as extract
 
 
 class LingeringReader:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table import Table
 
-from airflow_lakestream.spark.maintenance import TableReport, maintain
-from airflow_lakestream.spark.maintenance_config import MaintenanceConfig
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
+from airflow_lakestream.spark.maintenance.work import TableReport, maintain
 from tests.support.lake import TABLE, Lake
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from pyiceberg.table import Table
 from airflow_lakestream.cdc.columns import DELETED, UNAVAILABLE
 from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.events import placed
+from airflow_lakestream.cdc.events.decoder import placed
 from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.tables.design import TableDesign
 from tests.support.delta_table import live_files
 
 IDENTITY = TopicIdentity("shop.public.orders", "topic-id", "cluster")
@@ -44,6 +44,8 @@ class Event:
     position: int
     partition: int = 0
     offset: int = 0
+    # What Debezium marks a row with that a snapshot has read.
+    snapshot: str | None = None
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -51,7 +53,7 @@ class Event:
         return (self.commit, self.position, self.partition, self.offset)
 
 
-SOURCE = pa.struct([("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64())])
+SOURCE = pa.struct([("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,12 @@ def rows_of(events: Iterable[Event], kind: Kind) -> pa.Table:
                 "name": one.values[0] if one.values else None,
                 "big": kind.encode(one.values[1]) if one.values else None,
                 "_op": one.op,
-                "_source": {"sequence": f'["{one.commit}","{one.position}"]', "lsn": one.position, "ts_ms": 1},
+                "_source": {
+                    "sequence": f'["{one.commit}","{one.position}"]',
+                    "lsn": one.position,
+                    "ts_ms": 1,
+                    "snapshot": one.snapshot,
+                },
                 "_kafka_partition": one.partition,
                 "_kafka_offset": one.offset,
             }

@@ -17,18 +17,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from airflow_lakestream import extract
-from airflow_lakestream.core import side_by_side
-from airflow_lakestream.core.job import Job
-from airflow_lakestream.core.plan import Plan
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk
-from airflow_lakestream.core.processes import Failed
-from airflow_lakestream.decode import protobuf_schema
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.fan_out import land_run
+from airflow_lakestream.core.sharing import side_by_side
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.iceberg import sink as sink_module
-from airflow_lakestream.iceberg.handover import Outline
-from airflow_lakestream.reader_processes import reader_processes
+from airflow_lakestream.iceberg.write.handover import Outline
+from airflow_lakestream.run import job as extract
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.processes import reader_processes
+from airflow_lakestream.run.topics import land_run
+from airflow_lakestream.runtime.processes import Failed
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
 

@@ -21,10 +21,10 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.design import TableDesign
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.lake import QUICK_RETRIES, TABLE
 
 TOPIC = "orders"

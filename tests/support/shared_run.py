@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from airflow_lakestream.core.job import Job
-from airflow_lakestream.core.parallel import SharedPlan, folder_of, land_pieces, plan_shares, read_share
-from airflow_lakestream.core.pieces import Piece, Share
-from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.sharing.parallel import SharedPlan, folder_of, land_pieces, plan_shares, read_share
+from airflow_lakestream.core.sharing.pieces import Piece, Share
 from airflow_lakestream.iceberg import sink as sink_module
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake

@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from airflow_lakestream.core.landing.plan import TopicState, Watermarks
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.plan import TopicState, Watermarks
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, Retention
 from airflow_lakestream.watching.books import Books, Step
-from airflow_lakestream.watching.risk import Risk, TopicSettings, every_of, risks, window_of
+from airflow_lakestream.watching.lag.risk import Risk, TopicSettings, every_of, risks, window_of
+from airflow_lakestream.watching.lag.waiting import Unread
 from airflow_lakestream.watching.verdict import Outcome, Verdict
-from airflow_lakestream.watching.waiting import Unread
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_lakestream.core.job import Job
-from airflow_lakestream.core.pieces import Piece
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.sharing.pieces import Piece
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import app_path
-from airflow_lakestream.spark.catalog_options import catalog_packages
-from airflow_lakestream.spark.crew import SparkCrew
-from airflow_lakestream.spark.maintenance import EXTENSIONS
+from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.maintenance.work import EXTENSIONS
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
+from airflow_lakestream.spark.settings.catalog import catalog_packages
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake

@@ -20,11 +20,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from airflow_lakestream.driver.lease import Lease
+from airflow_lakestream.driver.lease_record import TTL_SECONDS
+from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.spark.lease import Lease
-from airflow_lakestream.spark.lease_record import TTL_SECONDS
-from airflow_lakestream.spark.process_identity import ProcessIdentity
-from airflow_lakestream.spark.progress import BatchProgress, ProgressLog
 
 UI = "http://127.0.0.1:4040"
 

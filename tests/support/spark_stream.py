@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_lakestream.spark.backends.detached import kill_process
-from airflow_lakestream.spark.lease import read_lease
-from airflow_lakestream.spark.lease_record import LeaseRecord
-from airflow_lakestream.spark.progress import Progress, read_progress
+from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import LeaseRecord
+from airflow_lakestream.driver.progress import Progress, read_progress
 from tests.support import spark_stand_in
 from tests.support.airflow_home import DAGS, AirflowHome, Run, TaskProcess
 from tests.support.broker import poll_until

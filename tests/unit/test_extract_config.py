@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.core.batch import Limits
-from airflow_lakestream.core.modes import ByInterval, ByRanges, Resume
+from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.modes import ByInterval, ByRanges, Resume
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.iceberg.type_text import schema_text
 from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.tables.schema.type_text import schema_text
 
 
 def config(**settings: Any) -> ExtractConfig:

@@ -70,16 +70,13 @@ def test_there_is_one_entry_point() -> None:
 def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     listed = {module for entry in get_provider_info().get(kind, ()) for module in entry["python-modules"]}
     package = importlib.import_module(f"airflow_lakestream.{kind}")
-    there = {f"airflow_lakestream.{kind}.{module.name}" for module in pkgutil.iter_modules(package.__path__)}
+    found = pkgutil.iter_modules(package.__path__)
+    there = {f"airflow_lakestream.{kind}.{module.name}" for module in found if not module.ispkg}
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
     own = ("base", "interval", "outlets", "sql_template")
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
-    # The parts of the one that submits to Spark.
-    shared |= {
-        f"airflow_lakestream.operators.spark_{name}" for name in ("arguments", "config", "place", "set_up", "told")
-    }
     shared |= {
         f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "places", "spark_cluster", "store")
     }

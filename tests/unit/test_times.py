@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream import arguments
+from airflow_lakestream.config import arguments
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.extract import ExtractConfig
-from airflow_lakestream.watching.freshness import Wanted
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.watching.freshness.freshness import Wanted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

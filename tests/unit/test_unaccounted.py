@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 
+from airflow_lakestream.core.landing.unaccounted import Asked, Box, Found
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.unaccounted import Asked, Box, Found
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.unaccounted import look_for_rows as look_for_rows_of_iceberg
-from airflow_lakestream.unaccounted import FileToJudge, FileUnreadable, find
+from airflow_lakestream.tables.unaccounted import FileToJudge, FileUnreadable, find
 
 SCHEMA = pa.schema([("_kafka_topic", pa.string()), ("_kafka_partition", pa.int32()), ("_kafka_offset", pa.int64())])
 GREATEST = 2**63 - 1

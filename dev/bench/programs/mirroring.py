@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.cdc import sink as mirror_sink
-from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.cdc.merge import Merger
+from airflow_lakestream.cdc.events.taken import TakenEvents
+from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.sink import MirrorSink
-from airflow_lakestream.cdc.taken import TakenEvents
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ranges import RangeSet

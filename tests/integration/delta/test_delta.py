@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.delta import committing
+from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake, config_of

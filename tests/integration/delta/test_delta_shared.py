@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.core import side_by_side
+from airflow_lakestream.core.sharing import side_by_side
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.fan_out import land_run
-from airflow_lakestream.reader_processes import reader_processes
+from airflow_lakestream.run.processes import reader_processes
+from airflow_lakestream.run.topics import land_run
 from tests.support.broker import Producing
 from tests.support.delta_lake import DeltaLake, config_of
 from tests.support.lake import assert_landed_once

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.s3 import REGION
 from dev.stack import Stack

@@ -14,13 +14,13 @@ from deltalake import DeltaTable
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from airflow_lakestream.cdc import memory
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.delta_sink import ColumnBecameWider
-from airflow_lakestream.cdc.values import ValueMissing
+from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.core.ports import LedgerConflict
-from airflow_lakestream.delta import committing
+from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.delta_table import (
     Fault,

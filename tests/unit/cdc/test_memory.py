@@ -12,10 +12,10 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.types import LongType, NestedField
 
-from airflow_lakestream.cdc import memory
 from airflow_lakestream.cdc.iceberg import EntryTable
-from airflow_lakestream.cdc.memory import Memory, entry_schema
-from airflow_lakestream.iceberg import committing
+from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
+from airflow_lakestream.iceberg.commit import committing
 from tests.support.faults import FaultyCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole
 from tests.support.mirroring import TABLE, Event, HandMirror

@@ -12,13 +12,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Operation
 
-from airflow_lakestream.cdc import merge as merging
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.cdc.head import Head
-from airflow_lakestream.cdc.merge import Merged, Merger
+from airflow_lakestream.cdc.merge import merge as merging
+from airflow_lakestream.cdc.merge.head import Head
+from airflow_lakestream.cdc.merge.merge import Merged, Merger
+from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.cdc.sink import MirrorSink
-from airflow_lakestream.cdc.values import ValueMissing
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
@@ -236,6 +236,22 @@ def test_a_key_that_changed_is_sent_twice_with_a_batch_that_ends_in_between(mirr
     mirror.land([Event("c", 3, ("a", "A"), 100, 1, offset=0), change[0]])
     mirror.land([change[1], *again(change, 3)])
     assert mirror.rows() == {1: ("a", "A")}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+@pytest.mark.parametrize("last", [4, 5])
+def test_a_key_that_changed_twice_takes_its_values_along_wherever_a_batch_ends(
+    mirror: HandMirror, first: int, last: int
+) -> None:
+    events = [Event("c", 1, ("a", "A"), 100, 1)]
+    for place, (old, new) in enumerate([(1, 2), (2, 3)]):
+        events += [Event("d", old, None, 200, place), Event("c", new, ("a", UNAVAILABLE), 200, place)]
+    events.append(Event("u", 3, ("b", UNAVAILABLE), 300, 1))
+    events = [replace(one, offset=offset) for offset, one in enumerate(events)]
+    for part in (events[:first], events[first:last], events[last:]):
+        if part:
+            mirror.land(part)
+    assert mirror.rows() == {3: ("b", "A")}
 
 
 def test_a_truncation_behind_a_value_that_nobody_has_needs_a_batch_that_reaches_beyond_it(mirror: HandMirror) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.arguments import most_rejected
+from airflow_lakestream.config.arguments import most_rejected
 from airflow_lakestream.core.bad_records import (
     MOST_KINDS,
     USUAL,
@@ -20,13 +20,13 @@ from airflow_lakestream.core.bad_records import (
     MostRejected,
     TooManyRejected,
 )
-from airflow_lakestream.core.batch import Limits
 from airflow_lakestream.core.codec import decode_summary, encode_summary
-from airflow_lakestream.core.landing import land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
-from airflow_lakestream.core.pieces import Piece
 from airflow_lakestream.core.records import Outcome, RawBatch
-from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.core.sharing.pieces import Piece
 from airflow_lakestream.exceptions import Terminal
 from tests.unit.core.test_landing import GROUP, IDENTITY, TABLE, TOPIC, FakeTable, FakeTopic, job, span
 

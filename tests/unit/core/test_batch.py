@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.batch import EARLY_BYTES, Batch, Decoded, Limits
+from airflow_lakestream.core.landing.batch import EARLY_BYTES, Batch, Decoded, Limits
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicIdentity
-from airflow_lakestream.core.plan import Plan, TopicState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome
 

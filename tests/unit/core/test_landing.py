@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.batch import Limits
-from airflow_lakestream.core.contention import GIVE_WAY, MAX_CONFLICTS, Contention
-from airflow_lakestream.core.landing import Job, Stopped, land
+from airflow_lakestream.core.landing.algorithm import Job, Stopped, land
+from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.contention import GIVE_WAY, MAX_CONFLICTS, Contention
+from airflow_lakestream.core.landing.modes import ByInterval, Resume
+from airflow_lakestream.core.landing.plan import (
+    LandedByAnotherGroup,
+    LogTruncated,
+    Plan,
+    TopicReplaced,
+    TopicState,
+    Watermarks,
+)
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.modes import ByInterval, Resume
-from airflow_lakestream.core.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
 from airflow_lakestream.core.ports import Boundary, Chunk, LedgerConflict, OffsetsGone, TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Outcome, RawBatch

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 
+from airflow_lakestream.core.landing.modes import ByInterval, ByRanges, Look, Mode
+from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.modes import ByInterval, ByRanges, Look, Mode
-from airflow_lakestream.core.plan import BeginningLost, DataLoss, Plan, TopicState, Watermarks
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import RangeSet, coalesce

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.batch import Batch
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, Engine, TopicIdentity, union
-from airflow_lakestream.core.pieces import (
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.sharing.pieces import (
     Files,
     Handed,
     Piece,
@@ -21,8 +23,6 @@ from airflow_lakestream.core.pieces import (
     ranges_to_dict,
     split,
 )
-from airflow_lakestream.core.plan import Plan, TopicState
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import IDENTITY, TOPIC, by_partition, counts, range_sets
 
 FILES = {"files": [{"file_path": "s3://a/b", "partition": [None, {"float": "nan"}]}]}

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.plan import (
+from airflow_lakestream.core.landing.plan import (
     DataLoss,
     LogTruncated,
     TopicReplaced,
@@ -18,6 +17,7 @@ from airflow_lakestream.core.plan import (
     first_hole,
     resume_plan,
 )
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import RangeSet
 from tests.support.core_strategies import IDENTITY, PARTITIONS, TOPIC, by_partition, offsets, range_sets

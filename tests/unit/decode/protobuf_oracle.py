@@ -12,7 +12,7 @@ from google.protobuf.internal import wire_format
 from google.protobuf.internal.decoder import _DecodeVarint
 from google.protobuf.message import DecodeError, EncodeError
 
-from airflow_lakestream.decode.protobuf_schema import JSON_TYPES, TIMESTAMP, WRAPPERS, is_map
+from airflow_lakestream.decode.protobuf.schema import JSON_TYPES, TIMESTAMP, WRAPPERS, is_map
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -20,12 +20,14 @@ import avro.io
 import pyarrow as pa
 from google.protobuf import json_format, message_factory
 
-from airflow_lakestream.decode import avro_schema, protobuf_schema, raw
-from airflow_lakestream.decode.avro import AvroDecoder
-from airflow_lakestream.decode.infer import infer_schema
-from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.json_schema import JsonSchemaDecoder
-from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.decode import raw
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.decode.json.schema import JsonSchemaDecoder
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from dev.sources.clickstream import make_event, render_event
 from dev.sources.flights import read_flights
 from tests.support.registry import FakeRegistry

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json.decoder import JsonDecoder
 
 
 def batch(values: Sequence[bytes | None], first: int = 1000) -> RawBatch:

@@ -13,8 +13,8 @@ import avro.io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode import avro_schema
-from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle
 from tests.unit.decode.avro_oracle import Bad

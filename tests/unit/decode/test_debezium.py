@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode import debezium
-from airflow_lakestream.decode.debezium import event_schema, flattened
+from airflow_lakestream.decode.connect import debezium
+from airflow_lakestream.decode.connect.debezium import event_schema, flattened
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode import oracle
@@ -73,6 +73,8 @@ def expected(value: bytes | None) -> dict[str, Any]:
     event = oracle._struct(list(EVENT), document, False)
     if event["op"] is None or (event["op"] in ("c", "u", "r") and event["after"] is None):
         raise oracle.Rejected("no event")
+    if event["op"] == "d" and event["after"] is None and event["before"] is None:
+        raise oracle.Rejected("no row")
     row = event["after"] or event["before"] or {}
     return {**nothing, **row, "_op": event["op"], "_ts_ms": event["ts_ms"], "_before": event["before"]}
 
@@ -136,7 +138,9 @@ def test_fewer_columns_and_required_ones() -> None:
     ]
     out = Payload(envelope="debezium").decoder(schema).decode(batch([json.dumps(r).encode() for r in records]))
     assert out.rows.to_pylist() == [{"id": 1, "_after": {"name": "x"}}, {"id": 2, "_after": None}]
-    assert [(row.index, row.reason) for row in out.bad] == [(1, "id: null, and the column is required")]
+    assert [(row.index, row.reason) for row in out.bad] == [
+        (1, "before: null, in an event whose op is 'd', so it does not say which row was deleted")
+    ]
 
 
 def test_unknown_fields_are_the_rows_not_the_events() -> None:
@@ -151,3 +155,20 @@ def test_unknown_fields_are_the_rows_not_the_events() -> None:
 
 def test_every_member_of_an_event_has_a_column_name_of_its_own() -> None:
     assert all(name == f"_{member}" for name, member in debezium.EVENT_COLUMNS.items())
+
+
+def test_what_a_row_requires_is_not_asked_of_a_row_that_is_null() -> None:
+    decimal = {"type": "bytes", "optional": False, "name": "org.apache.kafka.connect.data.Decimal", "field": "total"}
+    decimal["parameters"] = {"scale": "2", "connect.decimal.precision": "12"}
+    real = {"type": "float", "optional": True, "field": "weight"}
+    images = [{"type": "struct", "optional": True, "fields": [decimal, real], "field": n} for n in ("before", "after")]
+    source = {"type": "struct", "fields": [{"type": "string", "field": "sequence"}], "field": "source"}
+    shape = {"type": "struct", "fields": [*images, source, {"type": "string", "field": "op"}]}
+    # The second number is read by another way than the first.
+    rows = [{"total": "MDk=", "weight": weight} for weight in (499.6167, 1e-30)]
+    payloads = [{"before": None, "after": row, "source": {"sequence": '[null,"1"]'}, "op": "c"} for row in rows]
+    events = batch([json.dumps({"schema": shape, "payload": one}, separators=(",", ":")).encode() for one in payloads])
+    payload = Payload(envelope="debezium")
+    out = payload.decoder(payload.columns(events)).decode(events)
+    assert not out.bad
+    assert [str(total) for total in out.rows["total"].to_pylist()] == ["123.45", "123.45"]

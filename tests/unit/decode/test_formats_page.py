@@ -18,13 +18,16 @@ import pytest
 from google.protobuf import message_factory, text_format
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from airflow_lakestream.decode import avro_schema, json_schema, protobuf_schema, raw
-from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode import raw
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.formats import Payload
-from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.outcome import Decoded
-from airflow_lakestream.decode.protobuf import ProtobufDecoder
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.decode.json import schema as json_schema
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
+from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.tables.schema.columns import to_schema
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle
 from tests.unit.decode.support import batch

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.decode.column_names import MOST_COLUMNS, NameRules
-from airflow_lakestream.decode.infer import infer_schema, infer_type
-from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.json_growing import GrowingJsonDecoder
+from airflow_lakestream.decode.json.column_names import MOST_COLUMNS, NameRules
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
+from airflow_lakestream.decode.json.infer import infer_schema, infer_type
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.schema import to_schema
+from airflow_lakestream.tables.schema.columns import to_schema
 from tests.unit.decode.support import batch, decoded
 
 ELEMENT = pa.field("element", pa.int64())

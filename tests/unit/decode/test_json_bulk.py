@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.decode.json_bulk import _LOOK, _as_lines
+from airflow_lakestream.decode.json.bulk import _LOOK, _as_lines
 
 FRAME = len(b'{"a":""}')
 

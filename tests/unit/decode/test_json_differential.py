@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode.json import JsonDecoder
-from airflow_lakestream.decode.json_bulk import NotInBulk
+from airflow_lakestream.decode.json.bulk import NotInBulk
+from airflow_lakestream.decode.json.decoder import JsonDecoder
 from tests.unit.decode import oracle
 from tests.unit.decode.support import batch, one_by_one, shown
 

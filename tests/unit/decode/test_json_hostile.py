@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import faulthandler, random, sys
 import pyarrow as pa
-from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.exceptions import BadRecord
 from tests.unit.decode.support import batch, decoded
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode.json_numbers import doubles, integers
-from airflow_lakestream.decode.json_small import small_numbers
-from airflow_lakestream.decode.spans import Texts
+from airflow_lakestream.decode.json.numbers import doubles, integers
+from airflow_lakestream.decode.json.small import small_numbers
+from airflow_lakestream.decode.lanes.spans import Texts
 from tests.unit.decode.test_json_differential import NUMBERS
 
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)

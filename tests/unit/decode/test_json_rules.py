@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.decode.json import JsonDecoder
+from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, UnknownValue
 from tests.unit.decode.support import batch, column, decoded, one_by_one, shown
 

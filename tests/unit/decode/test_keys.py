@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.decode.avro import AvroDecoder
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from tests.support.registry import FakeRegistry

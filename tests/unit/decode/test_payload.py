@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.config import RegistryConfig
 from tests.unit.decode.support import batch
@@ -79,12 +80,27 @@ def test_delta_takes_no_spaces_in_names() -> None:
 
 def test_the_images_of_a_row_that_are_inferred_are_of_one_type() -> None:
     events = [
-        b'{"op":"c","before":null,"after":{"x":1,"_kafka_offset":2,"_op":3}}',
+        b'{"op":"c","before":null,"after":{"x":1}}',
         b'{"op":"d","before":{"x":1.5,"X":2},"after":null}',
     ]
     columns = Payload(envelope="debezium").columns(batch(events))
     assert columns.names == ["x", "_op", "_before"]
     assert columns.field("x").type == pa.float64()
+
+
+@pytest.mark.parametrize("name", ["_op", "_source", "_before", "_after", "_ts_ms", "_ts_us", "_ts_ns", "_transaction"])
+def test_a_column_named_as_a_part_of_its_event_is_refused_by_name(name: str) -> None:
+    event = json.dumps({"op": "c", "before": None, "after": {"x": 1, name: 3}}).encode()
+    with pytest.raises(InvalidArgument, match=rf"^envelope: .* has a column {name}, a name .*column.exclude.list"):
+        Payload(envelope="debezium").columns(batch([event]))
+
+
+@pytest.mark.parametrize("name", ["_kafka_offset", "_kafka_partition"])
+def test_a_column_named_as_metadata_is_refused_by_name(name: str) -> None:
+    event = json.dumps({"op": "c", "before": None, "after": {"x": 1, name: 3}}).encode()
+    decoders = RowDecoders(Payload(envelope="debezium"), ("partition", "offset"))
+    with pytest.raises(InvalidArgument, match=name):
+        decoders(None, batch([event]))
 
 
 def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:

@@ -12,8 +12,8 @@ from google.protobuf import message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.decode import protobuf_schema
-from airflow_lakestream.decode.protobuf import ProtobufDecoder
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import protobuf_oracle
 from tests.unit.decode.binary_support import batch, damaged, normal

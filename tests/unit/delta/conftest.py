@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_lakestream.delta import committing
+from airflow_lakestream.delta.commit import committing
 from tests.support.delta_table import Fault, faulty
 
 

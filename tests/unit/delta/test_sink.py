@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
-from airflow_lakestream.delta import committing
-from airflow_lakestream.delta.committing import CommitOutcomeUnknown, CommitRefused
+from airflow_lakestream.delta.commit import committing
+from airflow_lakestream.delta.commit.committing import CommitOutcomeUnknown, CommitRefused
 from tests.support.delta_table import (
     GROUP,
     TOPIC,
@@ -48,6 +48,18 @@ def test_a_landing_is_one_version_with_rows_ledger_and_transaction(table: Path) 
         assert {next(iter(action)) for action in actions} >= {"commitInfo", "metaData", "txn", "add"}
         assert {"appId": f"lakestream.{GROUP}", "version": number + 1} in [action.get("txn") for action in actions]
     assert DeltaTable(str(table)).to_pyarrow_table().num_rows == 8
+
+
+def test_text_that_looks_like_the_end_of_a_line_does_not_cut_the_log(table: Path) -> None:
+    # The log has the least and the greatest value of each column, and JSON lets these characters stand in a text.
+    odd = rows(0, 3)
+    names = pa.array(["\u2028", "a\u0085b", "\u2029z"], odd["name"].type)
+    sink = a_sink(table)
+    sink.load("odd")
+    sink.write(odd.set_column(odd.column_names.index("name"), odd.schema.field("name"), names), TOPIC)
+    sink.commit(landing(0, 3))
+    land(table, 3, 5)
+    assert landed(table) == "clicks[0] [0,5)"
 
 
 def test_what_was_landed_is_refused_and_leaves_no_file(table: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.providers.common.compat.sdk import redact
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.extract_config import ExtractConfig
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.lake import open_lake
 

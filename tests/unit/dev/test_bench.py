@@ -21,7 +21,7 @@ import psutil
 import pytest
 from google.protobuf import json_format, message_factory
 
-from airflow_lakestream.decode.protobuf_schema import compile_proto
+from airflow_lakestream.decode.protobuf.schema import compile_proto
 from dev.bench import report
 from dev.bench.bounds import FIRST_COMMIT_ROW, RATIOS, verdicts
 from dev.bench.figures import Figure

@@ -11,11 +11,12 @@ import pytest
 from pyiceberg.catalog.noop import NoopCatalog
 
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.iceberg import fitness, hive
-from airflow_lakestream.iceberg.design import TableDesign
+from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg.commit import hive
+from airflow_lakestream.iceberg.commit.hive import MetastoreDoesNotCompare
 from airflow_lakestream.iceberg.fitness import CatalogCantCommit
-from airflow_lakestream.iceberg.hive import MetastoreDoesNotCompare
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.design import TableDesign
 
 
 class OwnCatalog(NoopCatalog):

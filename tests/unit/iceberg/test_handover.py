@@ -26,12 +26,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from airflow_lakestream.iceberg.arrow_types import arrow_schema
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.files import data_folder, write_data_files
-from airflow_lakestream.iceberg.handover import decode_files, decode_passed_over, encode_files, misfit
-from airflow_lakestream.iceberg.layout import partition_spec
-from airflow_lakestream.iceberg.orphans import CannotList, delete_unreferenced, list_files, referenced
+from airflow_lakestream.iceberg.write.files import data_folder, write_data_files
+from airflow_lakestream.iceberg.write.handover import decode_files, decode_passed_over, encode_files, misfit
+from airflow_lakestream.iceberg.write.layout import partition_spec
+from airflow_lakestream.iceberg.write.orphans import CannotList, delete_unreferenced, list_files, referenced
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema
+from airflow_lakestream.tables.schema.ddl import parse_schema
 
 MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))
 # Every type of a column, and the terms that a table can be partitioned by it with.

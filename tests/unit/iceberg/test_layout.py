@@ -19,8 +19,8 @@ from pyiceberg.transforms import (
 )
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.layout import check_layout, partition_spec, sort_order
+from airflow_lakestream.iceberg.write.layout import check_layout, partition_spec, sort_order
+from airflow_lakestream.tables.schema.ddl import parse_schema
 
 SCHEMA = parse_schema(
     "timestamp timestamp, local timestamp_ntz, d date, user_id bigint not null, name string, amount double, t time, "

@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.table.update import snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from airflow_lakestream.iceberg import attempt, manifest_writers
+from airflow_lakestream.iceberg.commit import attempt, manifest_writers
 from tests.support.faults import WrappedCatalog
 from tests.support.lake import assert_files_are_whole
 from tests.support.replacing import HandMade, ranges

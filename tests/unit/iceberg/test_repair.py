@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.iceberg.repair import _pieces, different
+from airflow_lakestream.iceberg.replace.repair import _pieces, different
 
 NAN = float("nan")
 

@@ -17,9 +17,9 @@ from pyiceberg.types import IntegerType, LongType, StringType
 from airflow_lakestream.core.ledger import Counts, TopicIdentity
 from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import takeout
-from airflow_lakestream.iceberg.ddl import parse_schema
-from airflow_lakestream.iceberg.takeout import NotReadAgain
+from airflow_lakestream.iceberg.replace import takeout
+from airflow_lakestream.iceberg.replace.takeout import NotReadAgain
+from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.replacing import (

@@ -15,8 +15,8 @@ from pyiceberg.types import StringType
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import committing
-from airflow_lakestream.iceberg.guard import StaleFiles
+from airflow_lakestream.iceberg.commit import committing
+from airflow_lakestream.iceberg.commit.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
 from tests.support.delete_files import delete_positions
 from tests.support.faults import (

@@ -8,7 +8,7 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.retention import KEEP, expiring, limit
+from airflow_lakestream.iceberg.commit.retention import KEEP, expiring, limit
 
 NOW = 1_000_000_000
 MINUTE = 60_000

@@ -19,9 +19,9 @@ from pyiceberg.types import StringType
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import committing
 from airflow_lakestream.iceberg import sink as sink_module
-from airflow_lakestream.iceberg.guard import StaleFiles
+from airflow_lakestream.iceberg.commit import committing
+from airflow_lakestream.iceberg.commit.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.evolving import Evolving
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, LateCatalog, ReadTimeout, applied, unapplied

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import message_factory
 
-from airflow_lakestream.decode import protobuf_schema
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from tests.unit.decode import protobuf_oracle
 from tests.unit.landed import json_texts
 from tests.unit.landed.landing import Source

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged, ForeignCheckpoint, read_checkpoint
 
 HEADER = '{"batchWatermarkMs":0,"batchTimestampMs":1790000000000,"conf":{}}'
@@ -124,3 +125,13 @@ def test_when_a_batch_was_begun_is_told(folder: Path) -> None:
     checkpoint = read_checkpoint(str(folder))
     assert checkpoint is not None
     assert [checkpoint.begun_at(batch) for batch in (0, 1, 9)] == [1_790_000_000, None, None]
+
+
+@pytest.mark.parametrize("left", [b"", b"v1", b"v1\n{", b"v\n{}", b"\xff\xfe\n{}", b"\0" * 40])
+@pytest.mark.parametrize("file", ["offsets/2", "commits/1", "sources/0/0", "metadata"])
+def test_what_spark_reads_is_looked_at_before_it_starts(folder: Path, file: str, left: bytes) -> None:
+    read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
+    (folder / file).write_bytes(left)
+    with pytest.raises(CheckpointDamaged, match=rf"{file} .*Delete the checkpoint: nothing is lost") as error:
+        read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
+    assert isinstance(error.value, Terminal)

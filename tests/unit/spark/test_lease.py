@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -15,17 +16,21 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseState, Outcome, fingerprint_of
+from airflow_lakestream.driver.progress import BatchProgress, Progress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.spark.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
-from airflow_lakestream.spark.lease_record import LeaseState, Outcome, fingerprint_of
+from airflow_lakestream.stores.folders import open_folder
 
 CHECKOUT = Path(__file__).parents[3]
 INPUTS = {"app": "kafka_to_iceberg", "topic": "clicks", "table": "lake.clicks", "group": "g"}
 HOLDS = """
 import sys, time
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
-from airflow_lakestream.spark.lease import Lease
+from airflow_lakestream.driver.lease import Lease
 with Lease.take(sys.argv[1], "f", "another process", inputs={"topic": "clicks"}):
     print("taken", flush=True)
     time.sleep(600)
@@ -211,14 +216,74 @@ def test_a_checkpoint_of_something_else_is_refused_even_when_nobody_uses_it(loca
     assert take(location).record.generation == 2
 
 
-def test_a_lease_that_is_half_written_counts_as_held(tmp_path: Path) -> None:
-    location = str(tmp_path / "checkpoint")
-    folder = Path(f"{location}.lakestream")
-    folder.mkdir()
-    (folder / "lease-00000003.json").write_text('{"generation": 3, "hol')
+@pytest.mark.parametrize("left", [b"", b'{"generation": 2, "hol', b"\x00" * 300, b"null"])
+def test_a_damaged_lease_is_held_for_its_time_and_nobodys_after_it(location: str, left: bytes) -> None:
+    take(location).release(Outcome.DONE)
+    lost = take(location)
+    damage(location, 2, left)
     assert read_lease(location) is None
-    with pytest.raises(LeaseHeld, match="a driver that just starts"):
+    with pytest.raises(LeaseHeld, match=r"lease-00000002\.json of its lease is damaged: 60 s after.*nobody's"):
         take(location)
+    # Its duration is over as soon as it began.
+    with pytest.raises(OtherInputs, match="topic 'clicks', not 'other'"):
+        take(location, ttl=0, inputs={**INPUTS, "topic": "other"})
+    assert take(location, ttl=0).record.generation == 3
+    with pytest.raises(LeaseLost):
+        lost.beat()
+
+
+def test_a_holder_mends_its_damaged_lease(location: str) -> None:
+    lease = take(location)
+    damage(location, 1, b"")
+    lease.beat()
+    assert read_lease(location) == lease.record
+
+
+def damage(location: str, generation: int, left: bytes) -> None:
+    open_folder(f"{location}.lakestream").write(f"lease-{generation:08d}.json", left)
+
+
+_RECORD = {
+    "generation": 1, "fingerprint": "f", "holder": "x", "inputs": INPUTS, "application_id": "", "ui_url": "",
+    "taken_at": 1e9, "beat_at": 1e9, "ttl": 60.0, "outcome": None, "error": "", "terminal": False,
+    "process": {"pid": 1, "session": 1, "started": 1, "host": "elsewhere", "machine": "another"},
+}  # fmt: skip
+_ODD = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(-(10**400), 10**400),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+_ODD_RECORDS = st.builds(
+    lambda name, value: json.dumps({**_RECORD, name: value}).encode(), st.sampled_from(sorted(_RECORD)), _ODD
+)
+_CUT = st.integers(0, 700).map(lambda end: json.dumps(_RECORD).encode()[:end])
+
+
+@given(st.binary(max_size=40) | _CUT | _ODD_RECORDS | st.just(b"[" * 100_000))
+@example(json.dumps({**_RECORD, "beat_at": 1e15}).encode())
+def test_whatever_is_in_a_lease_blocks_nobody_for_longer_than_its_time(left: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        location = f"{folder}/checkpoint"
+        damage(location, 1, left)
+        file = Path(f"{location}.lakestream", "lease-00000001.json")
+        for long_ago in (time.time() - 100, time.time() + 10**9):
+            os.utime(file, (long_ago, long_ago))
+            # What it belongs to, it may still say; and of a lease that can be read the holder's own time counts.
+            known = read_lease(location)
+            if known is not None and known.ttl > TTL_SECONDS:
+                return
+            assert Lease.take(location, "f", "a test").record.generation == 2
+            file.with_name("lease-00000002.json").unlink()
+
+
+@given(st.binary(max_size=40) | st.dictionaries(st.sampled_from(sorted(Progress.__dataclass_fields__)), _ODD).map(
+    lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_whatever_is_in_the_progress_a_driver_goes_on(left: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        open_folder(f"{folder}/checkpoint.lakestream").write("progress.json", left)
+        read_progress(f"{folder}/checkpoint")
+        ProgressLog(f"{folder}/checkpoint").report(BatchProgress(1, 2, 3))
+        assert read_progress(f"{folder}/checkpoint").newest is not None
 
 
 def test_a_fingerprint_is_of_the_values_not_of_their_order() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.maintenance_config import Maintenance, MaintenanceConfig, duration
+from airflow_lakestream.spark.maintenance.config import Maintenance, MaintenanceConfig, duration
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {

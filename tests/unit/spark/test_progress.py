@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from airflow_lakestream.spark.progress import KEPT, BatchProgress, Progress, ProgressLog, read_progress
+from airflow_lakestream.driver.progress import KEPT, BatchProgress, Progress, ProgressLog, read_progress
 
 BATCH = BatchProgress(
     batch_id=7,

@@ -5,7 +5,7 @@ from types import CodeType
 import pytest
 
 import airflow_lakestream
-from airflow_lakestream.extract_config import ExtractConfig
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.spark import requirements
 from airflow_lakestream.spark.requirements import PACKAGE, ExecutorsLack, modules_for
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.object_store import options_of
-from airflow_lakestream.spark import s3a
 from airflow_lakestream.spark.packages import jar_version
-from airflow_lakestream.spark.stores import is_object_store, open_folder
+from airflow_lakestream.spark.settings import s3a
+from airflow_lakestream.stores.folders import is_object_store, open_folder
+from airflow_lakestream.stores.object_store import options_of
 
 CATALOG = {
     "type": "rest",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.spark.backends import BackendKind, Handle
-from airflow_lakestream.spark.lease import Lease, OtherInputs, request_stop
-from airflow_lakestream.spark.lease_record import Outcome
-from airflow_lakestream.spark.process_identity import ProcessIdentity
-from airflow_lakestream.spark.submission import Overtaken, Submissions, Verdict
+from airflow_lakestream.driver.backends import BackendKind, Handle
+from airflow_lakestream.driver.lease import Lease, OtherInputs, request_stop
+from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.submission import Overtaken, Submissions, Verdict
 
 INPUTS = {"topic": "clicks"}
 

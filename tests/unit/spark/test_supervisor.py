@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.spark.lease_record import LeaseRecord, Outcome
-from airflow_lakestream.spark.process_identity import ProcessIdentity
-from airflow_lakestream.spark.supervisor import (
-    Action,
-    DriverState,
-    History,
-    JobState,
-    Limits,
-    Sight,
-    decide,
-    sight_of,
-)
+from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.supervisor import Action, DriverState, History, JobState, Limits, Sight, decide, sight_of
 
 LIMITS = Limits(
     max_restarts=3,

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.cdc.config import MirrorConfig
-from airflow_lakestream.core.landing import land
-from airflow_lakestream.core.report import LandingReport
+from airflow_lakestream.cdc.stops import MirrorStopped
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.extract import build_job
+from airflow_lakestream.run.job import build_job
 from tests.support.given_records import GROUP, TOPIC, GivenLake, GivenTopic, Record
 
 LAKES = pytest.mark.parametrize("table_format", ["iceberg", "delta"])
@@ -75,7 +76,7 @@ def test_the_ends_of_the_years_are_mirrored_and_what_is_beyond_is_named(tmp_path
     first, last = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
     assert states(lake) == [(1, None, first), (2, None, last)]
 
-    with pytest.raises(BadRecord, match=r"given\[0\] offset 2: after.at: '10000-01-01T00:00:00Z' is not"):
+    with pytest.raises(MirrorStopped, match=r"offset 2.*10000-01-01T00:00:00Z.*value-out-of-range"):
         mirror(lake, [*ends, event("c", 3, 3, when="10000-01-01T00:00:00Z")])
     with pytest.raises(BadRecord, match=r"given\[0\] offset 2: after.st.a: "):
         mirror(lake, [*ends, event("c", 3, 3, st={"a": None})])

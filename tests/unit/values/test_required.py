@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.required import all_optional, with_required
+from airflow_lakestream.tables.schema.required import all_optional, with_required
 
 LEAVES = {
     pa.int64(): st.integers(-5, 5),

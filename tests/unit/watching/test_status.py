@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_lakestream.core.landing.plan import TopicState, Watermarks
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
-from airflow_lakestream.core.plan import TopicState, Watermarks
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.spark.lease_record import LeaseRecord, Outcome
-from airflow_lakestream.spark.process_identity import ProcessIdentity
-from airflow_lakestream.spark.progress import Progress
-from airflow_lakestream.watching.backlog import Backlog, backlog_of
+from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.landings import History, Seen
-from airflow_lakestream.watching.status import Facts, Query, State, Stream, status
+from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of
+from airflow_lakestream.watching.streams.landings import History, Seen
+from airflow_lakestream.watching.streams.status import Facts, Query, State, Stream, status
 
 NOW = 1_800_000_000_000
 TOPIC = TopicIdentity("t", "id", "c")

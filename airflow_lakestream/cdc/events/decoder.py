@@ -1,0 +1,207 @@
+"""Change events decoded for a mirror: the row's columns, what happened, and where it stands in the source.
+
+A column that the database got meanwhile comes up as a column of the rows, from the batch on in which it is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, READ, READ_LAST, SOURCE, is_kept
+from airflow_lakestream.cdc.events.misfits import ExplainedEvents
+from airflow_lakestream.cdc.events.names import ColumnNames
+from airflow_lakestream.cdc.events.provenance import told, with_image
+from airflow_lakestream.cdc.events.record_keys import names_in
+from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
+from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.stops import name_not_free
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.json.document import Json
+from airflow_lakestream.decode.json.growth import grow
+from airflow_lakestream.decode.json.watching import WatchingDecoder, WithoutColumn
+from airflow_lakestream.decode.keys import Decoder
+from airflow_lakestream.decode.values.outcome import Decoded
+
+# What of an event's source says where it stands; PostgreSQL's connector has all of them.
+_SOURCE_TYPE = pa.struct(
+    [
+        *(("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())),
+        *(("db", pa.string()), ("schema", pa.string()), ("table", pa.string()), ("txId", pa.int64())),
+    ]
+)
+_SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"), *(?:null|"(?P<lsn>\d+)")\]$'
+# What Debezium marks the last row of a table with that a snapshot reads; all of its rows have one place in the log.
+_LAST_OF_TABLE = pa.array(["last", "last_in_data_collection"])
+
+
+@dataclass(frozen=True)
+class EventPayload(Payload):
+    """Payloads with change events in them, whose columns are those that a mirror needs.
+
+    :param names: what the mirror's columns are called.
+    :param key: the columns of the mirror's key, where the user names them.
+    :param stops: a bad record ends the run.
+    """
+
+    names: ColumnNames = field(default_factory=ColumnNames)
+    key: tuple[str, ...] = ()
+    stops: bool = False
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether records have to be read with their keys: they tell when the database's key is another one."""
+        return True
+
+    def decoder(self, schema: pa.Schema) -> Any:
+        """Return the decoder of events for these columns, with where they stand in the source or with what tells it."""
+        events = _GrowingEvents(self, event_columns(schema))
+        return ExplainedEvents(events, self.columns, self.names.table, self.out_of_range, self.stops)
+
+    def of_columns(self, schema: pa.Schema) -> Decoder:
+        """Return the decoder for exactly these columns; see `_GrowingEvents`."""
+        return super().decoder(schema)
+
+    def record_schemas(self) -> RecordSchemas:
+        """Return what finds columns in the schemas of records."""
+        return RecordSchemas(self.format, self._finder, self.names.table)
+
+    def _value_columns(self, first: RawBatch) -> pa.Schema:
+        row = self.record_schemas().row(first)
+        if self.format == Format.JSON and row:
+            return self._of_row(row)
+        # The registry's newest schema may have more, and nothing but the values tells the columns of bare JSON.
+        return grown(super()._value_columns(first), self._of_row(row))
+
+    def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
+        return self._of_row(row_of(columns))
+
+    def _of_row(self, row: Sequence[pa.Field]) -> pa.Schema:
+        return event_columns(pa.schema(self.names.columns(row)))
+
+    @property
+    def _naming(self) -> Naming:
+        return self.names.naming
+
+    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+        return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=OutOfRange(self.out_of_range))
+
+
+class _GrowingEvents:
+    """Decodes events, with a column more when one has come up; they come with where they stand in the source.
+
+    Several threads decode with it, and other processes: whoever puts their rows together joins the columns.
+    """
+
+    def __init__(self, payload: EventPayload, schema: pa.Schema) -> None:
+        self._payload, self._schema = payload, schema
+        self._schemas = payload.record_schemas()
+        # The one for the columns of the batch before: those of the next one are most often the same.
+        self._decoder = payload.of_columns(with_image(schema, payload.key))
+        # What was learnt of the schemas beside keys.
+        self._prefixes: dict[bytes, str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._payload, self._schema)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records.
+
+        Raises MirrorStopped for columns that the mirror can't have, SchemaRefused, and the registry's errors.
+        """
+        schema = self._with(self._schema, self._schemas.row(batch))
+        while True:
+            decoder, columns = self._decoder, with_image(schema, self._payload.key)
+            if decoder.schema != columns:
+                self._decoder = decoder = self._payload.of_columns(columns)
+            try:
+                decoded = decoder.decode(batch)
+            except WithoutColumn as found:
+                schema = self._with_fields(schema, list(found.leftovers.values()))
+                continue
+            # What a column was taken for, it stays: rows of one process go into one file.
+            self._schema = schema
+            names = self._key_names(batch, decoded)
+            return replace(decoded, rows=placed(told(decoded.rows, self._payload.key, names)))
+
+    def _key_names(self, batch: RawBatch, decoded: Decoded) -> pa.Array:
+        """Return the columns that the key of each event's record has."""
+        keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
+        if decoded.bad:
+            keys = keys.take(pa.array(np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])))
+        return self._payload.names.in_keys(names_in(keys, self._payload.registry_client, self._prefixes))
+
+    def _with(self, schema: pa.Schema, row: Sequence[pa.Field]) -> pa.Schema:
+        """Return the schema with these columns of the database's table. Raises MirrorStopped."""
+        return grown(schema, pa.schema(self._payload.names.columns(row, _own(schema).names)))
+
+    def _with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
+        """Return the schema with columns for what has none in JSON without schemas. Raises MirrorStopped."""
+        names = self._payload.names
+        row = [one.with_name(names.naming.source(one.name)) for one in _own(schema)]
+        images = [{"row": left[image]} for left in leftovers for image in IMAGES if image in left]
+        found = grow(pa.schema([("row", pa.struct(row))]), images)
+        for path, reason in found.refused.items():
+            raise name_not_free(names.table, path.removeprefix("row."), reason)
+        wider = self._with(schema, list(found.schema.field("row").type))
+        if wider == schema:
+            raise AssertionError(f"no column came of {leftovers[0]}")
+        return wider
+
+
+def event_columns(row: pa.Schema) -> pa.Schema:
+    """Return the columns that events are decoded into, for a mirror with these columns."""
+    own = [field.with_nullable(True) for field in _own(row)]
+    return pa.schema([*own, pa.field(OP, pa.string()), pa.field(SOURCE, _SOURCE_TYPE)])
+
+
+def _own(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of the row among those of its event."""
+    return pa.schema([one for one in schema if one.name not in (OP, SOURCE) and not is_kept(one.name)])
+
+
+def placed(rows: pa.Table) -> pa.Table:
+    """Return decoded events with where they stand in the source, in place of what tells it."""
+    source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
+    commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
+    is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
+    # Without a place in the log nothing tells which rows are older.
+    is_last = pc.fill_null(pc.and_(is_last, _member(source, "lsn").is_valid()), False)
+    columns = {name: rows[name] for name in rows.column_names if name != SOURCE}
+    columns[OP] = pc.if_else(is_last, READ_LAST, ops)
+    return pa.table({**columns, COMMIT: commit, POSITION: position})
+
+
+def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) -> Sequence[pa.Array]:
+    """Return for each event the commit that it came after, and its place behind that.
+
+    Not the place in the log alone: of two transactions at once, the one that commits later may have begun earlier.
+    What a snapshot read stands before all that was streamed since.
+    """
+    parts = pc.extract_regex(sequence, _SEQUENCE)
+    after, own = (_integers(parts, name) for name in ("commit", "lsn"))
+    own = pc.coalesce(lsn, own)
+    commit = pc.coalesce(after, own, pc.multiply(millis, 1000), pa.scalar(0, pa.int64()))
+    read = pc.fill_null(pc.equal(ops, READ), False)
+    position = pc.if_else(read, pa.scalar(0, pa.int64()), pc.coalesce(own, pa.scalar(0, pa.int64())))
+    return commit, position
+
+
+def _integers(parts: pa.Array, name: str) -> pa.Array:
+    text = pc.struct_field(parts, name)
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text).cast(pa.int64())
+
+
+def _member(source: pa.Array, name: str) -> pa.Array:
+    if source.type.get_field_index(name) < 0:
+        return pa.nulls(len(source), pa.string())
+    return pc.struct_field(source, name)

@@ -1,0 +1,95 @@
+"""Events that do not fit a mirror's columns: what happened in the database, and the way on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason, TypeSeen, type_changed
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect.debezium import IMAGES
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.tables.schema.value_ranges import is_of_range, is_time_out_of_range
+
+_REMEDY = (
+    'Set out_of_range="clamp" to have the nearest value that the column can hold, or "null" to have NULL. Or make the '
+    'column a string, with schema="{column} string": drop the mirror, and have Debezium read the table anew.'
+)
+_NO_POLICY = (
+    'Make the column a string, with schema="{column} string": drop the mirror, and have Debezium read the table anew.'
+)
+
+
+@dataclass
+class ExplainedEvents:
+    """Decodes events as `inner` does, and stops where one does not fit, if a bad record ends the run anyway.
+
+    :param columns: tells the columns of an event by what it holds.
+    :param table: the mirror's name.
+    """
+
+    inner: Any
+    columns: Callable[[RawBatch], pa.Schema]
+    table: str
+    policy: str
+    stops: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that were there before."""
+        held: pa.Schema = self.inner.schema
+        return held
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records. Raises MirrorStopped."""
+        decoded: Decoded = self.inner.decode(batch)
+        if self.stops and decoded.bad and (stop := self._stop(batch, decoded)) is not None:
+            raise stop
+        return decoded
+
+    def _stop(self, batch: RawBatch, decoded: Decoded) -> MirrorStopped | None:
+        bad = decoded.bad[0]
+        name = _column(bad, decoded.rows.schema.names)
+        # A NULL is of no type.
+        if name is None or bad.reason.endswith(", and the column is required"):
+            return None
+        held, seen = decoded.rows.schema.field(name).type, self._seen(batch, bad.index, name)
+        place = batch.partition, batch.offsets[bad.index]
+        # A number may be too large for the column because the database's column holds larger ones by now.
+        is_of_type = is_time_out_of_range(bad.reason) or (is_of_range(bad.reason) and (seen is None or seen == held))
+        if seen is not None and not is_of_type and seen != held:
+            return type_changed(self.table, name, TypeSeen(held, "in the mirror"), TypeSeen.at(seen, *place))
+        if not is_of_range(bad.reason):
+            return None
+        problem = (
+            f"the change event at partition {place[0]}, offset {place[1]} has a value that the column {name} "
+            f'({held}) can\'t hold: {bad.reason.partition(".")[2]} (out_of_range="{self.policy}").'
+        )
+        remedy = _REMEDY if is_time_out_of_range(bad.reason) else _NO_POLICY
+        return MirrorStopped(self.table, StopReason.VALUE_OUT_OF_RANGE, problem, remedy.format(column=name))
+
+    def _seen(self, batch: RawBatch, at: int, name: str) -> pa.DataType | None:
+        cut = slice(at, at + 1)
+        optional = {side: part[cut] for side in ("keys", "headers") if (part := getattr(batch, side)) is not None}
+        one = replace(
+            batch, offsets=batch.offsets[cut], timestamps=batch.timestamps[cut], values=batch.values[cut], **optional
+        )
+        try:
+            seen = self.columns(one)
+        except LakestreamError:
+            return None
+        return seen.field(name).type if name in seen.names else None
+
+
+def _column(bad: BadRow, names: Sequence[str]) -> str | None:
+    """Return the column that a record is bad for; None where it is bad as a whole."""
+    for image in IMAGES:
+        path = bad.reason.removeprefix(f"{image}.")
+        if path != bad.reason:
+            found = [name for name in names if path.startswith(name) and path[len(name) : len(name) + 1] in (*":.[{",)]
+            return max(found, key=len, default=None)
+    return None

@@ -1,0 +1,102 @@
+"""The names of the columns that records' keys have: what the database, or the connector's settings, say is the key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.decode.connect.decoder import unwrapped
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.schemas import SchemaNotFound
+
+# A record without a key.
+NO_KEY = "[]"
+_HEADER = 5
+# Keys of one topic have one form, or a few after the key was changed; others are looked at one by one.
+_MOST_FORMS = 8
+_VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
+
+
+def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[bytes, str]) -> pa.Array:
+    """Return for each key the names of its columns, as a list in JSON; null where it can't be read.
+
+    :param registry: where the schemas are of keys that name one.
+    :param prefixes: what was learnt of the schemas beside keys before; it grows.
+    """
+    found = np.full(len(keys), None, object)
+    found[keys.is_null().to_numpy(zero_copy_only=False)] = NO_KEY
+    there = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+    framed = pc.starts_with(keys, b"\x00").fill_null(False).to_numpy(zero_copy_only=False)
+    if registry is not None and framed.any():
+        _by_schema(keys, np.flatnonzero(framed), registry, found)
+    there = there[~framed[there]]
+    for part in unwrapped(keys.take(pa.array(there)), prefixes) if len(there) else ():
+        _by_form(part.payloads, there[part.places], found)
+    return pa.array(found, pa.string())
+
+
+def as_list(names: str | None) -> list[str] | None:
+    """Return the names that one key has; None where it could not be read."""
+    found: list[str] | None = None if names is None else json.loads(names)
+    return found
+
+
+def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
+    """Note the names of keys in JSON: of one key by a parser, and of all that are like it by their form."""
+    todo = np.arange(len(keys))
+    for _ in range(_MOST_FORMS):
+        if not len(todo):
+            return
+        names = _names(keys[int(todo[0])].as_py())
+        like = np.zeros(len(todo), np.bool_)
+        if names:
+            some = keys.take(pa.array(todo))
+            like = pc.match_substring_regex(some, _form(names)).fill_null(False).to_numpy(zero_copy_only=False).copy()
+        like[0] = True
+        found[places[todo[like]]] = None if names is None else json.dumps(names)
+        todo = todo[~like]
+    for at in todo.tolist():
+        names = _names(keys[at].as_py())
+        found[places[at]] = None if names is None else json.dumps(names)
+
+
+def _form(names: Sequence[str]) -> str:
+    members = r"\s*,\s*".join(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names)
+    return rf"(?s)^\s*\{{\s*{members}\s*\}}\s*$"
+
+
+def _names(key: bytes | None) -> list[str] | None:
+    if key is None:
+        return []
+    try:
+        document = json.loads(key)
+    except (ValueError, RecursionError):
+        return None
+    return list(document) if isinstance(document, dict) else None
+
+
+def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
+    """Note the names of keys in Avro or JSON Schema: those of the schema that each names."""
+    headers = pc.binary_slice(keys.take(pa.array(places)), 0, _HEADER).dictionary_encode()
+    for number, header in enumerate(headers.dictionary.to_pylist()):
+        names = _registered(registry, int.from_bytes(header[1:], "big"))
+        at = places[np.flatnonzero(headers.indices.to_numpy() == number)]
+        found[at] = None if names is None else json.dumps(names)
+
+
+def _registered(registry: RegistryClient, schema_id: int) -> list[str] | None:
+    try:
+        schema = json.loads(registry.schema(schema_id).text)
+    except (SchemaNotFound, ValueError):
+        return None
+    if not isinstance(schema, dict):
+        return None
+    if isinstance(schema.get("properties"), dict):
+        return list(schema["properties"])
+    fields = schema.get("fields")
+    return [str(field["name"]) for field in fields] if isinstance(fields, list) else None

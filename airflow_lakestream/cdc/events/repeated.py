@@ -1,0 +1,47 @@
+"""Events of a transaction that a restarted connector has sent again, behind events of their key that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.cdc.columns import OFFSET, PARTITION, POSITION
+from airflow_lakestream.cdc.keys.identity import keys_of
+
+
+def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
+    """Return the places of the events that are left without those sent again.
+
+    What they say was known before: by an earlier batch, where this one does not have them twice. Events between them
+    and the next one of their key may be missing here: with them, a key would be there twice that never was.
+
+    :param rows: in the order of their versions.
+    """
+    some = _behind_a_later_one(rows)
+    if not some.any():
+        return pa.array(np.arange(len(rows)))
+    first = int(np.flatnonzero(some)[0])
+    part = rows.slice(first)
+    names = (PARTITION, OFFSET, POSITION)
+    places = zip(*(part[name].to_pylist() for name in names), transactions.slice(first).to_pylist(), strict=True)
+    kept = np.ones(len(rows), np.bool_)
+    lowest: dict[Any, int] = {}
+    numbered = list(enumerate(zip(keys_of(part, key), places, strict=True), first))
+    for number, (own, (partition, offset, position, transaction)) in reversed(numbered):
+        group = (own, partition, transaction)
+        kept[number] = not position or offset < lowest.get(group, offset + 1)
+        lowest[group] = min(offset, lowest.get(group, offset))
+    return pa.array(np.flatnonzero(kept))
+
+
+def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
+    """Tell which events stand in their partition behind one that is later in the source."""
+    partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
+    found = np.zeros(len(rows), np.bool_)
+    for partition in np.unique(partitions).tolist():
+        own = np.flatnonzero(partitions == partition)
+        found[own] = offsets[own] > np.minimum.accumulate(offsets[own][::-1])[::-1]
+    return found

@@ -1,0 +1,108 @@
+"""The change events of one commit, on their way to a mirror of whatever format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import (
+    DELETED,
+    KEY_NAMES,
+    OF_EVENTS,
+    OFFSET,
+    OP,
+    PARTITION,
+    RECORD_KEY,
+    TABLE,
+    TRANSACTION,
+    no_rows,
+    version_schema,
+)
+from airflow_lakestream.cdc.events.provenance import expanded
+from airflow_lakestream.cdc.events.widening import joined_type
+from airflow_lakestream.cdc.stops import TypeSeen, type_changed
+from airflow_lakestream.tables.schema.required import with_required
+
+
+@dataclass
+class TakenEvents:
+    """`rows` as they were written here, and `files` in which executors have written some."""
+
+    rows: list[pa.Table] = field(default_factory=list)
+    files: list[Any] = field(default_factory=list)
+
+    def joined(self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str) -> pa.Table:
+        """Return all of them; without any these columns, and no row. Raises MirrorStopped for types of no one type.
+
+        :param table: the mirror's name.
+        """
+        parts = [_plain(expanded(part)) for part in (*self.rows, *map(read, self.files))] or [no_rows(columns)]
+        schema = pa.schema(_fields(parts, table))
+        return pa.concat_tables([_with_types(part, schema) for part in parts], promote_options="permissive")
+
+    def forget(self) -> None:
+        """Forget them; their files are for the caller to delete."""
+        self.rows, self.files = [], []
+
+
+def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
+    """Return the columns that executors write for a mirror with these.
+
+    :param with_key: with the records' keys, where nobody names the key.
+    """
+    own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
+    key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
+    told = [pa.field(TABLE, pa.string()), pa.field(TRANSACTION, pa.int64()), pa.field(KEY_NAMES, pa.string())]
+    return pa.schema([*own, pa.field(OP, pa.string()), *version_schema(), *told, *key])
+
+
+def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
+    """Yield each column that a part has, with the type that holds the values of all parts. Raises MirrorStopped."""
+    found: dict[str, tuple[pa.Field, pa.Table]] = {}
+    for part in parts:
+        for one in part.schema:
+            there, first = found.get(one.name, (one, part))
+            # No value of it has a type.
+            if part[one.name].null_count == len(part) and there is not one:
+                continue
+            if first[one.name].null_count == len(first):
+                there, first = one, part
+            kind = joined_type(there.type, one.type) or _of_numbers(there.type, one.type)
+            if kind is None:
+                raise type_changed(table, one.name, _seen(first, one.name), _seen(part, one.name))
+            found[one.name] = (there.with_type(kind), first)
+    return (one for one, _ in found.values())
+
+
+def _of_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type of numbers whose type was told by their values: whole ones in one part, others in another."""
+    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else None
+
+
+def _seen(rows: pa.Table, name: str) -> TypeSeen:
+    at = pc.index(rows[name].is_valid(), True).as_py()
+    return TypeSeen.at(rows.schema.field(name).type, rows[PARTITION][at].as_py(), rows[OFFSET][at].as_py())
+
+
+def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    fields = [schema.field(name) for name in rows.column_names]
+    columns = [
+        pa.nulls(len(rows), one.type) if rows[one.name].null_count == len(rows) else rows[one.name].cast(one.type)
+        for one in fields
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return events with the types that all have in common, wherever they were written."""
+    fields = [one.with_nullable(True) for one in rows.schema]
+    # Arrow casts no struct that is NULL and has NULL in a required field.
+    columns = [with_required(rows[one.name], one) for one in fields]
+    # A file's fields carry ids of their own, which must not tell two columns of one name apart.
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(
+        pa.schema([one.remove_metadata() for one in fields])
+    )

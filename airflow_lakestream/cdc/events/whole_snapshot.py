@@ -1,0 +1,140 @@
+"""Where in a topic Debezium has read the whole table: it marks the first and the last of the rows."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.cdc.columns import OP, READ, RECORD_KEY, SOURCE
+from airflow_lakestream.cdc.design import key_of
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.ports import Reader
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.exceptions import InvalidArgument
+
+# Nothing of the row: it may have any columns by then.
+_COLUMNS = pa.schema(
+    [
+        (OP, pa.string()),
+        (
+            SOURCE,
+            pa.struct(
+                [("lsn", pa.int64()), ("txId", pa.int64()), ("snapshot", pa.string())]
+                + [(name, pa.string()) for name in ("name", "schema", "table")]
+            ),
+        ),
+    ]
+)
+_FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_collection")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which connector sends, and which table: its topic.prefix, and the table's name as a signal has it."""
+
+    prefix: str
+    collection: str
+
+
+@dataclass
+class Snapshot:
+    """Rows that one transaction of Debezium has read: how many, and where they begin and end by partition."""
+
+    rows: int = 0
+    starts: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    key: tuple[str, ...] | None = None
+    has_first: bool = False
+    has_last: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the table are there; the only one is marked as the last."""
+        return self.has_last and (self.has_first or self.rows == 1)
+
+
+@dataclass
+class SnapshotSearch:
+    """Looks through a topic, each offset once.
+
+    :param payload: what its values hold; not `EventPayload`, which would find columns in them.
+    """
+
+    payload: Payload
+    reader: Reader
+    # By partition: where the search goes on.
+    at: dict[int, int]
+    found: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
+    origin: Origin | None = None
+
+    def look(self, state: TopicState, stop: threading.Event) -> Snapshot | None:
+        """Look up to the topic's present end; return the last snapshot that is whole by then, if any."""
+        topic = state.identity.topic
+        starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
+        ranges = RangeSet(
+            OffsetRange(topic, p, starts[p], marks.end) for p, marks in state.marks.items() if starts[p] < marks.end
+        )
+        if ranges:
+            decoder = self.payload.decoder(_COLUMNS)
+            with closing(self.reader.read(Plan(state, ranges), stop)) as chunks:
+                for chunk in chunks:
+                    if len(chunk.batch):
+                        self._take(chunk.batch, decoder.decode(chunk.batch))
+                    self.at[chunk.covers.partition] = chunk.covers.until_offset
+        return next((one for one in reversed(self.found.values()) if one.is_whole), None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of snapshots were seen."""
+        return sum(one.rows for one in self.found.values())
+
+    def _take(self, batch: RawBatch, decoded: object) -> None:
+        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # an Outcome of records
+        places = np.delete(np.arange(len(batch)), bad)
+        sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
+        for place, op, source in zip(places.tolist(), ops, sources, strict=True):
+            if not source:
+                continue
+            if source["name"] and source["table"]:
+                self.origin = _origin(source)
+            if op != READ or source["lsn"] is None or source["snapshot"] == "incremental":
+                continue
+            one = self.found.setdefault((source["lsn"], source["txId"] or 0), Snapshot())
+            one.rows += 1
+            one.starts.setdefault(batch.partition, batch.offsets[place])
+            one.ends[batch.partition] = batch.offsets[place] + 1
+            one.has_first |= source["snapshot"] in _FIRST
+            if source["snapshot"] in _LAST:
+                one.has_last, one.key = True, _key(batch, place)
+
+
+def origin_of_topic(topic: str) -> Origin:
+    """Return what a topic's name says where nobody has renamed it: prefix.schema.table."""
+    parts = topic.split(".")
+    if len(parts) < 3:
+        raise InvalidArgument(
+            "topic", f"{topic!r} tells no prefix.schema.table, and no event in it does.", "Let the table have a change."
+        )
+    return Origin(".".join(parts[:-2]), re.escape(".".join(parts[-2:])))
+
+
+def _origin(source: Mapping[str, str]) -> Origin:
+    return Origin(source["name"], re.escape(".".join(part for part in (source["schema"], source["table"]) if part)))
+
+
+def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:
+    """Return the columns of a record's key; None where it tells none."""
+    if batch.keys is None:
+        return None
+    try:
+        return key_of(pa.table({RECORD_KEY: batch.keys[place : place + 1]}))
+    except InvalidArgument:
+        return None

@@ -1,0 +1,65 @@
+"""Types that hold the values of several: of one column, as the database's table had it at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.types as t
+
+_WIDER = {(pa.int32(), pa.int64()): pa.int64(), (pa.float32(), pa.float64()): pa.float64()}
+
+
+def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds all values of two; None where there is none."""
+    if one == other:
+        return one
+    if t.is_decimal(one) and t.is_decimal(other):
+        return max(one, other, key=lambda kind: kind.precision) if one.scale == other.scale else None
+    if t.is_struct(one) and t.is_struct(other):
+        fields = joined_fields(one, other)
+        return None if fields is None else pa.struct(fields)
+    if t.is_list(one) and t.is_list(other):
+        item = _joined_field(one.value_field, other.value_field)
+        return None if item is None else pa.list_(item)
+    if t.is_map(one) and t.is_map(other) and one.key_type == other.key_type:
+        item = _joined_field(one.item_field, other.item_field)
+        return None if item is None else pa.map_(one.key_type, item)
+    return _WIDER.get((one, other)) or _WIDER.get((other, one))
+
+
+def joined_fields(one: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field] | None:
+    """Return the fields of both, in the order of the first; None where one of them can't be of one type."""
+    fields = {field.name: field for field in one}
+    for field in other:
+        there = fields.get(field.name)
+        joined = field if there is None else _joined_field(there, field)
+        if joined is None:
+            return None
+        fields[field.name] = joined
+    return list(fields.values())
+
+
+def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
+    kind = joined_type(one.type, other.type)
+    return None if kind is None else pa.field(one.name, kind, one.nullable or other.nullable)
+
+
+def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
+    """Return the schema with the columns that it lacks, and wider types where they have become wider."""
+    fields = [
+        field.with_type(_grown_type(field.type, seen.field(field.name).type)) if field.name in seen.names else field
+        for field in schema
+    ]
+    return pa.schema([*fields, *(field for field in seen if field.name not in schema.names)])
+
+
+def _grown_type(old: pa.DataType, seen: pa.DataType) -> pa.DataType:
+    """Return the type with all that it lacks; what it has by another type than was seen stays as it is."""
+    if t.is_struct(old) and t.is_struct(seen):
+        return pa.struct(list(grown(pa.schema(list(old)), pa.schema(list(seen)))))
+    if t.is_list(old) and t.is_list(seen):
+        return pa.list_(old.value_field.with_type(_grown_type(old.value_type, seen.value_type)))
+    if t.is_map(old) and t.is_map(seen):
+        return pa.map_(old.key_type, old.item_field.with_type(_grown_type(old.item_type, seen.item_type)))
+    return joined_type(old, seen) or old

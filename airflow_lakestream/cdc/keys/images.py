@@ -1,0 +1,102 @@
+"""Rows that deletions bring along, as they were before: of a whole row, or with placeholders for what was not sent.
+
+Debezium puts a column's default, zero or an empty value in the place of what PostgreSQL did not send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.cdc.columns import OF_EVENTS, VERSION
+from airflow_lakestream.cdc.events.unavailable import Mask, left_out
+
+Image = dict[str, Any]
+
+# As floats, UUIDs and times are written that are zero.
+_TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01-01T00:00:00Z", "00:00:00Z")
+
+
+def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
+    """Return the columns of rows beside the key."""
+    beside = {*key, *VERSION, *OF_EVENTS}
+    return [name for name in rows.column_names if name not in beside]
+
+
+def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
+    """Return the values of rows, in such a way that equal ones are equal; those that are left out are missing."""
+    found: list[Image] = [{} for _ in range(len(rows))]
+    if not found:
+        # Arrow makes no array of lists of UUIDs of no chunks.
+        return found
+    for name in columns:
+        lacking = left_out(rows[name])
+        for at, value in enumerate(plain(rows[name]).to_pylist()):
+            if not lacking[at]:
+                # NaN is equal to nothing.
+                found[at][name] = repr(value) if isinstance(value, float) else value
+    return found
+
+
+def is_placeholder(value: Any) -> bool:
+    """Tell whether a value of an image may stand for one that was not sent, whatever the column's default."""
+    if isinstance(value, bytes):
+        return not value.strip(b"\x00")
+    if isinstance(value, str):
+        return value in _TEXTS
+    if isinstance(value, dict):
+        return all(is_placeholder(one) for one in value.values())
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None) == datetime(1970, 1, 1)
+    if isinstance(value, date):
+        return value == date(1970, 1, 1)
+    return not value or value == time()
+
+
+def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
+    """Tell which rows have a placeholder in each column of the key."""
+    found = np.ones(len(rows), np.bool_)
+    for name in key:
+        column = plain(rows[name])
+        if t.is_integer(column.type):
+            found &= pc.equal(column, 0).fill_null(False).to_numpy(zero_copy_only=False)
+            continue
+        values = pc.unique(column).to_pylist()
+        zeros = pa.array([value for value in values if value is not None and is_placeholder(value)], column.type)
+        found &= pc.is_in(column, value_set=zeros).to_numpy(zero_copy_only=False)
+        if not found.any():
+            break
+    return found
+
+
+class Earlier:
+    """What comes before some events of their key."""
+
+    def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
+        first = plain(rows[key[0]])
+        some = pc.is_in(first, value_set=pc.unique(first.take(pa.array(wanted, pa.int64()))))
+        numbers = np.flatnonzero(some.to_numpy(zero_copy_only=False)).tolist()
+        part = rows.select(list(key)).take(pa.array(numbers, pa.int64()))
+        keys = zip(*(plain(column).to_pylist() for column in part.columns), strict=True)
+        self._before: dict[int, int] = {}
+        last: dict[str, int] = {}
+        for number, own in zip(numbers, map(repr, keys), strict=True):
+            if own in last:
+                self._before[number] = last[own]
+            last[own] = number
+
+    def of(self, at: int) -> int | None:
+        """Return the event of the same key that comes before this one; None without any."""
+        return self._before.get(at)
+
+
+def plain(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column with values that can be compared."""
+    whole = column.combine_chunks()
+    return whole.storage if isinstance(whole.type, pa.BaseExtensionType) else whole

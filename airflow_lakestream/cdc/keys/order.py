@@ -1,0 +1,271 @@
+"""Several rows of one key within a transaction: which of them is there in the end.
+
+A key that is checked at the end of the transaction (DEFERRABLE) may be there twice meanwhile: `set id = id + 1` creates
+the new row 2 ahead of deleting the old one. The last event of key 2 is a deletion then, and the row is there all the
+same. Where the database sends whole rows (REPLICA IDENTITY FULL; it demands it for such a key), deletions say which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION, VERSION
+from airflow_lakestream.cdc.events.repeated import without_repeated
+from airflow_lakestream.cdc.keys.guards import Guard, Guarded
+from airflow_lakestream.cdc.keys.identity import by_place
+from airflow_lakestream.cdc.keys.images import Earlier, Image, image_columns, images, is_placeholder
+
+Places = npt.NDArray[np.int64]
+
+_NUMBER, _GROUP = "_cdc_number", "_cdc_group"
+
+
+@dataclass
+class Settled:
+    """Events of which the last one of each key says what becomes of it; what the table has to say is in `guards`.
+
+    `guards` are by the place of an event.
+    """
+
+    rows: pa.Table
+    guards: dict[int, Guard] = field(default_factory=dict)
+
+
+def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settled:
+    """Return events such that the last one of each key says what becomes of it.
+
+    :param rows: in the order of their versions.
+    :param not_in: columns of the database's key, which come with each deletion.
+    """
+    if TRANSACTION not in rows.column_names or not len(rows):
+        return Settled(rows)
+    rows = rows.take(without_repeated(rows, key, _transactions(rows))).combine_chunks()
+    groups = sorted(_suspects(rows, key), key=lambda group: int(group[0]))
+    unfinished = sorted(_unfinished(rows, key), key=lambda group: int(group[0]))
+    if not groups and not unfinished:
+        return Settled(rows)
+    columns = [name for name in image_columns(rows, key) if name not in not_in]
+    told = _Told(rows, columns)
+    work = _Work(rows, key, columns, told, Earlier(rows, key, [int(group[0]) for group in (*groups, *unfinished)]))
+    for group in groups:
+        work.settle(group)
+    for group in unfinished:
+        work.watch(group)
+    return work.done()
+
+
+def _transactions(rows: pa.Table) -> pa.Array:
+    # Without its number, the commit before it is what a transaction's events have in common.
+    return pc.coalesce(rows[TRANSACTION], rows[COMMIT]).combine_chunks()
+
+
+def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
+    """Yield the places of the events of a key in one transaction that ends with a deletion, and begins with a row."""
+    ops, transactions = rows[OP].combine_chunks(), _transactions(rows)
+    deletes = pc.equal(ops, "d").fill_null(False)
+    some = pc.is_in(transactions, value_set=pc.unique(transactions.filter(deletes)))
+    places = np.flatnonzero(some.to_numpy(zero_copy_only=False))
+    if len(places) < 2:
+        return
+    found = _by_key(rows, key, places, transactions)
+    ends = pc.take(deletes, found[_NUMBER + "_max"]).combine_chunks()
+    wanted = pc.and_(ends, found[_NUMBER + "row_min"].combine_chunks().is_valid())
+    for numbers in found[_NUMBER + "_list"].filter(wanted).to_pylist():
+        yield np.sort(np.array(numbers, np.int64))
+
+
+def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa.Array) -> pa.Table:
+    """Return for each key and transaction the places of its events, the last one, and the first of those with a row."""
+    keys, ops = by_place(rows, key), rows[OP].take(pa.array(places)).combine_chunks()
+    part = keys.take(pa.array(places)).append_column(_GROUP, transactions.take(pa.array(places)))
+    is_row = pc.is_in(ops, value_set=pa.array(["c", "u"])).to_numpy(zero_copy_only=False)
+    part = part.append_column(_NUMBER, pa.array(places)).append_column(_NUMBER + "row", pa.array(places, mask=~is_row))
+    return part.group_by([*keys.column_names, _GROUP]).aggregate(
+        [(_NUMBER, "max"), (_NUMBER + "row", "min"), (_NUMBER, "list")]
+    )
+
+
+def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
+    """Yield the events of each key in a transaction that may go on, where they create a row."""
+    transactions = _transactions(rows)
+    partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
+    is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
+    # Else a key is never there twice.
+    says = _deletions_say_something(rows, key)
+    for partition in np.unique(partitions).tolist():
+        own = np.flatnonzero(partitions == partition)
+        # The last one, and the one that is being sent again.
+        for last in {transactions[int(at)] for at in (own[-1], own[np.argmax(offsets[own])])}:
+            there = own[pc.equal(transactions, last).to_numpy(zero_copy_only=False)[own]]
+            if not is_created[there].any():
+                continue
+            for numbers in _by_key(rows, key, there, transactions)[_NUMBER + "_list"].to_pylist():
+                if (says or len(numbers) > 1) and is_created[numbers].any():
+                    yield np.sort(np.array(numbers, np.int64))
+
+
+def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
+    deletes = rows.filter(pc.equal(rows[OP], "d").fill_null(False))
+    return any(map(_says_something, images(deletes, image_columns(rows, key))))
+
+
+@dataclass
+class _Told:
+    """Which columns of deletions have what the row had, for sure: a placeholder would be the same in all of them.
+
+    `saying` are the transactions whose deletions have such values: the replica identity may change between two.
+    """
+
+    rows: pa.Table
+    columns: Sequence[str]
+    varying: list[str] = field(init=False)
+    saying: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_delete = pc.equal(self.rows[OP], "d").fill_null(False)
+        found = images(self.rows.filter(is_delete), self.columns)
+        self.varying = [name for name in self.columns if len({repr(one[name]) for one in found if name in one}) > 1]
+        transactions = _transactions(self.rows).filter(is_delete.combine_chunks()).to_pylist()
+        self.saying = {one for one, image in zip(transactions, found, strict=True) if _says_something(image)}
+
+
+@dataclass
+class _Followed:
+    """What is there behind the events of a key: their rows, and maybe one from before."""
+
+    may_be_old: bool
+    live: list[int] = field(default_factory=list)
+    is_sure: bool = True
+    says: bool = True
+
+
+@dataclass
+class _Work:
+    rows: pa.Table
+    key: Sequence[str]
+    columns: Sequence[str]
+    told: _Told
+    earlier: Earlier
+    # The version that an event gets, and events that are nothing.
+    versions: dict[int, int] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    guards: dict[int, Guard] = field(default_factory=dict)
+
+    def settle(self, group: Places) -> None:
+        """Find out what the events of a key in one transaction come to."""
+        found = self._follow(group)
+        if found.live or found.may_be_old:
+            self._conclude(group, found.live, _kind(is_sure=found.is_sure, says=found.says))
+
+    def watch(self, group: Places) -> None:
+        """Refuse several rows of a key, also those of the table: which one the next events mean, nothing tells."""
+        found = self._follow(group)
+        first, last = int(group[0]), int(group[-1])
+        if len(found.live) > 1:
+            self._guard(last, first, Guarded.UNKNOWN)
+        elif found.live and found.may_be_old:
+            is_settled = int(group[found.live[0]]) in self.versions
+            self._guard(int(group[found.live[0]]) if is_settled else last, first, Guarded.STOP)
+
+    def _follow(self, group: Places) -> _Followed:
+        part = self.rows.take(pa.array(group))
+        ops, values, positions = part[OP].to_pylist(), images(part, self.columns), part[POSITION].to_pylist()
+        # An update or a deletion that comes first has had the row that was there.
+        found = _Followed(may_be_old=ops[0] == "c")
+        if "t" in ops:
+            return _Followed(may_be_old=False)
+        live, seen = found.live, set[tuple[int, str]]()
+        is_told = _transactions(part)[0].as_py() in self.told.saying
+        for number, op in enumerate(ops):
+            # Sent twice, it happened once.
+            if positions[number] and (positions[number], op) in seen:
+                continue
+            seen.add((positions[number], op))
+            if op != "d":
+                if op == "u":
+                    # Without any of the transaction's own, it is the row from before that is updated.
+                    found.may_be_old = found.may_be_old and bool(live)
+                    del live[: 1 if len(live) < 2 else 0]
+                live.append(number)
+                continue
+            exact = [one for one in live if _is_same(values[one], values[number])]
+            if exact:
+                live.remove(exact[0])
+            elif live and self._is_of_old(found, is_told, live, values, number):
+                found.may_be_old = False
+            elif live:
+                found.is_sure, found.says = False, found.says and _says_something(values[number])
+                live.pop()
+            else:
+                found.may_be_old = False
+        return found
+
+    def _is_of_old(
+        self, found: _Followed, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
+    ) -> bool:
+        """Tell whether a deletion has the row from before: its values are of none of those that are there."""
+        return found.may_be_old and is_told and all(self._differs(values[one], values[number]) for one in live)
+
+    def _conclude(self, group: Places, live: Sequence[int], kind: Guarded | None) -> None:
+        first, last = int(group[0]), int(group[-1])
+        if len(live) > 1 or (live and kind is not Guarded.KEEP):
+            self._guard(last, first, Guarded.UNKNOWN)
+        elif live:
+            # The old row went, the new one stays: as an event at the place of the last one.
+            self.versions[int(group[live[0]])] = last
+            self.dropped |= set(group.tolist()) - {int(group[live[0]])}
+        elif kind is not None:
+            self._guard(last, first, kind, group)
+
+    def _differs(self, row: Image, image: Image) -> bool:
+        return any(name in row and name in image and row[name] != image[name] for name in self.told.varying)
+
+    def _guard(self, at: int, first: int, kind: Guarded, group: Places | None = None) -> None:
+        before = self.earlier.of(first)
+        # What was left out of an earlier transaction, has left its row there.
+        is_there = before in self.dropped or (before is not None and self.rows[OP][before].as_py() not in ("d", "t"))
+        if before is not None and not is_there and kind is not Guarded.UNKNOWN:
+            return
+        if before is not None and kind is Guarded.KEEP and group is not None:
+            # The row from before is here, and stays as it is.
+            self.dropped |= set(group.tolist())
+            return
+        since = (self.rows[COMMIT][first].as_py(), self.rows[POSITION][first].as_py())
+        kind = Guarded.UNKNOWN if before is not None else kind
+        self.guards[at] = Guard(kind, since, self.rows[PARTITION][at].as_py(), self.rows[OFFSET][at].as_py())
+
+    def done(self) -> Settled:
+        """Return the events."""
+        rows = self.rows
+        if self.versions:
+            takes = np.arange(len(rows))
+            takes[list(self.versions)] = list(self.versions.values())
+            for name in VERSION:
+                column = rows[name].take(pa.array(takes))
+                rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
+        kept = np.setdiff1d(np.arange(len(rows)), np.array(sorted(self.dropped), np.int64))
+        place_of = {int(at): number for number, at in enumerate(kept)}
+        guards = {place_of[at]: guard for at, guard in self.guards.items()}
+        return Settled(rows.take(pa.array(kept)).combine_chunks(), guards)
+
+
+def _kind(*, is_sure: bool, says: bool) -> Guarded | None:
+    if is_sure:
+        return Guarded.KEEP
+    # Where deletions say nothing but the key, a key is never there twice: the database refuses it.
+    return Guarded.STOP if says else None
+
+
+def _is_same(row: Mapping[str, Any], image: Mapping[str, Any]) -> bool:
+    return all(name in row and row[name] == value for name, value in image.items())
+
+
+def _says_something(image: Image) -> bool:
+    return any(not is_placeholder(value) for value in image.values())

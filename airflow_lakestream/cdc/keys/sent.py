@@ -1,0 +1,64 @@
+"""Deletions that do not say which row they delete: PostgreSQL has not sent the key, and Debezium puts zeros there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, TRANSACTION
+from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge, fits
+from airflow_lakestream.cdc.keys.identity import keys_of
+from airflow_lakestream.cdc.keys.images import Earlier, image_columns, images, is_placeholder, zero_keys
+
+Keyed = tuple[object, ...]
+
+
+def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed, Guard]:
+    """Return by key what is to be held against the table. Raises MirrorStopped where the events tell it themselves.
+
+    REPLICA IDENTITY USING INDEX on other columns: the key of a deletion has zeros, and the index's columns are those of
+    the row that went. A row of zeros may be meant all the same: then it has these values.
+
+    :param rows: in the order of their versions.
+    """
+    deletes = pc.equal(rows[OP], "d").fill_null(False).combine_chunks().to_numpy(zero_copy_only=False)
+    doubtful = np.flatnonzero(deletes)
+    is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)
+    if not is_zero.any():
+        return {}
+    # A deletion that has its key says that those before it have theirs.
+    others = np.flatnonzero(~is_zero)
+    clear = -1 if not len(others) else int(others[-1])
+    found: dict[Keyed, Guard] = {}
+    columns = image_columns(rows, key)
+    wanted: list[int] = doubtful[is_zero & (np.arange(len(doubtful)) > clear)].tolist()
+    events = Earlier(rows, key, wanted)
+    for at in wanted:
+        row = rows.slice(at, 1)
+        image = images(row, columns)[0]
+        if all(is_placeholder(value) for value in image.values()):
+            continue
+        since = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
+        guard = Guard(Guarded.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)
+        own = keys_of(row, key)[0]
+        earlier = events.of(at)
+        if earlier is None:
+            found.setdefault(own, guard)
+            continue
+        before = rows.slice(earlier, 1)
+        if _transaction(before) == _transaction(row):
+            # What a transaction does to its own rows, `order` tells.
+            continue
+        is_repeated = (before[COMMIT][0].as_py(), before[POSITION][0].as_py()) == since
+        is_gone = before[OP][0].as_py() in ("d", "t")
+        if not is_repeated and (is_gone or not fits(images(before, columns)[0], image)):
+            raise judge.not_sent(guard)
+    return found
+
+
+def _transaction(row: pa.Table) -> object:
+    number = row[TRANSACTION][0].as_py() if TRANSACTION in row.column_names else None
+    return row[COMMIT][0].as_py() if number is None else number

@@ -1,0 +1,132 @@
+"""What a mirror remembers of rows that it has no longer: entries of a table beside it, `<table>__deleted`.
+
+Without it a late event, older than the deletion of its row, would bring the row back. Each entry is a fact of the
+source's history and true whatever becomes of the landing that wrote it, so it is written before the mirror's commit,
+and written twice does no harm. A truncation is an entry without a key, and so is the mark of a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
+from airflow_lakestream.cdc.keys.identity import by_place
+from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.merge.newest import Mask, is_later, versions
+from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
+from airflow_lakestream.core.names import DELETED
+
+SUFFIX = DELETED
+# The deleted row itself, as Arrow's IPC stream: only of the last event of a partition, where the event that follows
+# may be the same row under another key, which leaves out what it has in common with this one.
+ROW = "_row"
+# Table property: the mirror's own id. Entries of another one that had its name are none of its own.
+MIRROR_ID = "lakestream.mirror-uuid"
+# More files than that are written anew as one.
+MOST_FILES = 32
+
+
+class Entries(Protocol):
+    """Keeps the entries of one mirror: rows of its key's columns, `VERSION` and `ROW`."""
+
+    def read(self) -> pa.Table | None:
+        """Return all of them; None without any."""
+
+    def add(self, entries: pa.Table) -> None:
+        """Write some down, in a commit of their own. Raises what a commit raises."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What was remembered at one moment; `key` are the columns of the mirror's key."""
+
+    key: tuple[str, ...]
+    entries: pa.Table | None
+
+    @cached_property
+    def truncated(self) -> Version | None:
+        """The last truncation that is known, or the last snapshot, which is one."""
+        return max((cut_of(one) if is_mark(one) else one for one in self._without_key), default=None)
+
+    @property
+    def snapshots(self) -> Sequence[Version]:
+        """The marks of all snapshots that are known."""
+        return [one for one in self._without_key if is_mark(one)]
+
+    @cached_property
+    def _without_key(self) -> Sequence[Version]:
+        return [] if self.entries is None else versions(self.entries.filter(self.entries[self.key[0]].is_null()))
+
+    def is_dead(self, rows: pa.Table) -> Mask:
+        """Tell for each row whether its key was deleted later than its version."""
+        dead = np.zeros(len(rows), np.bool_)
+        if self.entries is None or not len(rows):
+            return dead
+        entries = self.entries.filter(self.entries[self.key[0]].is_valid())
+        if not len(entries):
+            return dead
+        last = _last(entries, self.key)
+        at = places(rows, last, self.key)
+        known = np.flatnonzero(at >= 0)
+        dead[known] = is_later(last.take(pa.array(at[known])), rows.take(pa.array(known)))
+        return dead
+
+    def has_seen(self, row: pa.Table) -> bool:
+        """Tell whether a row's key was deleted at the place of this event in the source, or behind it."""
+        if self.entries is None:
+            return False
+        entries = self.entries.filter(self.entries[self.key[0]].is_valid())
+        own = entries.filter(pa.array(places(entries, row.select(list(self.key)), self.key) >= 0))
+        mine = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
+        return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
+
+    def moved(self, place: tuple[int, int]) -> pa.Table | None:
+        """Return the row that was deleted at a place of the source; None where it was not kept."""
+        kept = self._kept
+        if kept is None:
+            return None
+        found = kept.filter(pc.and_(pc.equal(kept[COMMIT], place[0]), pc.equal(kept[POSITION], place[1])))
+        return pa.ipc.open_stream(found[row_column(self.key)][0].as_py()).read_all() if len(found) else None
+
+    @cached_property
+    def _kept(self) -> pa.Table | None:
+        return None if self.entries is None else self.entries.filter(self.entries[row_column(self.key)].is_valid())
+
+
+def row_column(key: Sequence[str]) -> str:
+    """Return the name of the column with the deleted row, which no column of the key has."""
+    name = ROW
+    while name in key:
+        name += "_"
+    return name
+
+
+def entry_schema(key: pa.Schema) -> pa.Schema:
+    """Return the columns of entries, for these of a key."""
+    return pa.schema(
+        [*(field.with_nullable(True) for field in key), *version_schema(), pa.field(row_column(key.names), pa.binary())]
+    )
+
+
+def condensed(entries: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the entries that say all that these do, once the rows kept for the next event have had it."""
+    of_keys = entries.filter(entries[key[0]].is_valid())
+    others = entries.filter(entries[key[0]].is_null())
+    kept = pa.concat_tables([_last(of_keys, key), others])
+    row = row_column(key)
+    return kept.set_column(kept.column_names.index(row), row, pa.nulls(len(kept), pa.binary()))
+
+
+def _last(entries: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the entry of the greatest version of each key."""
+    ordered = entries.take(pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in VERSION]))
+    keys = by_place(ordered, key)
+    numbered = keys.append_column("last", pa.array(np.arange(len(ordered))))
+    return ordered.take(numbered.group_by(keys.column_names).aggregate([("last", "max")])["last_max"])

@@ -1,0 +1,75 @@
+"""Snapshots that Debezium made of the whole table: what such a one did not read, and is older, is there no more.
+
+A connector that is made anew reads the table again, and nobody has sent what was deleted meanwhile. So the end of a
+snapshot is a truncation that stands just before all rows which it has read. They have one place in the source, and so
+may come in any number of batches: older rows go with the last one, when all others are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import COMMIT, OFFSET, OP, PARTITION, POSITION, READ, READ_LAST, VERSION
+
+Version = tuple[int, ...]
+
+
+def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
+    """Return events with a truncation for each snapshot that ends among them, and the marks of these snapshots.
+
+    A mark says where in a partition a snapshot began: its place in the source, the partition, and -1 - the offset.
+    """
+    is_end = pc.fill_null(pc.equal(events[OP], READ_LAST), False)
+    ends = events.select([COMMIT, POSITION]).filter(is_end)
+    if not len(ends):
+        return events, ()
+    events = without_ends(events)
+    reads = events.select(VERSION).filter(pc.fill_null(pc.equal(events[OP], READ), False))
+    marks, cuts = list[Version](), []
+    for commit, position in sorted(set(zip(*(ends[name].to_pylist() for name in ends.column_names), strict=True))):
+        own = reads.filter(pc.and_(pc.equal(reads[COMMIT], commit), pc.equal(reads[POSITION], position)))
+        first = own.group_by(PARTITION).aggregate([(OFFSET, "min")])
+        for partition, offset in zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True):
+            marks.append((commit, position, partition, -1 - offset))
+        cuts.append({**dict(zip(VERSION, cut_of((commit, position)), strict=True)), OP: "t"})
+    # Arrow makes no arrays of UUIDs of Python's; these are all NULL.
+    columns = [
+        pa.array([cut[field.name] for cut in cuts], field.type)
+        if field.name in cuts[0]
+        else pa.nulls(len(cuts), field.type)
+        for field in events.schema
+    ]
+    return pa.concat_tables([behind(events, marks), pa.Table.from_arrays(columns, events.schema.names)]), tuple(marks)
+
+
+def without_ends(events: pa.Table) -> pa.Table:
+    """Return events of which none says that a snapshot ends with it."""
+    ops = pc.if_else(pc.fill_null(pc.equal(events[OP], READ_LAST), False), READ, events[OP])
+    return events.set_column(events.column_names.index(OP), events.schema.field(OP), ops)
+
+
+def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
+    """Return rows with later places for those whose events are behind a snapshot in the topic, and not in the source.
+
+    So it is with a transaction that was open when the snapshot began: it has changes from before, and was not seen.
+    """
+    for commit, _, partition, offset in sorted(marks):
+        is_behind = pc.and_(pc.equal(rows[PARTITION], partition), pc.greater(rows[OFFSET], -1 - offset))
+        # What another snapshot has read stands at 0.
+        is_older = pc.and_(pc.less(rows[COMMIT], commit), pc.greater(rows[POSITION], 0))
+        places = pc.if_else(pc.and_(is_behind, is_older), pa.scalar(commit, pa.int64()), rows[COMMIT])
+        rows = rows.set_column(rows.column_names.index(COMMIT), rows.schema.field(COMMIT), places)
+    return rows
+
+
+def is_mark(version: Version) -> bool:
+    """Tell whether a version is the mark of a snapshot, and no place of an event."""
+    return version[-1] < 0
+
+
+def cut_of(mark: Sequence[int]) -> Version:
+    """Return the version that is above all that is older than a snapshot, and below all that it has read."""
+    return (*mark[:2], -1, -1)

@@ -1,0 +1,111 @@
+"""The values of the rows that come in: what events leave out is taken from the batch, the table or its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.cdc.columns import COMMIT, OP, POSITION, UNAVAILABLE, VERSION
+from airflow_lakestream.cdc.keys.identity import keys_of
+from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.merge.memory import Memory
+from airflow_lakestream.cdc.merge.newest import Newest, Numbers, Origin, is_gone, is_later
+from airflow_lakestream.cdc.merge.old_rows import OldRows, as_bytes, with_deleted, with_values
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class ValueMissing(LakestreamError, Terminal):
+    """An event leaves a value out, and neither the batch nor the table has it."""
+
+    def __init__(self, table: str, column: str, partition: int, offset: int) -> None:
+        super().__init__(
+            f"{table}: the change event at partition {partition}, offset {offset} leaves out {column} (Debezium's "
+            f"{UNAVAILABLE}), and the table has no row to take it from: events before it were not landed, or the row's "
+            "key was changed and its events are in several partitions. Nothing was landed. Let the database send all "
+            "values (ALTER TABLE ... REPLICA IDENTITY FULL), and read the table again with a snapshot of Debezium. If "
+            "the table was truncated while Debezium read its first snapshot, let one batch reach beyond the "
+            "truncation: delete the checkpoint, and run without max_offsets_per_trigger."
+        )
+
+
+@dataclass
+class Values:
+    """The values of a batch's rows, those that its events leave out included.
+
+    :param table: the mirror's name; `key` are the columns of its key.
+    :param old: the rows of the table that go out.
+    """
+
+    batch: Newest
+    table: str
+    key: tuple[str, ...]
+    memory: Memory
+    old: OldRows
+
+    def complete(self, places_: Numbers) -> pa.Table:
+        """Return the rows of events with all their values. Raises ValueMissing."""
+        batch = self.batch
+        rows = batch.rows.take(pa.array(places_))
+        gone, rows = is_gone(rows), rows.drop_columns([OP])
+        number_of = {int(place): number for number, place in enumerate(places_)} if batch.origins else {}
+        by_column: dict[str, dict[int, pa.Scalar | None]] = {}
+        for (place, column), origin in batch.origins.items():
+            if place not in number_of:
+                continue
+            value = self._value_of_same(place, column)
+            if value is None:
+                value = self._value(column, origin)
+            # A deleted row is none that would be wrong without.
+            if value is None and not gone[number_of[place]]:
+                partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
+                raise ValueMissing(self.table, column, partition, offset)
+            by_column.setdefault(column, {})[number_of[place]] = value
+        for column, values in by_column.items():
+            rows = with_values(rows, column, values)
+        return rows
+
+    def marked(self, deletes: Numbers) -> Iterator[tuple[Numbers, pa.Table]]:
+        """Yield the deleted rows as they stay: with the values that they had last, in the batch or in the table."""
+        known, rows, key = self.old.table(), self.complete(deletes), self.key
+        at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
+        theirs = np.flatnonzero(at >= 0)
+        if known is not None and len(theirs):
+            contents = self.batch.contents.take(pa.array(deletes[theirs]))
+            own = is_later(rows.take(pa.array(theirs)), contents)
+            theirs = theirs[~own | is_later(known.take(pa.array(at[theirs])), contents)]
+        mine = np.setdiff1d(np.arange(len(rows)), theirs)
+        yield deletes[mine], with_deleted(rows.take(pa.array(mine)))
+        if known is not None and len(theirs):
+            held, own = known.take(pa.array(at[theirs])), rows.take(pa.array(theirs))
+            for name in VERSION:
+                held = held.set_column(held.column_names.index(name), name, own[name])
+            yield deletes[theirs], with_deleted(held)
+
+    def row_before(self, at: int) -> bytes | None:
+        """Return what a deleted row had that the next event may leave out; None where no such event can come."""
+        before = self.batch.befores.get(at)
+        if not before:
+            return None
+        values = {
+            name: self._value(name, value) if isinstance(value, Origin) else value for name, value in before.items()
+        }
+        known = {name: value for name, value in values.items() if value is not None}
+        if not known:
+            return None
+        return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
+
+    def _value_of_same(self, place: int, column: str) -> pa.Scalar | None:
+        """Return the value of the event's own row, where that is what the same event made of it, sent before."""
+        event, key = self.batch.rows.slice(place, 1), self.key
+        row = self.old.row_of(keys_of(event, key)[0], key)
+        if row is None or any(row[name][0] != event[name][0] for name in (COMMIT, POSITION)):
+            return None
+        return row[column][0]
+
+    def _value(self, column: str, origin: Origin) -> pa.Scalar | None:
+        found = origin.moved
+        row = self.old.row_of(origin.key, self.key) if found is None else self.memory.moved(found)
+        return None if row is None or column not in row.column_names else row[column][0]

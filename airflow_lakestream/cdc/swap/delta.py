@@ -1,0 +1,157 @@
+"""A mirror in a Delta table whose rows were read anew, aside: as `cdc.swap.iceberg`, in one version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import obstore
+import pyarrow as pa
+
+from airflow_lakestream.cdc.delta import DeltaEntries, DeltaHead
+from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, beyond, check_key, is_required, note_for
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.commit.committing import Committer
+from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger
+from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.replace.takeout import remove_action
+from airflow_lakestream.delta.sink import OVERWRITE
+from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
+from airflow_lakestream.delta.write.files import Add, delete_files
+from airflow_lakestream.lakes.delta_design import DesignedColumns
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import fits, to_schema
+
+
+class DeltaSwapSink(DeltaMirrorSink):
+    """Commits what was read anew into the table at `aside`.
+
+    :param design: of the mirror; its key is left out, since it may be another one now.
+    """
+
+    def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
+        super().__init__(tables, table, consumer_group, design, allow_group_overlap=False)
+        self._aside = aside
+        self.swap: Swap | None = None
+        self._swapped: Target | None = None
+
+    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Commit; return the version. Raises Conflict where the new rows do not reach far enough any more."""
+        assert self._head is not None, "it was looked at, and is there"
+        check_key(self._name, self._mirror, key)
+        head, aside = self._head, self._tables.open(self._aside)
+        assert aside is not None, "it was built before"
+        schema = aside.schema
+        if _types(head.schema, self._mirror.key or ()) != _types(schema, key):
+            # What is remembered of another key is no use, and its table has other columns.
+            self._id = str(uuid4())
+            drop(self._tables, self._name + SUFFIX)
+        self._take(self._mirror.with_key(key))
+        notes = {**self._design.notes, **note_for(aside.properties, self._mirror)}
+        self._design = replace(self._design, notes=notes)
+        columns, self._swapped = changed(head, schema, key)
+        payload = [one for one in columns if one.name not in self._design.metadata.names]
+        made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
+        self._fit = DesignedColumns(made).asked_for()
+        self._remember(aside, key)
+        read = DeltaHead(self._tables.store(self._aside), aside, schema)
+        self.swap = Swap(self._name, columns, read, key, self._mirror.soft_delete, self._write_files)
+        return self._exchange(self.swap, landing, reach)
+
+    def _target(self) -> Target:
+        return super()._target() if self._swapped is None else self._swapped
+
+    def _exchange(self, swap: Swap, landing: Landing, reach: RangeSet) -> int:
+        target, kept = self._target(), list[Add]()
+
+        def make(head: Head | None) -> list[Action]:
+            if head is None:
+                raise StaleFiles(self._name, "the table was dropped")
+            check_fit(head, target, self._name)
+            check_ledger(head, self._group, landing, allow_group_overlap=False)
+            if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
+                raise LedgerConflict(self._name, more)
+            mirror = DeltaHead(self._store, head, head.schema)
+            out, now = mirror.files(), time.time_ns() // 1_000_000
+            kept[:] = swap.make(mirror)
+            files = [*(remove_action(add, now) for add in out), *({"add": dict(add)} for add in kept)]
+            return self._actions(head, target, landing, files, OVERWRITE)
+
+        committer = Committer(self._tables, self._name, landing.landing_id, make)
+        try:
+            version = self._drive(committer)
+        except BaseException:
+            if not committer.may_be_applied():
+                delete_files(self._store, swap.written)
+            raise
+        names = {add["path"] for add in kept}
+        delete_files(self._store, [add for add in swap.written if add["path"] not in names])
+        return version
+
+    def _remember(self, aside: Head, key: Sequence[str]) -> None:
+        """Let the mirror know what was deleted after it was read anew."""
+        assert self._fit is not None, "its columns are known by now"
+        own, fields = aside.properties.get(MIRROR_ID, aside.table_id), pa.schema([aside.schema.field(k) for k in key])
+        entries = DeltaEntries(self._tables, self._aside, own, fields).read()
+        if entries is not None and len(entries):
+            held = pa.schema([self._fit.schema.field(name) for name in key])
+            DeltaEntries(self._tables, self._name, self._id, held).add(entries)
+
+
+def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, Target]:
+    """Return the columns that a mirror has with rows of these columns, and what its next version is written for.
+
+    Columns that are no more stay, NULL in all rows. Raises CannotSwap for what the table can't have.
+    """
+    wanted, held = {one["name"]: one for one in delta_fields(new)}, to_schema(head.schema, "table")
+    fields, columns, texts = list[Mapping[str, Any]](), list[pa.Field](), list[str]()
+    for one in head.fields:
+        name, column = one["name"], head.schema.field(one["name"])
+        other = wanted.pop(name, None)
+        required = is_required(
+            name, key, held=not one["nullable"], new=other is not None and not new.field(name).nullable
+        )
+        field = dict(one)
+        if other is not None and not fits(to_schema(new).find_field(name).field_type, held.find_field(name).field_type):
+            if name in head.partitions:
+                raise CannotSwap(head.table, f"it is partitioned by {name}, which has another type now.")
+            texts.append(f"column {name} {column.type} becomes {new.field(name).type}")
+            field, column = {**one, "type": other["type"]}, new.field(name)
+        fields.append({**field, "nullable": not required})
+        columns.append(column.with_nullable(not required))
+    for name, other in wanted.items():
+        texts.append(f"add column {name} {new.field(name).type}")
+        fields.append({**other, "nullable": name not in key})
+        columns.append(new.field(name).with_nullable(name not in key))
+    if uses_ntz(fields) and not uses_ntz(head.fields) and NTZ_FEATURE not in head.features:
+        raise CannotSwap(head.table, f"it has no table feature {NTZ_FEATURE}, which a timestamp without zone needs.")
+    return pa.schema(columns), Target(head, fields, head.partitions, tuple(texts))
+
+
+def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
+    return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
+
+
+def drop(tables: Tables, *names: str) -> None:
+    """Delete tables, where they are there: their logs last, so that one that is cut short is found again."""
+    for name in names:
+        if tables.open(name) is None:
+            continue
+        store = tables.store(name)
+        paths = [item["path"] for part in obstore.list(store) for item in part]
+        for is_log in (False, True):
+            for path in paths:
+                if path.startswith("_delta_log/") is is_log:
+                    obstore.delete(store, path)

@@ -1,0 +1,131 @@
+"""The rows that take the place of all that a mirror has, in whatever format its table is; see `cdc.swap.iceberg`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.merge import PART_BYTES
+from airflow_lakestream.cdc.merge.old_rows import with_deleted
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.mirrors import MIRROR
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+
+class CannotSwap(LakestreamError, Terminal):
+    """The mirror's table can't have the rows that were read anew."""
+
+    def __init__(self, table: str, problem: str) -> None:
+        super().__init__(
+            f"{table}: {problem} Nothing was changed. Drop the mirror's table, and let the app make it anew from the "
+            "snapshot that is in the topic now."
+        )
+
+
+@dataclass
+class Swap:
+    """The rows of a commit: all of those read anew, and of deleted ones that stay what the mirror has.
+
+    :param table: the mirror's name; `columns` are those that it has from the commit on.
+    :param key: of the rows read anew.
+    :param soft_delete: whether deleted rows stay.
+    :param write: writes rows as files of the mirror.
+    """
+
+    table: str
+    columns: pa.Schema
+    aside: Head
+    key: tuple[str, ...]
+    soft_delete: bool
+    write: Callable[[pa.Table], Sequence[File]]
+    written: list[File] = field(default_factory=list)
+    rows_before: int = 0
+    rows: int = 0
+
+    def make(self, mirror: Head) -> list[File]:
+        """Write the files that take the place of all that the mirror has at a head, and return them."""
+        self.rows_before = self.rows = 0
+        new: list[File] = []
+        for part in _parts(self._rows(mirror)):
+            files = self.write(part)
+            self.rows += len(part)
+            self.written += files
+            new += files
+        self.rows_before = sum(mirror.rows_in(file) for file in mirror.files())
+        return new
+
+    def _rows(self, mirror: Head) -> Iterator[pa.Table]:
+        for file in self.aside.files():
+            for rows in self.aside.read(file):
+                live = pa.repeat(pa.scalar(False), len(rows))
+                yield rows.append_column(DELETED, live) if self.soft_delete else rows
+        if self.soft_delete:
+            yield from self._deleted(mirror)
+
+    def _deleted(self, mirror: Head) -> Iterator[pa.Table]:
+        """Yield the mirror's rows that were not read anew, marked as deleted."""
+        keys = [keys for file in self.aside.files() for keys in self.aside.read(file, self.key)]
+        known = pa.concat_tables(keys, promote_options="permissive") if keys else None
+        for file in mirror.files():
+            for rows in mirror.read(file):
+                if known is not None:
+                    rows = rows.filter(pa.array(places(rows, known, self.key) < 0))
+                yield with_deleted(self._cast(rows))
+
+    def _cast(self, rows: pa.Table) -> pa.Table:
+        """Return rows of the mirror with the types that its columns have from now on. Raises CannotSwap."""
+        for at, name in enumerate(rows.column_names):
+            field = self.columns.field(name)
+            if rows[name].type == field.type or not len(rows):
+                continue
+            try:
+                rows = rows.set_column(at, field, rows[name].cast(field.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+                problem = f"its deleted rows stay, and what they have in {name} is no {field.type} ({e})."
+                raise CannotSwap(self.table, problem) from e
+        return rows
+
+
+def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield rows in parts that are large enough for a file."""
+    held: list[pa.Table] = []
+    for one in rows:
+        held.append(one)
+        if sum(part.nbytes for part in held) >= PART_BYTES:
+            yield pa.concat_tables(held, promote_options="permissive")
+            held = []
+    if held:
+        yield pa.concat_tables(held, promote_options="permissive")
+
+
+def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
+    """Refuse another key for a mirror whose deleted rows stay: they have none of it. Raises CannotSwap."""
+    if held.soft_delete and held.key != key:
+        problem = (
+            f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
+        )
+        raise CannotSwap(table, problem)
+
+
+def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
+    """Return the note of a mirror with the rows of the table aside, of which these are the properties."""
+    return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
+
+
+def beyond(ledger: Ledger, landing: Landing, reach: RangeSet) -> RangeSet:
+    """Return what a ledger holds of a landing's topics that the new rows do not reach."""
+    ((identity, _),) = landing.topics.items()
+    return ledger.entry(identity).landed - reach
+
+
+def is_required(name: str, key: Collection[str], *, held: bool, new: bool) -> bool:
+    """Tell whether a column of the mirror must have a value: the key, and what had to have one and still has to."""
+    return name in key or (held and (new or name in (*VERSION, DELETED)))

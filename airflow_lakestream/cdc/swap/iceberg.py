@@ -1,0 +1,195 @@
+"""A mirror whose rows were read anew, aside: in one commit they take the place of all rows that it has.
+
+The commit is that of a landing, of all offsets that the new rows cover: the same table, with its history, and with the
+columns and the key that the new rows have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+from uuid import uuid4
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, NestedField
+
+from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.iceberg import EntryTable, IcebergHead, mirror_id
+from airflow_lakestream.cdc.merge.memory import MIRROR_ID
+from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, beyond, check_key, is_required, note_for
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import Attempt
+from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
+from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
+from airflow_lakestream.iceberg.replace.hits import live_files
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema
+from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.columns import fits
+from airflow_lakestream.tables.schema.type_text import type_text
+
+
+class SwapGuard(HeadGuard):
+    """The compare-and-set of a swap; `reach` is all that the new rows cover."""
+
+    reach = RangeSet()
+
+    def check_ledger(self, current: Table) -> None:
+        """Refuse a mirror that is ahead of the new rows, too."""
+        super().check_ledger(current)
+        ledger = ledger_store.read_ledger(current, self._group)
+        if more := beyond(ledger, self._landing, self.reach):
+            raise Refused(LedgerConflict(ledger_store.name_of(current), more))
+
+
+class _Swapping:
+    """`iceberg.commit.rewriting.Rewriter` of a swap."""
+
+    def __init__(self, swap: Swap) -> None:
+        self._swap = swap
+
+    def rewrite(self, table: Table) -> Rewrite:
+        """Write the new rows for the table's head."""
+        return Rewrite([task.file for task in live_files(table)], self._swap.make(IcebergHead(table, table.metadata)))
+
+    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
+        """Delete the files written, but for some."""
+        return delete_files(io, [path for file in self._swap.written if (path := file.file_path) not in keep])
+
+
+class SwapSink(MirrorSink):
+    """Commits what was read anew into the table `aside`.
+
+    :param design: of the mirror; its key is left out, since it may be another one now.
+    """
+
+    def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
+        super().__init__(catalog, table, consumer_group, design, allow_group_overlap=False)
+        self._aside = aside
+        self.swap: Swap | None = None
+        self._reach = RangeSet()
+
+    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Commit; return the snapshot's id. Raises Conflict where the new rows do not reach far enough any more."""
+        assert self._table is not None, "it was looked at, and is there"
+        check_key(self._name, self._mirror, key)
+        metadata, self._reach, aside = self._table.metadata, reach, self._catalog.load_table(self._aside)
+        changes_key = _key_fields(metadata.schema(), self._mirror.key or ()) != _key_fields(aside.schema(), key)
+        self._change = changed(self._name, metadata, aside.schema(), key)
+        own = str(uuid4()) if changes_key else mirror_id(metadata)
+        design = self._mirror.with_key(key)
+        self._mirror, self._design = (
+            design,
+            replace(design.table, notes={**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}),
+        )
+        target = self._change.metadata
+        self._remember(aside, own, [target.schema().find_field(name) for name in key])
+        write = partial(write_data_files, target, self._table.io, prefix=self._prefix, counter=self._numbers)
+        read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target.schema())
+        self.swap = Swap(self._name, columns, read, key, design.soft_delete, write)
+        return super(MirrorSink, self).commit(landing)
+
+    def _remember(self, aside: Table, own: str, key: Sequence[NestedField]) -> None:
+        """Let the mirror know what was deleted after it was read anew."""
+        fields = [aside.schema().find_field(one.name) for one in key]
+        entries = EntryTable(self._catalog, self._aside, mirror_id(aside.metadata), fields).read()
+        if entries is not None and len(entries):
+            EntryTable(self._catalog, self._name, own, key).add(entries)
+
+    def _attempt(self, landing: Landing) -> Attempt:
+        assert self.swap is not None, "there is something to commit"
+        guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
+        guard.reach = self._reach
+        summary = codec.encode_summary(self._group, landing)
+        return RewriteAttempt(self._catalog, self._name, guard, summary, _Swapping(self.swap))
+
+
+def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
+    """Return the change to the columns of the rows read anew: a column keeps its field id where its type still fits.
+
+    Columns that are no more stay, NULL in all rows. Raises CannotSwap where the table's layout stands on a column that
+    becomes another one.
+    """
+    held, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
+    wanted = {one.name: one for one in new.fields}
+    fields, texts, added = list[NestedField](), list[str](), list[NestedField]()
+    for one in held.fields:
+        other = wanted.pop(one.name, None)
+        required = is_required(one.name, key, held=one.required, new=other is not None and other.required)
+        if other is not None and not fits(other.field_type, one.field_type):
+            fresh = _fresh(other, ids, required)
+            texts.append(f"column {one.name} {type_text(one.field_type)} becomes {type_text(fresh.field_type)}")
+            _check_layout(table, metadata, one)
+            added.append(fresh)
+            fields.append(fresh)
+            continue
+        if one.required != required:
+            texts.append(f"column {one.name} {'must' if required else 'need not'} have a value")
+        fields.append(one.model_copy(update={"required": required}))
+    for other in wanted.values():
+        added.append(_fresh(other, ids, other.name in key))
+        fields.append(added[-1])
+        texts.append(f"add column {other.name} {type_text(other.field_type)}")
+    if not texts:
+        return SchemaChange.none(metadata)
+    number = 1 + max(schema.schema_id for schema in metadata.schemas)
+    identifiers = [one.field_id for one in fields if one.name in key]
+    schema = Schema(*fields, schema_id=number, identifier_field_ids=identifiers)
+    last = max(metadata.last_column_id, schema.highest_field_id)
+    update = {"schemas": [*metadata.schemas, schema], "current_schema_id": number, "last_column_id": last}
+    return SchemaChange(metadata, metadata.model_copy(update=update), tuple(texts), {-1: added} if added else {})
+
+
+def _fresh(wanted: NestedField, ids: Iterator[int], required: bool) -> NestedField:
+    number = next(ids)
+    kind = cast(IcebergType, assign_fresh_schema_ids(wanted.field_type, lambda: next(ids)))
+    return NestedField(number, wanted.name, kind, required=required, doc=wanted.doc)
+
+
+def _check_layout(table: str, metadata: TableMetadata, one: NestedField) -> None:
+    spec, order = metadata.spec(), metadata.sort_order_by_id(metadata.default_sort_order_id)
+    sources = [*(part.source_id for part in spec.fields), *(part.source_id for part in (order.fields if order else ()))]
+    if one.field_id in sources:
+        raise CannotSwap(table, f"it is partitioned or sorted by {one.name}, which has another type now.")
+
+
+def _key_fields(schema: Schema, key: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name, type_text(schema.find_field(name).field_type)) for name in key if name in schema.column_names]
+
+
+def aside_id(catalog: Catalog, name: str) -> str | None:
+    """Return the id of a table that is there."""
+    try:
+        return str(catalog.load_table(name).metadata.table_uuid)
+    except NoSuchTableError:
+        return None
+
+
+def drop(catalog: Catalog, *names: str) -> None:
+    """Drop tables with their files, where they are there."""
+    for name in names:
+        try:
+            catalog.purge_table(name)
+        except NoSuchTableError:
+            continue
+
+
+def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
+    """Return a table's properties; None where it is not there."""
+    try:
+        return dict(catalog.load_table(name).properties)
+    except NoSuchTableError:
+        return None

@@ -1,0 +1,159 @@
+"""`lakestream mirror`: what is done to a mirror of a database's table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    StorageConn,
+    aside,
+    open_catalog,
+    open_kafka,
+    open_registry,
+    open_storage,
+    open_store_properties,
+)
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.exceptions import InvalidArgument
+
+app = typer.Typer(help="Read a mirror of a database's table anew.", no_args_is_help=True)
+
+_OFFSET = re.compile(r"(\d+):(\d+)")
+
+
+# The group is here to stay a group: Typer takes a single command for the program itself.
+@app.callback()
+def _mirror() -> None:
+    """Read a mirror of a database's table anew."""
+
+
+@app.command()
+def resnapshot(
+    table: AnyTable,
+    group: Group,
+    topic: Annotated[str | None, typer.Option("--topic", help="default: the one that the ledger has")] = None,
+    signal_topic: Annotated[
+        str | None, typer.Option("--signal-topic", help="signal.kafka.topic; default: topic.prefix-signal")
+    ] = None,
+    no_signal: Annotated[
+        bool, typer.Option("--no-signal", help="take the last snapshot of the whole table that is in the topic")
+    ] = False,
+    since_offset: Annotated[
+        list[str] | None,
+        typer.Option("--since-offset", help="with --no-signal: look from partition:offset on; several may be"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="the app's checkpoint_location: refuse while it runs")
+    ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="take up nothing that an earlier run has begun")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="how long to wait for Debezium's next row, such as 10m")
+    ] = "5m",
+    key: Annotated[
+        str | None, typer.Option("--key", help="columns of the key; default: the records', else the mirror's")
+    ] = None,
+    value_format: Annotated[str | None, typer.Option("--format", help="as the app's; default json")] = None,
+    schema: Annotated[str | None, typer.Option("--schema", help="as the app's")] = None,
+    schema_registry: Annotated[
+        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
+    ] = None,
+    landing: Annotated[
+        str | None, typer.Option("--landing", help="further arguments of the app's landing, as a JSON object")
+    ] = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    as_json: Json = False,
+) -> None:
+    """Have Debezium read the database's table again, and replace all rows of its mirror in one commit.
+
+    Readers see the old rows until then. Killed, and run again, it goes on where it was.
+    """
+    with aside():
+        from airflow_lakestream.run.resnapshot.run import Resnapshot
+
+        since = _offsets(since_offset or ())
+        if since and not no_signal:
+            raise InvalidArgument("--since-offset", "goes with --no-signal: Debezium is asked now.")
+        given = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
+        named = {name: value for name, value in given.items() if value is not None}
+        decoding: dict[str, Any] = {**_landing(landing), **named}
+        if (registry := open_registry(schema_registry, kafka_conn, value_format, None)) is not None:
+            decoding["schema_registry"] = registry
+        _refuse_running(checkpoint, storage_conn)
+        kafka = open_kafka(kafka_conn)
+        work = Resnapshot(
+            table=table,
+            consumer_group=group,
+            kafka=kafka.configuration,
+            where=kafka.where,
+            topic=topic,
+            decoding=decoding,
+            signal_topic=signal_topic,
+            by_signal=not no_signal,
+            since=since,
+            anew=anew,
+            timeout=seconds("--timeout", timeout),
+            say=lambda text: typer.echo(text, err=True),
+        )
+        done = work.run(open_storage(storage_conn) if "/" in table else open_catalog(iceberg_conn))
+    if as_json:
+        typer.echo(json.dumps(done.to_dict(), indent=2))
+        return
+    counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
+    typer.echo(f"{table} has the rows that were read anew, from snapshot {done.snapshot_id} on{counts}")
+
+
+def _landing(text: str | None) -> dict[str, Any]:
+    """Return the further arguments of a mirror. Raises InvalidArgument."""
+    from airflow_lakestream.config.mirror import MirrorConfig
+
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidArgument("--landing", f"{text!r} is no JSON object.", """Write '{"key": ["id"]}'.""")
+    known = MirrorConfig.__dataclass_fields__.keys() - {"topic", "table", "consumer_group", "table_format"}
+    if unknown := sorted(given.keys() - known):
+        raise InvalidArgument(
+            "--landing", f"a mirror has no argument {', '.join(unknown)}, or it is the command's own."
+        )
+    # Whether deleted rows stay, the mirror knows.
+    return {name: value for name, value in given.items() if name != "soft_delete"}
+
+
+def _offsets(texts: Sequence[str]) -> dict[int, int]:
+    found = {}
+    for text in texts:
+        match = _OFFSET.fullmatch(text.strip())
+        if match is None:
+            raise InvalidArgument("--since-offset", f"{text!r} is no place.", 'Write "0:1200": partition and offset.')
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+def _refuse_running(checkpoint: str | None, storage_conn: str | None) -> None:
+    """Refuse while an app runs on a checkpoint. Raises InvalidArgument."""
+    if checkpoint is None:
+        return
+    from airflow_lakestream.driver.lease import read_lease
+    from airflow_lakestream.driver.lease_record import LeaseState
+
+    record = read_lease(checkpoint, open_store_properties(storage_conn))
+    if record is not None and record.state() is LeaseState.HELD:
+        raise InvalidArgument(
+            "--checkpoint",
+            f"{checkpoint} is in use by {record}.",
+            "Stop that app first: cancel its task in Airflow, or send its driver SIGTERM; then run this again.",
+        )

@@ -1,0 +1,1 @@
+"""What landings and mirrors are told: arguments, checked at once. No Airflow, no I/O."""

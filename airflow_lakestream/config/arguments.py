@@ -1,0 +1,136 @@
+"""How users and templates write the values of arguments: as numbers, lists, times, or as text of these.
+
+Each raises InvalidArgument that names the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from calendar import timegm
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import pendulum
+
+from airflow_lakestream.core.bad_records import MostRejected
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.secrecy import refuse_shown
+from airflow_lakestream.exceptions import InvalidArgument
+
+# Milliseconds since 1970.
+_YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+_TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
+
+
+def count(argument: str, value: object, what: str = "records") -> int | None:
+    """Return a number above 0 from a number or its text; None where nothing is given."""
+    if not is_given(value):
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"\s*\d+\s*", str(value)) or int(str(value)) == 0:
+        raise InvalidArgument(
+            argument, f"{value!r} is not a number of {what} above 0.", "Leave it out for the default."
+        )
+    return int(str(value))
+
+
+def most_rejected(argument: str, value: object) -> MostRejected:
+    """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
+    if match is None or isinstance(value, bool):
+        raise InvalidArgument(argument, f"{value!r} is neither a count nor a share.", 'Write 100, 0.01 or "1%".')
+    number = float(match[1])
+    if match[2]:
+        number /= 100
+    elif "." not in match[1]:
+        return MostRejected(count=int(match[1]))
+    if number > 1:
+        raise InvalidArgument(argument, f"{value!r} is more than all records.", 'Write a share such as 0.01 or "1%".')
+    return MostRejected(share=number)
+
+
+def flag(argument: str, value: object) -> bool:
+    """Return a truth value from one or its text; what a template renders of nothing is False."""
+    text = str(value).strip().lower()
+    if text not in ("true", "false", "none", ""):
+        raise InvalidArgument(argument, f"{value!r} is neither true nor false.")
+    return text == "true"
+
+
+def items(argument: str, value: object) -> tuple[str, ...] | None:
+    """Return a list of texts, or the one text; None where nothing is given."""
+    if not is_given(value):
+        return None
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        raise InvalidArgument(argument, f"{value!r} is not a list of texts.", 'Write ["first", "second"].')
+    return tuple(items)
+
+
+def names(argument: str, value: object) -> Mapping[str, str]:
+    """Return new names by the names that they replace, from such a mapping or its JSON; empty where none is given."""
+    if not is_given(value):
+        return {}
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping) or not all(
+        isinstance(one, str) and one for item in found.items() for one in item
+    ):
+        raise InvalidArgument(argument, f"{value!r} is no mapping of names.", 'Write {"name": "new_name"}.')
+    return dict(found)
+
+
+def properties(value: object) -> Mapping[str, str]:
+    """Return table properties as texts."""
+    if not isinstance(value, Mapping):
+        raise InvalidArgument("table_properties", f"{value!r} is not a mapping.", 'Write {"key": "value"}.')
+    # They would stand in the table's metadata as well.
+    refuse_shown("table_properties", value)
+    return {str(key): str(item) for key, item in value.items()}
+
+
+def range_list(value: object) -> Sequence[Sequence[int]]:
+    """Return [[partition, from, until], ...] from such a list or its JSON; the ranges are not looked at yet."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as e:
+            raise InvalidArgument("ranges", f"{value!r} is not JSON ({e}).", "Write [[0, 100, 250]].") from e
+    if not isinstance(value, Sequence) or not all(isinstance(item, Sequence) for item in value):
+        raise InvalidArgument(
+            "ranges", f"{value!r} is not a list of [partition, from, until].", "Write [[0, 100, 250]]."
+        )
+    return value
+
+
+def milliseconds(argument: str, value: object) -> int:
+    """Return milliseconds since 1970 from a time with its zone, ISO 8601, or such a number.
+
+    What is before 1970 is negative; parts of a millisecond are cut off.
+    """
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise InvalidArgument(argument, f"{value} has no time zone.")
+    try:
+        found = value if isinstance(value, datetime | bool) else _time_of(str(value).strip())
+    except Exception as e:
+        # Whatever pendulum's parser raises.
+        raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES) from e
+    if isinstance(found, bool) or not isinstance(found, datetime | int):
+        raise InvalidArgument(argument, f"{value!r} is not a time.", _TIMES)
+    try:
+        # Not by timestamp(): a float of seconds is off by a millisecond now and then.
+        ms = found if isinstance(found, int) else timegm(found.utctimetuple()) * 1000 + found.microsecond // 1000
+    except OverflowError:
+        ms = _YEAR_10000_MS
+    if not _YEAR_1_MS <= ms < _YEAR_10000_MS:
+        raise InvalidArgument(argument, f"{value!r} is not between the years 1 and 9999.", _TIMES)
+    return ms
+
+
+def _time_of(text: str) -> object:
+    if re.fullmatch(r"-?[0-9]+", text):
+        return int(text)
+    # With its date: "now" and "12:00" would be another time in each try of a run.
+    return pendulum.parse(text) if re.match(r"[0-9]{4}", text) else None

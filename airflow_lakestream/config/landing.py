@@ -1,0 +1,336 @@
+"""What a landing by the extract path is told: one configuration, validated at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.sql import Sql
+from airflow_lakestream.core.bad_records import USUAL, MostRejected
+from airflow_lakestream.core.landing.batch import Limits
+from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
+from airflow_lakestream.core.names import DEFAULT_METADATA
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnDataLoss,
+    OnError,
+    SchemaEvolution,
+    SqlInput,
+    StartOffset,
+    TableFormat,
+    Tombstones,
+    UnknownFields,
+    choose,
+    is_given,
+    seconds,
+    size_in_bytes,
+)
+from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.delta.design import DeltaDesign
+from airflow_lakestream.delta.location import check_location
+from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.fan_out.sink import FanOut
+from airflow_lakestream.iceberg.fitness import check_properties
+from airflow_lakestream.kafka.source import StartAt
+from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema, with_rescued
+
+# The arguments that say what becomes of a record's bytes, for whoever decodes records a second time.
+DECODING = (
+    *("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas"),
+    *("sql", "sql_input", "schema"),
+)
+
+_BELONGS_TO = {
+    "interval_start": ModeName.INTERVAL,
+    "interval_end": ModeName.INTERVAL,
+    "ranges": ModeName.RANGES,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+    """Everything that a landing by the extract path is told; see `KafkaExtractOperator` for what each means.
+
+    Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
+    naming the argument. What needs the topic or the table to judge is checked when they are looked at.
+    """
+
+    topic: str
+    table: str
+    consumer_group: str
+    table_format: str = TableFormat.ICEBERG
+    format: str = "json"
+    key_format: str | None = None
+    envelope: str | None = None
+    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
+    writer_schemas: Sequence[str] | str | None = None
+    mode: str = ModeName.RESUME
+    interval_start: str | int | datetime | None = None
+    interval_end: str | int | datetime | None = None
+    ranges: str | Sequence[Sequence[int]] | None = None
+    replace: bool | str = False
+    start_offset: str = StartOffset.EARLIEST
+    start_timestamp: str | int | datetime | None = None
+    max_records: int | str | None = None
+    max_batch_bytes: int | str = "256MiB"
+    checkpoint_interval: float | str = 60
+    poll_timeout: float | str = 30
+    idle_timeout: float | str = 0
+    schema: str | Schema | pa.Schema | None = None
+    schema_evolution: str = SchemaEvolution.NONE
+    unknown_fields: str = UnknownFields.IGNORE
+    sql: str | None = None
+    sql_input: str = SqlInput.RAW
+    on_error: str = OnError.REJECT
+    max_rejected: int | float | str | None = None
+    tombstones: str = Tombstones.KEEP
+    metadata_columns: Sequence[str] = DEFAULT_METADATA
+    partition_by: Sequence[str] | str | None = None
+    sort_order: Sequence[str] | str | None = None
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    new_tables: str = NewTables.FAIL
+    max_tables: int | str = 100
+    home_table: str | None = None
+    on_data_loss: str = OnDataLoss.FAIL
+    allow_group_overlap: bool = False
+    parallelism: int | str | None = None
+
+    def __post_init__(self) -> None:
+        check_topic_or_pattern(self.topic)
+        _check_group(self.consumer_group)
+        self._check_payload()
+        _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
+        _ = self.processes, self.delta
+        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        choose(OnError, "on_error", self.on_error)
+        choose(Tombstones, "tombstones", self.tombstones)
+
+    @property
+    def payload(self) -> Payload:
+        """What keys and values hold."""
+        return Payload(
+            format=self.format,
+            unknown_fields=self.unknown_fields,
+            key_format=self.key_format if is_given(self.key_format) else None,
+            envelope=self.envelope if is_given(self.envelope) else None,
+            registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
+            writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+            refused_characters=REFUSED_CHARACTERS if self.is_delta else "",
+        )
+
+    def _check_payload(self) -> None:
+        payload, schema = self.payload, self._given_schema
+        if payload.registry is not None and not payload.uses_registry:
+            problem = f"the format is {self.format!r}, whose records name no schema."
+            raise InvalidArgument("schema_registry", problem, "Leave it out, or correct format.")
+        if schema is not None:
+            payload.check([column.name for column in schema.fields])
+        self._check_schema_changes()
+
+    def _check_schema_changes(self) -> None:
+        design = self.design
+        if design.grows and design.evolution is SchemaEvolution.NONE:
+            raise InvalidArgument(
+                "unknown_fields",
+                '"evolve" adds columns to the table, and schema_evolution is "none".',
+                'Set schema_evolution="add" or "widen"; or unknown_fields="rescue", which needs one column only.',
+            )
+        for argument, is_set in (
+            ("schema_evolution", design.evolution is not SchemaEvolution.NONE),
+            ("unknown_fields", design.rescues),
+        ):
+            if is_set and self.template.by_record:
+                raise InvalidArgument(
+                    argument,
+                    f"{getattr(self, argument)!r} is not for {self.table!r}, a table that records choose: one commit "
+                    "can't change the schemas of several tables.",
+                    "Change these tables by hand, the home table with them.",
+                )
+
+    @property
+    def statement(self) -> Sql | None:
+        """The SQL that records go through, None without any."""
+        return Sql.parse(vars(self), self._given_schema, metadata_schema(self.metadata_columns))
+
+    @property
+    def _given_schema(self) -> Schema | None:
+        return to_schema(self.schema) if is_given(self.schema) else None
+
+    @property
+    def template(self) -> TableTemplate:
+        """Which table, or tables. A topic's own name is put in place as soon as it is known."""
+        if self.is_delta:
+            return TableTemplate(self.table, (check_location(self.table),))
+        template = TableTemplate.parse(self.table)
+        return template if is_pattern(self.topic) else template.of_topic(self.topic)
+
+    def of_topic(self, topic: str) -> ExtractConfig:
+        """Return the configuration of one topic, whose name is in place in those of the tables."""
+        home = TableTemplate.parse(str(self.home_table)).of_topic(topic).text if is_given(self.home_table) else None
+        return replace(self, topic=topic, table=self.template.of_topic(topic).text, home_table=home)
+
+    @property
+    def fan_out(self) -> FanOut | None:
+        """Where records go that choose their tables themselves; None where they don't."""
+        new_tables = choose(NewTables, "new_tables", self.new_tables)
+        max_tables = arguments.count("max_tables", self.max_tables)
+        template = self.template
+        if not template.by_record:
+            for argument in ("home_table",) if is_given(self.home_table) else ():
+                raise InvalidArgument(argument, f"goes with a table that records choose; {self.table!r} is none.")
+            return None
+        home = TableTemplate.parse(str(self.home_table) if is_given(self.home_table) else "any.{topic}", "home_table")
+        if home.by_record or (is_pattern(self.topic) and not home.by_topic):
+            raise InvalidArgument(
+                "home_table", f"{self.home_table!r}: each topic has one.", 'Write "lake.{topic}_home".'
+            )
+        decoding = (self.format, self.unknown_fields, *self.metadata_columns, *self.payload.beside)
+        if self.statement is not None:
+            decoding += (f"sql={self.statement.text}", f"sql_input={self.statement.input}")
+        name = home.of_topic(self.topic).text if is_given(self.home_table) else ""
+        if not is_pattern(self.topic):
+            name = name or template.home(self.topic, self.consumer_group)
+        return FanOut(self.topic, template, name, decoding, new_tables, max_tables or 100)
+
+    @property
+    def coverage(self) -> Mode:
+        """Which offsets the run covers."""
+        mode = choose(ModeName, "mode", self.mode)
+        for argument, owner in _BELONGS_TO.items():
+            if mode is not owner and is_given(getattr(self, argument)):
+                raise InvalidArgument(argument, f'goes with mode="{owner}"; the mode is "{mode}".')
+        if mode is not ModeName.RESUME and self.start.offset is not StartOffset.EARLIEST:
+            raise InvalidArgument("start_offset", f'goes with mode="resume"; mode="{mode}" says itself where to begin.')
+        if mode is ModeName.RANGES:
+            if is_pattern(self.topic):
+                raise InvalidArgument("ranges", "belong to one topic; the topic is a regex.", "Name the topic.")
+            return parse_ranges(arguments.range_list(self.ranges))
+        if mode is ModeName.INTERVAL:
+            return self._by_interval()
+        start = self.start.offset
+        return Resume(start_moves=start is StartOffset.LATEST, from_the_first=start is StartOffset.EARLIEST)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether what is landed already is read again."""
+        replaces = arguments.flag("replace", self.replace)
+        if replaces and self.template.by_record:
+            raise InvalidArgument("replace", f"does not go with {self.table!r}, a table that records choose.")
+        if replaces and choose(ModeName, "mode", self.mode) is ModeName.RESUME:
+            raise InvalidArgument("replace", 'goes with mode="interval" or "ranges", which say what to replace.')
+        if replaces and is_given(self.max_records):
+            raise InvalidArgument("max_records", "can't limit a replacement, which is one snapshot.", "Leave it out.")
+        return replaces
+
+    def _by_interval(self) -> ByInterval:
+        for argument in ("interval_start", "interval_end"):
+            if not is_given(getattr(self, argument)):
+                raise InvalidArgument(argument, 'is missing; mode="interval" needs it.')
+        start, end = (arguments.milliseconds(name, getattr(self, name)) for name in ("interval_start", "interval_end"))
+        if end <= start:
+            raise InvalidArgument("interval_end", f"{self.interval_end} is not after {self.interval_start}.")
+        return ByInterval(start, end)
+
+    @property
+    def limits(self) -> Limits:
+        """When the run commits, and when it ends."""
+        idle_timeout = seconds("idle_timeout", self.idle_timeout)
+        if idle_timeout and choose(ModeName, "mode", self.mode) is not ModeName.RESUME:
+            raise InvalidArgument("idle_timeout", 'goes with mode="resume": the other modes say where they end.')
+        if idle_timeout and is_pattern(self.topic):
+            raise InvalidArgument("idle_timeout", "can't follow the topics of a regex, which are landed in turn.")
+        return Limits(
+            max_records=arguments.count("max_records", self.max_records),
+            max_batch_bytes=size_in_bytes("max_batch_bytes", self.max_batch_bytes),
+            checkpoint_interval=seconds("checkpoint_interval", self.checkpoint_interval),
+            idle_timeout=idle_timeout,
+            max_rejected=self._max_rejected(),
+        )
+
+    def _max_rejected(self) -> MostRejected:
+        if not is_given(self.max_rejected):
+            return USUAL
+        if choose(OnError, "on_error", self.on_error) is OnError.FAIL:
+            raise InvalidArgument(
+                "max_rejected", 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
+            )
+        return arguments.most_rejected("max_rejected", self.max_rejected)
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds after which a silent partition is a stall."""
+        value = seconds("poll_timeout", self.poll_timeout)
+        if value <= 0:
+            raise InvalidArgument("poll_timeout", "has to be above 0 seconds.")
+        return value
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes read; None for as many as the processors suggest."""
+        return arguments.count("parallelism", self.parallelism, "processes")
+
+    @property
+    def start(self) -> StartAt:
+        """Where the group's first resume begins."""
+        offset = choose(StartOffset, "start_offset", self.start_offset)
+        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
+            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
+        if offset is not StartOffset.TIMESTAMP:
+            return StartAt(offset)
+        return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the table is one of Delta Lake."""
+        return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
+
+    @property
+    def delta(self) -> DeltaDesign | None:
+        """The design as a Delta table has it; None for any other."""
+        return delta_design(self.design) if self.is_delta else None
+
+    @property
+    def design(self) -> TableDesign:
+        """How the table is created when missing, and what an existing one is held to."""
+        unknown = choose(UnknownFields, "unknown_fields", self.unknown_fields)
+        rescues, payload = unknown is UnknownFields.RESCUE, self._given_schema
+        properties = arguments.properties(self.table_properties)
+        check_properties(properties)
+        design = TableDesign(
+            metadata=metadata_schema(self.metadata_columns),
+            schema=with_rescued(payload) if rescues and payload is not None else payload,
+            partition_by=arguments.items("partition_by", self.partition_by),
+            sort_order=arguments.items("sort_order", self.sort_order),
+            properties=properties,
+            evolution=choose(SchemaEvolution, "schema_evolution", self.schema_evolution),
+            rescues=rescues,
+            grows=unknown is UnknownFields.EVOLVE,
+            incoming=partial(self.payload.newest_columns, self.topic),
+        )
+        if (sql := self.statement) is None:
+            return design
+        blamed = "schema" if sql.takes_given_schema else "sql"
+        return replace(design, schema=sql.schema, argument=blamed, notes=sql.properties(self.consumer_group))
+
+
+def _check_group(group: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group or ""):
+        raise InvalidArgument(
+            "consumer_group",
+            f"{group!r} is not a name of letters, digits, '.', '_' and '-'.",
+            "It names the ledger in the table and the group in Kafka.",
+        )

@@ -1,0 +1,156 @@
+"""What a mirroring is told: what a landing is told of its topic, and what a mirror is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.events.decoder import EventPayload
+from airflow_lakestream.cdc.events.names import ColumnNames
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnError,
+    OutOfRange,
+    SchemaEvolution,
+    Tombstones,
+    choose,
+    is_given,
+)
+from airflow_lakestream.delta.design import DeltaDesign
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.tables.design import TableDesign
+
+# Arguments of a landing that a mirror leaves no choice of.
+_FIXED = {
+    "envelope": "a mirror is made of Debezium's events",
+    "tombstones": "a tombstone says nothing that the event before it does not",
+    "metadata_columns": "a mirror keeps partition and offset of each row's last event",
+    "schema_evolution": "columns that the database adds are added, and types that became wider are widened",
+    "unknown_fields": "columns that the database adds are added",
+    "key_format": "keys are taken from the row",
+    "sql": "a mirror has the rows of the database's table",
+    "sql_input": "a mirror has the rows of the database's table",
+    "replace": "rows of a mirror are states, not records",
+    "home_table": "each topic has one mirror",
+    "new_tables": "each topic has one mirror",
+    "max_tables": "each topic has one mirror",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorConfig(ExtractConfig):
+    """Arguments of `ExtractConfig` that make sense for a mirror, and its own.
+
+    :param key: the columns of the primary key; None takes them from the records' keys, where those are JSON.
+    :param soft_delete: whether deleted rows stay, with `_is_deleted` true.
+    :param out_of_range: what becomes of a value that its column's type can't hold, such as a timestamp of the year
+        12000: "reject" makes the record bad, "clamp" takes the nearest value, "null" takes NULL.
+    :param rename_columns: the mirror's names of columns by those that they have in the database.
+    :param source_tables: a regular expression of the source's tables, `database.schema.table` each, where rows of
+        several come to one mirror, such as partitions; None takes those of one table only.
+    """
+
+    envelope: str | None = Envelope.DEBEZIUM
+    tombstones: str = Tombstones.SKIP
+    on_error: str = OnError.FAIL
+    metadata_columns: Sequence[str] = ("partition", "offset")
+    key: Sequence[str] | str | None = None
+    soft_delete: bool | str = False
+    out_of_range: str = OutOfRange.REJECT
+    rename_columns: Mapping[str, str] | str | None = None
+    source_tables: str | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(ExtractConfig):
+            default = type(self).__dataclass_fields__[one.name].default
+            given = getattr(self, one.name)
+            # A copy of a configuration is given what the first one has come to.
+            is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
+            if one.name in _FIXED and given != default and not is_ours:
+                raise InvalidArgument(one.name, f"is not for a mirror: {_FIXED[one.name]}.", "Leave it out.")
+        if self.mode != ModeName.RESUME:
+            raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")
+        if (
+            choose(OutOfRange, "out_of_range", self.out_of_range) is not OutOfRange.REJECT
+            and self.format != Format.JSON
+        ):
+            problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
+            raise InvalidArgument(
+                "out_of_range", problem, 'Leave it out, or make the column a string with schema="...".'
+            )
+        object.__setattr__(self, "metadata_columns", self._metadata)
+        super().__post_init__()
+        if self.template.by_record:
+            raise InvalidArgument("table", f"{self.table!r}: each topic has one mirror.", 'Write "lake.{topic}".')
+        _ = self.mirror
+        self.names.check_argument()
+
+    @property
+    def _metadata(self) -> tuple[str, ...]:
+        return ("partition", "offset") if is_given(self.key) else ("partition", "offset", "key")
+
+    @property
+    def payload(self) -> EventPayload:
+        """What values hold."""
+        held = super().payload
+        return EventPayload(
+            format=held.format,
+            envelope=held.envelope,
+            registry=held.registry,
+            writer_schemas=held.writer_schemas,
+            out_of_range=self.out_of_range,
+            names=self.names,
+            key=arguments.items("key", self.key) or (),
+            stops=choose(OnError, "on_error", self.on_error) is OnError.FAIL,
+        )
+
+    @property
+    def names(self) -> ColumnNames:
+        """What the mirror's columns are called."""
+        return ColumnNames(
+            self.table,
+            arguments.names("rename_columns", self.rename_columns),
+            with_key=not is_given(self.key),
+            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            is_delta=self.is_delta,
+        )
+
+    @property
+    def mirror(self) -> MirrorDesign:
+        """How the mirror is made, and what one that is there is held to."""
+        return MirrorDesign(
+            super().design,
+            key=arguments.items("key", self.key) or None,
+            soft_delete=arguments.flag("soft_delete", self.soft_delete),
+            out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
+            renamed=self.names.renamed,
+            source_tables=self._source_tables,
+            is_key_given=is_given(self.key),
+        )
+
+    @property
+    def _source_tables(self) -> str | None:
+        if not is_given(self.source_tables):
+            return None
+        try:
+            re.compile(str(self.source_tables))
+        except re.error as e:
+            problem = f"{self.source_tables!r} is no regular expression: {e}."
+            raise InvalidArgument("source_tables", problem, r'Write "shop\.public\.orders_\d+".') from None
+        return str(self.source_tables)
+
+    @property
+    def design(self) -> TableDesign:
+        """How executors write events: with all columns that come up in them."""
+        return TableDesign(metadata=super().design.metadata, evolution=SchemaEvolution.WIDEN, grows=True)
+
+    @property
+    def delta(self) -> DeltaDesign | None:
+        """The mirror's own design as a Delta table has it; None for any other."""
+        return delta_design(super().design) if self.is_delta else None

@@ -1,0 +1,128 @@
+"""The statement of a landing: what it reads, what it makes, and which other arguments it goes with.
+
+Both are known before the first record, so a statement that does not fit fails before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.policies import SqlInput, UnknownFields, choose, is_given
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.ledger_store import names_of
+from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, check_made, payload_schema, to_schema
+
+if TYPE_CHECKING:
+    from airflow_lakestream.transform import SqlTransform
+
+# A table property: this group lands through SQL, and from which input. Whoever decodes its records again needs to know.
+PROPERTY_PREFIX = "lakestream.sql."
+
+_DECODING = ("key_format", "envelope", "schema_registry", "writer_schemas")
+
+
+@dataclass(frozen=True)
+class Sql:
+    """A statement over raw records or over decoded columns.
+
+    :param given: the schema that the user gave: of the table that the statement makes, or of the decoded columns.
+    :param metadata: the metadata columns, which each row has anyway.
+    """
+
+    text: str
+    input: SqlInput
+    given: Schema | None
+    metadata: pa.Schema
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, object], given: Schema | None, metadata: pa.Schema) -> Sql | None:
+        """Return what the arguments of a landing say, None without a statement. Raises InvalidArgument."""
+        named = choose(SqlInput, "sql_input", arguments["sql_input"])
+        if not is_given(arguments["sql"]):
+            if named is not SqlInput.RAW:
+                raise InvalidArgument("sql_input", "goes with sql, and there is none.")
+            return None
+        if named is SqlInput.RAW:
+            _refuse_decoding(arguments)
+        elif given is None:
+            raise InvalidArgument(
+                "schema",
+                'is missing; sql_input="decoded" needs it: it says the columns that the statement reads.',
+                "The table's own are those that the statement makes.",
+            )
+        if str(arguments["unknown_fields"]) not in (UnknownFields.IGNORE, UnknownFields.FAIL):
+            raise InvalidArgument(
+                "unknown_fields",
+                f"{str(arguments['unknown_fields'])!r} does not go with sql, which says itself what columns there are.",
+                'Leave it out, or fail on such records with "fail".',
+            )
+        return cls(str(arguments["sql"]), named, given, metadata)
+
+    @property
+    def takes_given_schema(self) -> bool:
+        """Whether the table is made for the schema that the user gave."""
+        return self.input is SqlInput.RAW and self.given is not None
+
+    @property
+    def transform(self) -> SqlTransform:
+        """The statement, checked and bound. Raises InvalidArgument."""
+        if self.input is SqlInput.RAW:
+            return _transform(self.text, None)
+        assert self.given is not None, "it was asked for"
+        return _transform(self.text, pa.schema([*payload_schema(self.given, ()), *self.metadata]))
+
+    @property
+    def schema(self) -> Schema:
+        """The payload's columns of the table. Raises InvalidArgument where a given schema says something else."""
+        made = pa.schema([field for field in self.transform.schema if field.name not in self.metadata.names])
+        for name in made.names:
+            if name.startswith(METADATA_PREFIX):
+                raise InvalidArgument(
+                    "sql", f"it selects {name}, a metadata column.", "Ask for it in metadata_columns, or rename it: AS."
+                )
+        if not made.names:
+            raise InvalidArgument("sql", "it selects nothing but metadata columns, which each row has anyway.")
+        if self.takes_given_schema:
+            assert self.given is not None, "it was asked for"
+            check_made(made, self.given)
+            return self.given
+        return to_schema(made, "sql")
+
+    def properties(self, consumer_group: str) -> Mapping[str, str]:
+        """Return what the table says of it."""
+        return {PROPERTY_PREFIX + consumer_group: str(self.input)}
+
+
+def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | None:
+    """Return from which input a group landed in a table through SQL, None where it did without."""
+    names = (PROPERTY_PREFIX + name for name in names_of(properties, consumer_group))
+    return next((properties[name] for name in names if name in properties), None)
+
+
+def _refuse_decoding(arguments: Mapping[str, object]) -> None:
+    remedy = 'Leave it out, or let the statement read decoded columns: sql_input="decoded", and schema for these.'
+    if arguments["format"] not in (Format.JSON, Format.RAW):
+        problem = f"{arguments['format']!r} is no text, and sql reads keys and values as text."
+        raise InvalidArgument("format", problem, remedy)
+    for name in _DECODING:
+        if is_given(arguments[name]) and arguments[name] != []:
+            raise InvalidArgument(name, "nothing is decoded before sql, which reads keys and values as text.", remedy)
+    if arguments["unknown_fields"] != UnknownFields.IGNORE:
+        problem = "nothing is decoded before sql, so no field is unknown."
+        raise InvalidArgument("unknown_fields", problem, remedy)
+
+
+# Making one costs a tenth of a second; each topic of a regex, and each copy of a configuration, has the same.
+@lru_cache(maxsize=4)
+def _transform(text: str, columns: pa.Schema | None) -> SqlTransform:
+    # Here, since DuckDB takes a tenth of a second to import, of each task that has no statement, too.
+    from airflow_lakestream.transform import SqlTransform
+
+    return SqlTransform(text, input_schema=columns)

@@ -1,0 +1,325 @@
+"""The one algorithm: how records get from a topic into a table, once each. Read this first.
+
+`land` says the steps; what each step does to Kafka and to the table is behind the ports.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
+from airflow_lakestream.core.landing.job import Job as Job
+from airflow_lakestream.core.landing.job import Stopped as Stopped
+from airflow_lakestream.core.landing.job import check_bad, check_still_there, entry_of, read_first, read_rows, take
+from airflow_lakestream.core.landing.modes import Look, Resume
+from airflow_lakestream.core.landing.plan import (
+    LandedByAnotherGroup,
+    Plan,
+    TopicState,
+    check_log,
+    first_hole,
+    resume_plan,
+)
+from airflow_lakestream.core.landing.refusing import refuse_doubling
+from airflow_lakestream.core.landing.replacing import replace_landed
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import TopicEntry, union
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
+from airflow_lakestream.core.sharing.pieces import Piece, at_most_offsets
+from airflow_lakestream.core.sharing.side_by_side import is_worth_sharing, read_by_children
+from airflow_lakestream.exceptions import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+FOLLOW_INTERVAL = 0.5
+# Offsets whose records tell the columns of a table that others write for: as many as are looked at for that.
+FIRST_OFFSETS = 10_000
+
+
+def land(job: Job) -> LandingReport:
+    """Land all that the run covers and the table lacks, up to the ends of the partitions at the start of the run.
+
+    1. Look at the table: its ledger, and what earlier tries of this run landed.
+    2. Look at the topic, and let the mode plan the offset ranges to read. A growing topic does not keep a run from
+       ending: from one look on, plans keep to its ends.
+    3. With nothing left to plan, end; with an idle timeout, wait for new records first.
+    4. Take the pieces that other workers handed over, if any. Read, decode and write the rest; commit whenever a limit
+       is reached, each time rows and ledger together.
+    5. Go to 1; also on a conflict with another run, after discarding what is not committed.
+    6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
+
+    A job that replaces first reads again what is landed of the run's own offsets: see `core.landing.replacing`.
+
+    Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
+    """
+    report: LandingReport | None = None
+    replaced = replace_landed(job) if job.replaces else None
+    ends: TopicState | None = None
+    conflicts, sink = 0, job.sink
+    while True:
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = entry_of(job, table, now)
+        # No longer fixed where a rollback took the coverage away: what is covered anew needs a last look anew.
+        ends = (ends or now) if job.mode.ends_are_fixed(entry) else None
+        report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
+        if replaced is not None:
+            report.add(*replaced)
+        report.recover(table.landed_by_run)
+        pieces = job.handed.usable(now.identity, entry.held, lambda files: sink.misfit(files))
+        landed_before = len(report.snapshot_ids)
+        try:
+            plan = plan_of(job, table, entry, now, ends, pieces)
+            report.rows_beside = max(report.rows_beside, plan.rows_beside)
+            if not _drain(job, table, _cut(plan, job), pieces, report):
+                if _exhausted(job, report) or not _new_records_came(job, plan.state):
+                    break
+                ends = None
+        except RowsNotWritable as error:
+            job = job.carefully(error)
+            continue
+        except Conflict as conflict:
+            job.sink.discard()
+            got_on = len(report.snapshot_ids) > landed_before
+            conflicts = 1 if got_on else conflicts + 1
+            if conflicts == MAX_CONFLICTS:
+                raise Contention(job.table, conflict) from conflict
+            log.info("%s Planning anew.", conflict)
+            give_way(job, conflicts)
+            continue
+        except BaseException:
+            job.sink.discard()
+            raise
+        conflicts = 0
+    return _finish(job, report, entry, now, plan)
+
+
+def plan_of(
+    job: Job,
+    table: TableState,
+    entry: TopicEntry,
+    now: TopicState,
+    ends: TopicState | None = None,
+    pieces: Sequence[Piece] = (),
+) -> Plan:
+    """Return what is still to be read, besides the pieces.
+
+    Raises LandedByAnotherGroup, RowsUnaccounted, and what the mode and a log that was cut short raise.
+    """
+    state = now if ends is None else _with_ends(now, ends)
+    handed = union(piece.ranges for piece in pieces)
+    # What was read needs no reading any more, be it gone from Kafka meanwhile.
+    after = replace(entry, landed=entry.landed | handed)
+    check_log(after, now, job.table)
+    plan = job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss))
+    if not job.allow_group_overlap:
+        for other, ledger in table.others.items():
+            if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
+                raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+    return refuse_doubling(job, table, entry, plan, handed)
+
+
+def _cut(plan: Plan, job: Job) -> Plan:
+    """Keep to the bounds that were set for the run; what lies beyond them is left to a later one."""
+    if job.within is None:
+        return plan
+    return replace(plan, ranges=plan.ranges & job.within, covered=None)
+
+
+def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
+    """Keep the ends of the first look, so that a topic which keeps growing can't keep the run from ending."""
+    marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
+    return replace(state, marks=marks)
+
+
+def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], report: LandingReport) -> bool:
+    """Take the pieces, and read the plan to its end, or to `max_records`, committing as the limits ask.
+
+    Returns whether anything was committed. Without a table, a schema and a record there is nowhere to commit to.
+    """
+    _tell(job, plan, pieces)
+    if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
+        return False
+    batch = Batch(plan, early=not report.snapshot_ids)
+    for piece in pieces:
+        job.sink.adopt(piece.files)
+        batch.take(piece)
+    decoder = job.decoders(table.schema, None)
+    by_crew = job.crew is not None and job.crew.takes(job, plan)
+    shared = by_crew or is_worth_sharing(job, plan)
+    if decoder is None and shared:
+        decoder = _foresee(job, plan) or _read_first(job, batch, report)
+    if not shared:
+        decoder, batch = _read_here(job, decoder, batch, report)
+    elif decoder is not None:
+        batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
+    if decoder is None:
+        _refuse_to_forget(job, plan)
+        return False
+    is_last = _left(job, report) is None or batch.records < (_left(job, report) or 0)
+    if batch.changes_the_ledger or (is_last and plan.covered):
+        _commit(job, batch, report, is_last=is_last)
+    return True
+
+
+def _foresee(job: Job, plan: Plan) -> Decoder | None:
+    """Let the sink know the columns of the table where no record has a say in them; None where the records have."""
+    foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
+    if foreseen is None:
+        return None
+    decoder, no_rows = foreseen
+    job.sink.write(no_rows, plan.state.identity)
+    return decoder
+
+
+def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None:
+    """Take the first records, and no more than it needs: those who are to read the others wait. None without any."""
+    whole = batch.plan.ranges
+    widest = max((whole.of_partition(*key) for key in whole.partitions), key=lambda one: one.width, default=whole)
+    for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
+        plan = replace(batch.plan, ranges=ranges - batch.covered)
+        with closing(read_first(job, plan, _left_beside(job, batch, report))) as results:
+            for decoder, chunk in results:
+                take(job, batch, chunk)
+                check_bad(job, batch.records, batch.bad, report)
+                if decoder is not None:
+                    return decoder
+    return None
+
+
+def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport) -> tuple[Decoder | None, Batch]:
+    with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
+        for decoder, chunk in results:
+            take(job, batch, chunk)
+            check_bad(job, batch.records, batch.bad, report)
+            # Without a record and without a schema there is no table to create yet: the commit waits for either.
+            if decoder is not None and batch.is_due(job.limits):
+                batch = _commit(job, batch, report)
+    return decoder, batch
+
+
+def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
+    """Let the crew read what is left of the plan, for one commit."""
+    assert job.crew is not None, "it was asked whether it takes the plan"
+    for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
+        batch.take(piece)
+    return batch
+
+
+def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
+    """Let child processes read what is left of the plan."""
+
+    def is_due(read: int, bad: BadRecords, size: int) -> bool:
+        check_bad(job, batch.records + read, batch.bad + bad, report)
+        return batch.is_due(job.limits, size, read)
+
+    left = _left_beside(job, batch, report)
+    with closing(read_by_children(job, batch.plan, batch.covered, left, is_due)) as rounds:
+        for pieces, is_last in rounds:
+            for piece in pieces:
+                batch.take(piece)
+            if not is_last:
+                batch = _commit(job, batch, report)
+    return batch
+
+
+def _tell(job: Job, plan: Plan, pieces: Sequence[Piece]) -> None:
+    if plan.lost:
+        log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
+    if pieces:
+        log.info("%s pieces were handed over: %s", len(pieces), union(piece.ranges for piece in pieces))
+    if plan.changes_the_ledger:
+        log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
+    elif not pieces:
+        log.info("%s: %s lacks nothing that is in Kafka now.", plan.state.identity.topic, job.table)
+
+
+def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
+    identity = batch.plan.state.identity
+    check_still_there(job, identity)
+    counts = batch.total
+    check_bad(job, counts.read, batch.bad, report, at_commit=True)
+    landing = batch.landing(job.run_id, job.engine, is_last=is_last)
+    started = time.monotonic()
+    snapshot_id = job.sink.commit(landing)
+    report.add(snapshot_id, landing)
+    job.tell(snapshot_id, landing, time.monotonic() - started)
+    job.handed.take(batch.pieces)
+    log.info(
+        "Committed %s (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
+        counts,
+        counts.read / max(batch.age, 1e-3),
+        snapshot_id,
+        job.table,
+        time.monotonic() - started,
+        (batch.plan.ranges - report.entry.landed).width,
+        landing.topics[identity].landed,
+    )
+    if batch.bad.count:
+        log.warning("%s of these records are bad: %s", batch.bad.count, batch.bad.reasons)
+    return batch.next()
+
+
+def _left(job: Job, report: LandingReport) -> int | None:
+    """How many records the run may still take; None for any number."""
+    if job.limits.max_records is None:
+        return None
+    return max(0, job.limits.max_records - report.counts.read)
+
+
+def _left_beside(job: Job, batch: Batch, report: LandingReport) -> int | None:
+    """How many records the run may still take besides those of the batch; None for any number."""
+    left = _left(job, report)
+    return None if left is None else max(0, left - batch.records)
+
+
+def _exhausted(job: Job, report: LandingReport) -> bool:
+    return _left(job, report) == 0
+
+
+def _refuse_to_forget(job: Job, plan: Plan) -> None:
+    """Refuse where a later run needs what has to be written down now, and there is no place to write it."""
+    at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
+    start_is_fixed = isinstance(job.mode, Resume) and not job.mode.start_moves and at_low
+    if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
+        what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
+        raise InvalidArgument(
+            "schema",
+            f"{job.table} does not exist, no record is there to infer a schema from, and {what} to be written into "
+            "the table so that no record is lost until the next run.",
+            'Give a schema, such as schema="id bigint, name string".',
+        )
+    log.info("%s does not exist and there is no record to infer its schema from: nothing was created.", job.table)
+
+
+def _new_records_came(job: Job, ends: TopicState) -> bool:
+    """Wait until the topic has grown; False after `idle_timeout` seconds without."""
+    if not job.limits.idle_timeout:
+        return False
+    known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
+    deadline = time.monotonic() + job.limits.idle_timeout
+    while time.monotonic() < deadline:
+        if job.stop.wait(FOLLOW_INTERVAL):
+            return False
+        if any(marks.end > known.get(p, 0) for p, marks in job.source.look().marks.items()):
+            return True
+    return False
+
+
+def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState, plan: Plan) -> LandingReport:
+    report.completes = plan.completes
+    report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
+    if not entry.origin:
+        # A group that never resumed promises nothing of what lies between its ranges.
+        report.remaining_lag = plan.ranges.width
+        return report
+    report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
+    job.source.mirror({p: first_hole(entry, now.identity, p) for p in now.marks})
+    return report

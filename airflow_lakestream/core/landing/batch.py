@@ -1,0 +1,192 @@
+"""What a run has read since its last commit, and when that is enough."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.core.bad_records import USUAL, BadRecords, MostRejected
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
+from airflow_lakestream.core.ports import Chunk, Decoder
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.sharing.pieces import Files, Piece
+
+# A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
+EARLY_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a run commits, and when it ends."""
+
+    max_records: int | None = None
+    max_batch_bytes: int = 256 * 2**20
+    checkpoint_interval: float = 60.0
+    idle_timeout: float = 0.0
+    max_rejected: MostRejected = USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What became of a chunk. Its records are let go of: their rows are as large, and may have to wait for the sink.
+
+    `offsets` are those of its records, `size` is how many bytes they had; `outcome` is None where there was none.
+    """
+
+    covers: OffsetRange
+    offsets: Sequence[int]
+    size: int
+    outcome: Outcome | None
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of its records."""
+        return Counts() if self.outcome is None else self.outcome.counts
+
+    @property
+    def bad(self) -> BadRecords:
+        """The bad ones among its records."""
+        return BadRecords() if self.outcome is None else self.outcome.bad
+
+
+def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
+    """Return what becomes of a chunk; without records it needs no decoder."""
+    outcome = None
+    if decoder is not None and len(chunk.batch):
+        outcome = decoder.decode(chunk.batch)
+        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        if len(outcome.rows) != outcome.counts.written:
+            raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
+    return Decoded(chunk.covers, chunk.batch.offsets, chunk.size, outcome)
+
+
+class Batch:
+    """What has been read since the last commit.
+
+    :param first: nothing of the plan is committed yet.
+    :param early: nothing of the run is; see `is_due`.
+    """
+
+    def __init__(self, plan: Plan, *, first: bool = True, early: bool = False) -> None:
+        self.plan = plan
+        self._first = first
+        self._early = early
+        self._covered: list[OffsetRange] = []
+        self.counts: dict[int, Counts] = {}
+        self.bad = BadRecords()
+        self.pieces: list[Piece] = []
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, chunk: Decoded) -> None:
+        """Count a chunk whose rows the sink has taken."""
+        if chunk.counts.read != len(chunk.offsets):
+            raise AssertionError(f"{len(chunk.offsets)} records of {chunk.covers} were counted as {chunk.counts}")
+        self._covered.append(chunk.covers)
+        self.counts = add_counts(self.counts, {chunk.covers.partition: chunk.counts})
+        self.bad += chunk.bad
+        self._bytes += chunk.size
+
+    def take(self, piece: Piece) -> None:
+        """Count a piece that another worker has read, and whose files the sink has taken."""
+        self.pieces.append(piece)
+        self.counts = add_counts(self.counts, piece.by_partition)
+        self.bad += piece.bad
+
+    def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
+        """Tell whether it is time to commit; `more` bytes of `records` were read, and are still to be handed over.
+
+        A run that is to take several commits makes the first one early.
+        """
+        size, read = self._bytes + more, self.records + records
+        if self._early and read and size >= EARLY_BYTES:
+            width = min(self.plan.ranges.width, limits.max_records or self.plan.ranges.width)
+            if size * width > limits.max_batch_bytes * read:
+                return True
+        return size >= limits.max_batch_bytes or self.age >= limits.checkpoint_interval
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.counts.values(), Counts())
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return self.total.read
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last commit."""
+        return time.monotonic() - self._since
+
+    @property
+    def covered(self) -> RangeSet:
+        """The offsets that were read here."""
+        return RangeSet(self._covered)
+
+    @property
+    def covers_anything(self) -> bool:
+        """Whether there is anything to hand over, rows or not."""
+        return bool(self._covered)
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        """Whether there is anything to commit, rows or not."""
+        return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
+
+    def landing(self, run_id: str, engine: Engine | None, *, is_last: bool = False) -> Landing:
+        """Return the change that committing this batch makes to the ledger; the plan's last one adds covered time."""
+        # Origin and loss receipts go with the first commit: what they say holds from there on.
+        entry = TopicEntry(
+            landed=RangeSet(self._covered) | union(piece.ranges for piece in self.pieces),
+            lost=self.plan.lost if self._first else RangeSet(),
+            counts=self.total,
+            origin=self.plan.origin if self._first else {},
+            epochs=self._epochs(),
+            covered=(self.plan.covered,) if is_last and self.plan.covered else (),
+        )
+        identity = self.plan.state.identity
+        return Landing(
+            uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts}, engine=engine, bad=self.bad
+        )
+
+    def piece(self, files: Files) -> Piece:
+        """Return this batch as a piece to be handed over, with its files."""
+        return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files, self.bad)
+
+    def _epochs(self) -> dict[int, int]:
+        # Those before a piece was read: an unclean election after it has to be seen by whoever reads on.
+        epochs = dict(self.plan.epochs)
+        for piece in self.pieces:
+            for partition, epoch in piece.epochs.items():
+                epochs[partition] = min(epoch, epochs.get(partition, epoch))
+        return epochs
+
+    def next(self) -> Batch:
+        """Return the empty batch that follows a commit of this one."""
+        return Batch(self.plan, first=False)
+
+
+def at_most(chunk: Chunk, count: int | None) -> Chunk:
+    """Cut a chunk to its first `count` records; it then ends behind the last of them."""
+    if count is None or len(chunk.batch) <= count:
+        return chunk
+    head = first_records(chunk.batch, count)
+    return Chunk(replace(chunk.covers, until_offset=head.offsets[-1] + 1), head, chunk.size)
+
+
+def first_records(batch: RawBatch, count: int) -> RawBatch:
+    """Return the first `count` records."""
+    return replace(
+        batch,
+        offsets=batch.offsets[:count],
+        timestamps=batch.timestamps[:count],
+        values=batch.values[:count],
+        keys=None if batch.keys is None else batch.keys[:count],
+        headers=None if batch.headers is None else batch.headers[:count],
+    )

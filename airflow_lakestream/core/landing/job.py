@@ -1,0 +1,257 @@
+"""What a run is told, and the steps that every kind of run takes: the books of its topic, and reading a plan's rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.batch import Batch, Decoded, Limits, at_most, decode
+from airflow_lakestream.core.landing.modes import Mode, Resume
+from airflow_lakestream.core.landing.plan import Plan, TopicReplaced, TopicState, check_identity, check_log
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import (
+    Chunk,
+    Decoder,
+    DecoderFactory,
+    Reader,
+    Rejects,
+    RowsNotWritable,
+    Sink,
+    Source,
+    TableState,
+)
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import Rows
+from airflow_lakestream.core.sharing.pieces import Handed, Piece
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.runtime.processes import Children
+from airflow_lakestream.runtime.readahead import ReadAhead
+
+log = logging.getLogger(__name__)
+
+# Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
+CHUNKS_AHEAD = 4
+# A chunk of more bytes, of a few large records, counts for several.
+USUAL_BYTES = 4 * 2**20
+# Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
+DECODERS = min(2, os.cpu_count() or 1)
+
+
+class Stopped(LakestreamError, Transient):
+    """The run was told to stop; what it had not committed left no trace."""
+
+    def __init__(self) -> None:
+        super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A landing that was just committed, and how long the commit took, in seconds."""
+
+    table: str
+    snapshot_id: int
+    landing: Landing
+    seconds: float
+
+
+class Foresee(Protocol):
+    """Tells the columns of a new table where no record has a say in them."""
+
+    def __call__(self, topic: str) -> tuple[Decoder, Rows] | None:
+        """Return a decoder for the columns, and a table of them without rows; None where the records have to say."""
+
+
+class Crew(Protocol):
+    """Others that read and write in a landing's place, a whole plan at a time: the executors of Spark."""
+
+    def takes(self, job: Job, plan: Plan) -> bool:
+        """Tell whether they can, and shall, read the plan."""
+
+    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+        """Read the plan but for what is done, `most` records at most; the sink has taken all files of the pieces.
+
+        Raises Conflict where the log lost offsets meanwhile, and what reading, decoding and writing raise.
+        """
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to land, from where, into what. `run_id` is the same in every try of one task run.
+
+    `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
+    `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
+    `children` are processes that may read in its place, `crew` are others that do so. `committed` is told of each
+    commit, and raises nothing. `foresee` may say what a new table is like before a record of the topic is read.
+    `careful` says that the decoders try rows, since some can't be written.
+    """
+
+    run_id: str
+    table: str
+    consumer_group: str
+    source: Source
+    reader: Reader
+    decoders: DecoderFactory
+    sink: Sink
+    rejects: Rejects | None = None
+    mode: Mode = Resume()
+    replaces: bool = False
+    limits: Limits = Limits()
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    allow_group_overlap: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    handed: Handed = field(default_factory=Handed)
+    within: RangeSet | None = None
+    children: Children | None = None
+    crew: Crew | None = None
+    committed: Callable[[Committed], None] | None = None
+    foresee: Foresee | None = None
+    careful: bool = False
+
+    def carefully(self, error: RowsNotWritable) -> Job:
+        """Return the job that tries each chunk's rows before the sink gets them. Raises the error where that is no use.
+
+        It reads in this process alone: what takes longer is done for as few records as can be.
+        """
+        self.sink.discard()
+        if self.careful or error.trial is None:
+            raise error
+        log.warning("%s. What is not committed is read again, and each record is tried: that takes longer.", error)
+        return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
+
+    @property
+    def engine(self) -> Engine:
+        """What lands: Spark, where its executors may read, or this process."""
+        return Engine.EXTRACT if self.crew is None else Engine.SPARK
+
+    def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
+        """Tell of a commit whoever wants to know."""
+        if self.committed is not None:
+            self.committed(Committed(self.table, snapshot_id, landing, seconds))
+
+
+def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
+    """Return the group's books of the topic, checked against the topic as it is now."""
+    check_identity(table.ledger, now.identity, job.table)
+    entry = table.ledger.entry(now.identity)
+    check_log(entry, now, job.table)
+    return entry
+
+
+def take(job: Job, batch: Batch, chunk: Decoded) -> None:
+    """Hand what became of a chunk's records to the sink, and count it."""
+    if (outcome := chunk.outcome) is not None:
+        job.sink.write(outcome.rows, batch.plan.state.identity)
+        if outcome.rejected is not None:
+            if job.rejects is None:
+                raise AssertionError(f"{outcome.counts.rejected} records are to be kept, and nobody keeps them")
+            job.rejects.reject(outcome.rejected)
+    batch.add(chunk)
+
+
+def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False) -> None:
+    """Refuse more bad records than the run may have, with what it has committed. Raises TooManyRejected.
+
+    :param read: records read since the last commit.
+    :param bad: the bad ones among them.
+    :param report: what the run has committed; None where that is nothing.
+    """
+    landed, before = (0, BadRecords()) if report is None else (report.counts.read, report.bad)
+    # A commit that adds none is borne: what was committed before was borne, perhaps under another limit.
+    if bad.count:
+        job.limits.max_rejected.check(job.table, landed + read, before + bad, landed, at_commit=at_commit)
+
+
+def check_still_there(job: Job, identity: TopicIdentity) -> None:
+    """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
+    found = job.source.identity()
+    if found != identity:
+        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+
+
+def read_rows(
+    job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
+) -> Generator[tuple[Decoder | None, Decoded], None, None]:
+    """Yield the plan's chunks with what became of their records, in order, reading and decoding ahead.
+
+    Raises Stopped.
+    """
+    with ThreadPoolExecutor(DECODERS, thread_name_prefix="lakestream-decode") as pool:
+        begin = _Decoding(job, plan, decoder, most_records, pool)
+        with ReadAhead(begin, CHUNKS_AHEAD, job.stop, _Decoding.weigh) as decoding:
+            for _, future in decoding:
+                yield future.result()
+    if job.stop.is_set():
+        raise Stopped
+
+
+def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, None, None]:
+    """Yield the plan's chunks as `read_rows` does, with no other thread. Raises Stopped.
+
+    For a process that has one processor to itself: more threads would take turns with the interpreter.
+    """
+    with closing(job.reader.read(plan, job.stop)) as chunks:
+        for chunk in chunks:
+            yield decode(decoder, chunk)
+    if job.stop.is_set():
+        raise Stopped
+
+
+def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
+    """Yield as `read_rows` does, up to the first chunk that holds a record, which tells the columns. Raises Stopped."""
+    with closing(job.reader.read(plan, job.stop)) as chunks:
+        for read in chunks:
+            chunk = at_most(read, most_records)
+            yield _decode(job.decoders(None, chunk.batch) if len(chunk.batch) else None, chunk)
+            if len(chunk.batch):
+                return
+    if job.stop.is_set():
+        raise Stopped
+
+
+_Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Reads chunks and begins to decode them, as items of a `ReadAhead`: bytes and futures, in the chunks' order."""
+
+    job: Job
+    plan: Plan
+    decoder: Decoder | None
+    most_records: int | None
+    pool: Executor
+
+    def __call__(self, cancelled: threading.Event) -> Iterator[_Pending]:
+        decoder, left = self.decoder, self.most_records
+        with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
+            for read in chunks:
+                chunk = at_most(read, left)
+                if decoder is None and len(chunk.batch):
+                    # The table gives no schema: the first records do.
+                    decoder = self.job.decoders(None, chunk.batch)
+                if left is not None:
+                    left -= len(chunk.batch)
+                pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
+                # Whoever takes it may be long in coming, and its records are to go as soon as they are decoded.
+                del read, chunk
+                yield pending
+                if left == 0:
+                    return
+
+    @staticmethod
+    def weigh(pending: _Pending) -> float:
+        """Return for how many chunks an item counts."""
+        return max(1, pending[0] / USUAL_BYTES)
+
+
+def _decode(decoder: Decoder | None, chunk: Chunk) -> tuple[Decoder | None, Decoded]:
+    return decoder, decode(decoder, chunk)

@@ -1,0 +1,59 @@
+"""The look before a first landing: whether the table has rows of the topic that no ledger accounts for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.modes import Mode, Resume
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.landing.unaccounted import Asked, LookForRows, RowsUnaccounted, texts
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ranges import RangeSet
+
+log = logging.getLogger(__name__)
+
+
+def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
+    """Return the plan with the number of rows beside it, once it is sure that it doubles none.
+
+    Looks where the group lands the topic, or resumes it, for the first time: what it landed since then, its ledger
+    accounts for. Raises RowsUnaccounted.
+    """
+    is_first = not entry.landed or bool(plan.origin)
+    if not is_first or not (plan.changes_the_ledger or handed):
+        return plan
+    asked = what_to_ask(job.mode, entry, plan, handed, [table.ledger, *table.others.values()])
+    rows = look(table.look_for_rows, asked, job.table, job.consumer_group)
+    return replace(plan, rows_beside=rows)
+
+
+def what_to_ask(mode: Mode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]) -> Asked:
+    """Return which rows a plan would double. Positions that any group landed, of any topic of the name, are known."""
+    topic = plan.state.identity.topic
+    landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
+    if not isinstance(mode, Resume):
+        return Asked(topic, union(landed), ranges=plan.ranges | handed)
+    # Whoever takes all there is has said nothing of what another tool has done: a gap between both would go unseen.
+    begins = {} if plan.origin and mode.from_the_first else {**plan.origin, **entry.origin}
+    return Asked(topic, union(landed), begins)
+
+
+def look(look_for_rows: LookForRows, asked: Asked, table: str, consumer_group: str) -> int:
+    """Return how many rows there are beside what is to be landed. Raises RowsUnaccounted."""
+    found = look_for_rows(asked)
+    if found.in_the_way:
+        raise RowsUnaccounted(table, consumer_group, asked.topic, found.in_the_way)
+    if found.beside:
+        log.warning(
+            "%s holds %s rows of %s that no ledger accounts for, beside what %r lands; they stay as they are: %s",
+            table,
+            found.rows_beside,
+            asked.topic,
+            consumer_group,
+            texts(found.beside, asked.topic),
+        )
+    return found.rows_beside

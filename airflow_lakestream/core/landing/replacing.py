@@ -1,0 +1,78 @@
+"""What is landed is read again, and takes the place of its rows, in one snapshot; `landing` lands what is not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
+from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.modes import Look, reading_plan
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ledger import Landing, TopicEntry
+from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
+from airflow_lakestream.core.ranges import RangeSet
+
+log = logging.getLogger(__name__)
+
+
+def replace_landed(job: Job) -> tuple[int, Landing] | None:
+    """Read again what the ledger holds of the run's own offsets, and put it in the place of its rows: one snapshot.
+
+    Returns the snapshot and its landing; None when nothing of it is landed. Always done when asked for: to clear a
+    task and to retry it look the same, and to do it again changes no row.
+    """
+    for number in range(MAX_CONFLICTS):
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = entry_of(job, table, now)
+        look = Look(job.table, entry, now, job.source, job.on_data_loss)
+        ranges = entry.landed & job.mode.own(look)
+        if not ranges:
+            return None
+        log.info("Replacing %s offsets: %s", ranges.width, ranges)
+        try:
+            return _by_plan(job, table, reading_plan(look, ranges))
+        except RowsNotWritable as error:
+            return replace_landed(job.carefully(error))
+        except Conflict as conflict:
+            job.sink.discard()
+            last = conflict
+            log.info("%s Planning anew.", conflict)
+            give_way(job, number)
+        except BaseException:
+            job.sink.discard()
+            raise
+    raise Contention(job.table, last) from last
+
+
+def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
+    identity, batch = plan.state.identity, Batch(plan)
+    if job.crew is not None and job.crew.takes(job, plan):
+        for piece in job.crew.read(job, plan, RangeSet(), None):
+            batch.take(piece)
+    else:
+        _read_again(job, table, batch)
+    check_bad(job, batch.records, batch.bad, None, at_commit=True)
+    check_still_there(job, identity)
+    landing = batch.landing(job.run_id, job.engine)
+    read = landing.topics[identity]
+    if read.landed != plan.ranges:
+        raise AssertionError(f"read {read.landed} instead of {plan.ranges}")
+    change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
+    started = time.monotonic()
+    snapshot_id, replaced = job.sink.replace(replace(landing, topics={identity: change}))
+    job.tell(snapshot_id, replaced, time.monotonic() - started)
+    return snapshot_id, replaced
+
+
+def _read_again(job: Job, table: TableState, batch: Batch) -> None:
+    with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
+        for _, chunk in results:
+            take(job, batch, chunk)
+            if (outcome := chunk.outcome) is not None and outcome.rowless is not None:
+                job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
+            check_bad(job, batch.records, batch.bad, None)

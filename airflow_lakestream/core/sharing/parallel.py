@@ -1,0 +1,190 @@
+"""One run on several workers: one plans, each reads and writes a share of the plan, and one commits all of it.
+
+The workers hand each other JSON: shares, and pieces with the metadata of files. The commit is an ordinary landing, to
+which pieces are handed: what makes it exactly once is the same. A share that failed, was read twice or went stale
+changes nothing: what is not handed over in a form that still fits is read by the landing itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.core.bad_records import TooManyRejected
+from airflow_lakestream.core.landing.algorithm import land, plan_of
+from airflow_lakestream.core.landing.batch import Batch, first_records
+from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
+from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there, entry_of, read_rows, take
+from airflow_lakestream.core.landing.modes import ByInterval
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.pieces import Handed, Piece, Share, at_most_offsets, split
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+
+log = logging.getLogger(__name__)
+
+# A task costs a scheduler and a worker about as much as reading so many records.
+LEAST_WIDTH = 20_000
+
+
+class TableGone(LakestreamError, Transient):
+    """The table was dropped while workers were writing for it."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"{table} was dropped since the run was planned. Nothing was landed. Clear the whole group.")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlan:
+    """The shares of a run, and the bounds for what the commit may read itself; None where the mode sets them."""
+
+    identity: TopicIdentity
+    shares: Sequence[Share]
+    within: RangeSet | None
+
+
+def folder_of(run_id: str) -> str:
+    """Return the name of the folder below the table's data that holds all files of one run, and of no other."""
+    return f"lakestream-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
+
+
+def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
+    """Plan a run, and cut the plan into at most `most` shares of equal width.
+
+    Where the table, or the beginning of what the group lands, is not written down yet, a landing without rows does
+    that first: all shares are written for one table, from one beginning.
+
+    Raises InvalidArgument where the job can't be shared, and what `land` raises for a plan.
+    """
+    _refuse(job)
+    conflict: Conflict | None = None
+    for _ in range(MAX_CONFLICTS):
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = entry_of(job, table, now)
+        plan = plan_of(job, table, entry, now)
+        if (table.exists and not plan.origin) or not plan.ranges:
+            return _shares(job, table, plan, most, least_width)
+        try:
+            if not _found(job, table, plan):
+                return SharedPlan(now.identity, (), _bounds(job, plan.ranges, plan.ranges))
+        except Conflict as e:
+            job.sink.discard()
+            conflict = e
+        except BaseException:
+            job.sink.discard()
+            raise
+    assert conflict is not None, "a landing that founds a table is seen by the next look"
+    raise Contention(job.table, conflict)
+
+
+def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
+    """Read exactly a share, and write its files below `folder`; nothing is committed.
+
+    A new piece begins whenever the limits would ask for a commit. Offsets that Kafka loses meanwhile are left to the
+    commit, which knows what is to become of them.
+
+    Raises TopicReplaced, TableGone, and what reading, decoding and writing raise; no file stays behind then.
+    """
+    check_still_there(job, share.identity)
+    table = job.sink.load(job.run_id)
+    if not table.exists:
+        raise TableGone(job.table)
+    job.sink.write_below(folder)
+    plan = Plan(TopicState(share.identity, {}), share.ranges, epochs=share.epochs, known_epochs=share.known_epochs)
+    try:
+        pieces = _read_pieces(job, table, plan)
+        check_still_there(job, share.identity)
+    except RowsNotWritable as error:
+        return read_share(job.carefully(error), share, folder)
+    except BaseException:
+        job.sink.discard()
+        raise
+    return pieces
+
+
+def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, folder: str) -> LandingReport:
+    """Land the pieces in one snapshot, and what else the run lacks; then delete what is left of it below `folder`.
+
+    Raises what `land` raises; the files stay then, for another try. None of them stays where too many of their records
+    are bad: another try would have to read them anew.
+    """
+    _refuse(job)
+    # The plan kept to the most records: the landing keeps to the plan.
+    limits = replace(job.limits, max_records=None)
+    try:
+        report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
+    except TooManyRejected:
+        job.sink.sweep(folder)
+        raise
+    job.sink.sweep(folder)
+    return report
+
+
+def _refuse(job: Job) -> None:
+    if job.replaces:
+        raise InvalidArgument("replace", "is not for a group of tasks.", "Use KafkaExtractOperator, in one task.")
+    if job.limits.idle_timeout:
+        raise InvalidArgument(
+            "idle_timeout", "is not for a group, whose plan is fixed.", "Use KafkaExtractOperator, in one task."
+        )
+
+
+def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int) -> SharedPlan:
+    report = LandingReport(plan.state.identity.topic, job.table, job.consumer_group)
+    report.recover(table.landed_by_run)
+    ranges = plan.ranges
+    if job.limits.max_records is not None:
+        ranges = at_most_offsets(ranges, max(0, job.limits.max_records - report.counts.read))
+    identity = plan.state.identity
+    shares = [Share(identity, r, plan.epochs, plan.known_epochs) for r in split(ranges, most, least_width)]
+    for number, share in enumerate(shares):
+        log.info("Share %s: %s offsets to read: %s", number, share.ranges.width, share.ranges)
+    return SharedPlan(identity, shares, _bounds(job, plan.ranges, ranges))
+
+
+def _bounds(job: Job, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
+    """Return what the commit keeps to. An interval that is landed whole may need more: it closes the seams."""
+    return None if isinstance(job.mode, ByInterval) and ranges == whole else ranges
+
+
+def _found(job: Job, table: TableState, plan: Plan) -> bool:
+    """Write table and origin down, without rows; False without a schema and without a record to infer it from."""
+    decoder = job.decoders(table.schema, None)
+    if decoder is None:
+        with closing(job.reader.read(plan, job.stop)) as chunks:
+            first = next((chunk.batch for chunk in chunks if len(chunk.batch)), None)
+        if job.stop.is_set():
+            raise Stopped
+        decoder = job.decoders(None, first)
+        if first is None or decoder is None:
+            return False
+        job.sink.write(decoder.decode(first_records(first, 0)).rows, plan.state.identity)
+    founding = Batch(replace(plan, ranges=RangeSet(), lost=RangeSet(), covered=None))
+    landing = founding.landing(f"{job.run_id}/plan", job.engine)
+    check_still_there(job, plan.state.identity)
+    job.sink.commit(landing)
+    return True
+
+
+def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
+    pieces: list[Piece] = []
+    batch = Batch(plan)
+    try:
+        with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
+            for _, chunk in results:
+                take(job, batch, chunk)
+                if batch.is_due(job.limits):
+                    pieces.append(batch.piece(job.sink.hand_over()))
+                    batch = batch.next()
+    except OffsetsGone as e:
+        log.warning("%s What was read before is handed over.", e)
+    if batch.covers_anything:
+        pieces.append(batch.piece(job.sink.hand_over()))
+    return pieces

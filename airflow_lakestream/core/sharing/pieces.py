@@ -1,0 +1,231 @@
+"""A plan that several workers read: the shares it is cut into, and the pieces that they hand over to be committed.
+
+A share says what one worker is to read. A piece is part of a share that was read and written: its offsets, what became
+of their records, and its files, never rows. Both travel as versioned JSON. Pure values, no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, TypeVar
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.codec import decode_ranges, encode_ranges
+from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, TopicIdentity, union
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+log = logging.getLogger(__name__)
+
+VERSION = 3
+Read = TypeVar("Read")
+
+# What the sink of one worker says of its files to that of another; the core only hands it on.
+Files = Mapping[str, Any]
+
+
+class UnreadablePiece(LakestreamError, Terminal):
+    """A share or a piece in a form that this version does not know."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"what another task handed over can't be read: {problem}. "
+            "Do all workers have the same version of airflow-lakestream? Clear the tasks of the group to run them anew."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker is to read. `epochs` and `known_epochs` are those of the plan; see `core.landing.plan.Plan`."""
+
+    identity: TopicIdentity
+    ranges: RangeSet
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    known_epochs: Mapping[int, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the share as JSON-ready values."""
+        return {
+            **_heading(self.identity, self.ranges),
+            "epochs": _numbers(self.epochs),
+            "known_epochs": _numbers(self.known_epochs),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Share:
+        """Read a share. Raises UnreadablePiece."""
+        return _read(data, lambda: cls(*_head(data), _mapping(data["epochs"]), _mapping(data["known_epochs"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one worker has read and written. `epochs` are the leader epochs before it was read."""
+
+    identity: TopicIdentity
+    ranges: RangeSet
+    by_partition: Mapping[int, Counts]
+    epochs: Mapping[int, int]
+    files: Files
+    bad: BadRecords = BadRecords()
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.by_partition.values(), Counts())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the piece as JSON-ready values."""
+        return {
+            **_heading(self.identity, self.ranges),
+            "counts": {str(partition): list(astuple(counts)) for partition, counts in self.by_partition.items()},
+            "epochs": _numbers(self.epochs),
+            "files": dict(self.files),
+            "bad": self.bad.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Piece:
+        """Read a piece. Raises UnreadablePiece."""
+        return _read(
+            data,
+            lambda: cls(
+                *_head(data),
+                _counts(data["counts"]),
+                _mapping(data["epochs"]),
+                dict(data["files"]),
+                BadRecords.from_dict(data["bad"]),
+            ),
+        )
+
+
+class Handed:
+    """The pieces handed to a run that commits them; which of them can be used is asked anew at each look."""
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self._pieces = tuple(pieces)
+        self._taken: set[int] = set()
+
+    def usable(self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]) -> list[Piece]:
+        """Return the pieces that may be committed; what the others hold is to be read again, if it is still lacking.
+
+        :param held: what needs no landing any more; a piece that overlaps it was landed, in part at least, by another.
+        :param misfit: says why files can't go into the table as it is now.
+        """
+        found: list[Piece] = []
+        for number, piece in enumerate(self._pieces):
+            why = self._why_not(piece, identity, held, misfit)
+            if why is None:
+                found.append(piece)
+                held |= piece.ranges
+            elif number not in self._taken:
+                log.warning("Files of %s are not used: %s.", piece.ranges, why)
+        return found
+
+    def take(self, pieces: Iterable[Piece]) -> None:
+        """Remember that these were committed."""
+        taken = set(map(id, pieces))
+        self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
+
+    def _why_not(
+        self, piece: Piece, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]
+    ) -> str | None:
+        if piece.identity != identity:
+            return "they were read from another incarnation of the topic"
+        if overlap := piece.ranges & held:
+            return f"{overlap} is landed already"
+        return misfit(piece.files)
+
+
+def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
+    """Cut a set of offsets into at most `most` disjoint shares of equal width, one offset more or less.
+
+    Partitions are put end to end and cut where a share is full, so that a partition with much to read goes to several
+    workers, and those with little go to one. No more shares than have `least_width` offsets each.
+    """
+    width = ranges.width
+    count = min(most, max(1, width // max(1, least_width))) if width else 0
+    shares: list[list[OffsetRange]] = [[] for _ in range(count)]
+    at = number = 0
+    for r in ranges:
+        start = r.from_offset
+        while start < r.until_offset:
+            until = min(r.until_offset, start + width * (number + 1) // count - at)
+            shares[number].append(OffsetRange(r.topic, r.partition, start, until))
+            at += until - start
+            start = until
+            number += at == width * (number + 1) // count
+    return [RangeSet(share) for share in shares]
+
+
+def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
+    """Return the beginning of each partition's ranges, so many offsets in all: of each in proportion to what it has."""
+    width = ranges.width
+    if width <= most:
+        return ranges
+    sets = [ranges.of_partition(*key) for key in ranges.partitions]
+    quotas = [one.width * most // width for one in sets]
+    rest = most - sum(quotas)
+    for number, one in enumerate(sets):
+        if rest and quotas[number] < one.width:
+            quotas[number] += 1
+            rest -= 1
+    return union(_beginning(one, quota) for one, quota in zip(sets, quotas, strict=True))
+
+
+def ranges_to_dict(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
+    """Return ranges of one topic as JSON-ready values."""
+    return _heading(identity, ranges)
+
+
+def ranges_from_dict(data: Mapping[str, Any]) -> RangeSet:
+    """Read ranges. Raises UnreadablePiece."""
+    return _read(data, lambda: _head(data)[1])
+
+
+def _beginning(ranges: RangeSet, width: int) -> RangeSet:
+    kept = []
+    for r in ranges:
+        if width > 0:
+            until = min(r.until_offset, r.from_offset + width)
+            kept.append(OffsetRange(r.topic, r.partition, r.from_offset, until))
+            width -= until - r.from_offset
+    return RangeSet(kept)
+
+
+def _heading(identity: TopicIdentity, ranges: RangeSet) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "topic": identity.topic,
+        "id": identity.topic_id,
+        "cluster": identity.cluster_id,
+        "ranges": encode_ranges(ranges, identity.topic),
+    }
+
+
+def _head(data: Mapping[str, Any]) -> tuple[TopicIdentity, RangeSet]:
+    identity = TopicIdentity(data["topic"], data["id"], data["cluster"])
+    return identity, decode_ranges(data["ranges"], identity.topic)
+
+
+def _read(data: Mapping[str, Any], make: Callable[[], Read]) -> Read:
+    try:
+        if data["version"] != VERSION:
+            raise UnreadablePiece(f"its version is {data['version']}, this one reads {VERSION}")
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError, CountsDoNotAddUp) as e:
+        raise UnreadablePiece(f"{e!r} in {json.dumps(data, default=str)[:200]}") from e
+
+
+def _numbers(values: Mapping[int, int]) -> dict[str, int]:
+    return {str(key): value for key, value in values.items()}
+
+
+def _counts(values: Mapping[str, Sequence[int]]) -> dict[int, Counts]:
+    return {int(partition): Counts(*counts) for partition, counts in values.items()}
+
+
+def _mapping(values: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): value for key, value in values.items()}

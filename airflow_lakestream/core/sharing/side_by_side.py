@@ -1,0 +1,313 @@
+"""One landing read by several processes of one worker: each reads a share of the plan, and the landing commits.
+
+What they hand over are pieces, as between the tasks of a group. The files become the landing's own at once: it commits
+them when a limit is reached, as it does with those that it wrote itself, and deletes them when it fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.batch import Batch
+from airflow_lakestream.core.landing.job import Job, Stopped, read_in_turn, take
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.records import Rows
+from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
+from airflow_lakestream.runtime.processes import PATIENCE, Child, Children, Failed
+
+log = logging.getLogger(__name__)
+
+# Fewer offsets for each are read faster by one process: each has its own connections to Kafka to make.
+LEAST_WIDTH = 100_000
+# Records that a process keeps for the table of rejects before it hands them over.
+MOST_REJECTED = 20_000
+TELL_INTERVAL = 10.0
+# A signal's handler sets `stop` without waking anybody: it is looked at so often.
+STOP_INTERVAL = 0.5
+_HAND_OVER = "hand over"
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one process is to read. `target` is what the landing's sink says of the table to write for."""
+
+    run_id: str
+    share: Share
+    target: Any
+    folder: str
+
+
+@dataclass(frozen=True)
+class _Progress:
+    counts: Counts
+    bad: BadRecords
+    size: int
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """A piece with the records that it rejects, None without any; `asked` when the landing asked for it."""
+
+    piece: Piece | None
+    rejected: Sequence[Rows]
+    asked: bool
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Nothing more comes of the order."""
+
+
+Round = tuple[list[Piece], bool]
+IsDue = Callable[[int, BadRecords, int], bool]
+
+
+def is_worth_sharing(job: Job, plan: Plan) -> bool:
+    """Tell whether child processes are to read the plan."""
+    if job.careful:
+        return False
+    return job.children is not None and not job.children.are_broken and plan.ranges.width >= 2 * LEAST_WIDTH
+
+
+def read_by_children(
+    job: Job, plan: Plan, done: RangeSet, most: int | None, is_due: IsDue
+) -> Generator[Round, None, None]:
+    """Read a plan by child processes; the sink has taken all files of the pieces that come.
+
+    Yields pieces, and whether they are the last ones: whenever a commit is due, and when all is read. Leaving it early
+    stops the processes, and waits until they have deleted what they did not hand over.
+
+    Raises Stopped, ProcessDied, and what reading, decoding and writing raise.
+
+    :param done: what was read of the plan already
+    :param most: most records to read; None for all of them
+    :param is_due: tells from the records read since the last commit, the bad ones and the bytes whether it is time
+        for one
+    """
+    assert job.children is not None, "it was asked whether there are any"
+    ranges = plan.ranges - done
+    if most is not None:
+        ranges = at_most_offsets(ranges, most)
+    yield from _Reading(job, job.children, is_due).read(
+        [
+            Share(plan.state.identity, part, plan.epochs, plan.known_epochs)
+            for part in split(ranges, len(job.children), LEAST_WIDTH)
+        ]
+    )
+
+
+@dataclass
+class _Reading:
+    """Shares on their way; `busy` are the children that still read, `awaited` those asked to hand over."""
+
+    job: Job
+    children: Children
+    is_due: IsDue
+    folder: str = field(default_factory=lambda: f"lakestream-{uuid.uuid4().hex[:24]}")
+    busy: set[int] = field(default_factory=set)
+    awaited: set[int] | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    records: int = 0
+    bad: BadRecords = BadRecords()
+    size: int = 0
+
+    def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
+        """See `read_by_children`."""
+        target = self.job.sink.outline()
+        progress = _Teller()
+        try:
+            for number, share in enumerate(shares):
+                log.info("Process %s reads %s offsets: %s", number, share.ranges.width, share.ranges)
+                self.children.send(number, Order(self.job.run_id, share, target, self.folder))
+                self.busy.add(number)
+            while self.busy:
+                for number, message in self._receive():
+                    self._take(number, message, progress)
+                if self.awaited is None and self.is_due(self.records, self.bad, self.size):
+                    self.awaited = set(self.busy)
+                    for number in self.busy:
+                        self.children.send(number, _HAND_OVER)
+                if self.busy and self.awaited is not None and not self.awaited:
+                    yield self.pieces, False
+                    self.pieces, self.awaited = [], None
+                    self.records, self.bad, self.size = 0, BadRecords(), 0
+        finally:
+            self._abandon()
+        yield self.pieces, True
+
+    def _receive(self) -> Iterator[tuple[int, Any]]:
+        if self.job.stop.is_set():
+            raise Stopped
+        for number, message in self.children.receive(sorted(self.busy), STOP_INTERVAL):
+            if isinstance(message, Failed):
+                self.busy.discard(number)
+                raise message.error
+            yield number, message
+
+    def _take(self, number: int, message: object, progress: _Teller) -> None:
+        if isinstance(message, _Progress):
+            self.records += message.counts.read
+            self.bad += message.bad
+            self.size += message.size
+            progress.tell(message.counts)
+        elif isinstance(message, _Handed):
+            self._take_over(message)
+            self.pieces += [message.piece] if message.piece is not None else []
+            if message.asked and self.awaited is not None:
+                self.awaited.discard(number)
+        elif isinstance(message, _Ended):
+            self.busy.discard(number)
+            if self.awaited is not None:
+                self.awaited.discard(number)
+
+    def _take_over(self, handed: _Handed) -> None:
+        if handed.piece is not None:
+            self.job.sink.take_over(handed.piece.files)
+        for records in handed.rejected:
+            assert self.job.rejects is not None, "the children reject as this process does"
+            self.job.rejects.reject(records)
+
+    def _abandon(self) -> None:
+        """Stop what is still being read, so that nothing of it stays; never raises."""
+        deadline = time.monotonic() + PATIENCE
+        for number in self.busy:
+            self.children.send(number, _STOP)
+        while self.busy:
+            number = min(self.busy)
+            if not self._has_stopped(number, max(0.0, deadline - time.monotonic())):
+                continue
+            self.busy.discard(number)
+        if self.children.are_broken:
+            # What a process had written when it was killed, nobody else knows of.
+            self.job.sink.sweep(self.folder)
+
+    def _has_stopped(self, number: int, patience: float) -> bool:
+        try:
+            answers = self.children.receive([number], patience)
+        except Exception as e:  # noqa: BLE001  # it is dead: what led here is the error to raise
+            log.info("%s", e)
+            return True
+        for _, message in answers:
+            if isinstance(message, _Handed) and message.piece is not None:
+                # Handed over before it heard: deleted with all that this run has not committed.
+                self.job.sink.take_over(message.piece.files)
+            if isinstance(message, _Ended | Failed):
+                return True
+        if patience == 0.0 and not answers:
+            log.warning("Reader process %s does not stop, and is killed.", number)
+            self.children.kill(number)
+            return True
+        return False
+
+
+class _Teller:
+    """Says now and then how far the reading is."""
+
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+        self._counts = Counts()
+
+    def tell(self, counts: Counts) -> None:
+        """Count, and say so when it is time."""
+        self._counts += counts
+        now = time.monotonic()
+        if now - self._told >= TELL_INTERVAL:
+            self._told = now
+            log.info("Read %s so far, %.0f/s.", self._counts, self._counts.read / (now - self._began))
+
+
+class _Kept:
+    """`core.ports.Rejects` of a child process: keeps the records until they are handed over with their piece."""
+
+    def __init__(self) -> None:
+        self.tables: list[Rows] = []
+
+    def reject(self, records: Rows) -> None:
+        """Keep the records."""
+        self.tables.append(records)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+    def take(self) -> list[Rows]:
+        """Return what was kept, and forget it."""
+        tables, self.tables = self.tables, []
+        return tables
+
+
+class ReaderProcess:
+    """What a child process does: it reads what it is ordered to, until its parent wants no more or is gone.
+
+    :param make_job: puts together what reads, decodes and writes for an order, to be stopped by the event
+    """
+
+    def __init__(self, child: Child, make_job: Callable[[Order, threading.Event], Job]) -> None:
+        self._child = child
+        self._make_job = make_job
+        self._stop = threading.Event()
+        self._hand_over = threading.Event()
+
+    def serve(self) -> None:
+        """Work until there is no more to do."""
+        for order in self._child.requests(self._hear):
+            try:
+                self._read(order)
+                answer: object = _Ended()
+            except Exception as e:  # noqa: BLE001  # raised in the parent
+                answer = Failed(e)
+            try:
+                self._child.send(answer)
+            except OSError:
+                log.debug("Nobody is there to hear %s", answer)
+
+    def _hear(self, message: object) -> bool:
+        if isinstance(message, Order):
+            # Here, not where it is worked on: a stop may be heard before that begins.
+            self._stop, self._hand_over = threading.Event(), threading.Event()
+            return False
+        (self._hand_over if message == _HAND_OVER else self._stop).set()
+        return True
+
+    def _read(self, order: Order) -> None:
+        kept = _Kept()
+        job = replace(self._make_job(order, self._stop), rejects=kept)
+        try:
+            self._read_share(job, order, kept)
+        except BaseException:
+            job.sink.discard()
+            raise
+
+    def _read_share(self, job: Job, order: Order, kept: _Kept) -> None:
+        share = order.share
+        table = job.sink.load(order.run_id)
+        job.sink.write_below(order.folder)
+        state = TopicState(share.identity, {})
+        batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
+        decoder = job.decoders(table.schema, None)
+        assert decoder is not None, "a table that is written for has a schema"
+        with closing(read_in_turn(job, batch.plan, decoder)) as results:
+            for chunk in results:
+                take(job, batch, chunk)
+                self._child.send(_Progress(chunk.counts, chunk.bad, chunk.size))
+                asked = self._hand_over.is_set()
+                if asked or len(kept) >= MOST_REJECTED:
+                    self._hand_over.clear()
+                    batch = self._pass_on(job, batch, kept, asked=asked)
+        self._pass_on(job, batch, kept, asked=False)
+
+    def _pass_on(self, job: Job, batch: Batch, kept: _Kept, *, asked: bool) -> Batch:
+        piece = batch.piece(job.sink.hand_over()) if batch.covers_anything else None
+        self._child.send(_Handed(piece, kept.take(), asked))
+        job.sink.let_go()
+        return batch.next()

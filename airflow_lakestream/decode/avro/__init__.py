@@ -1,0 +1,1 @@
+"""Avro: schemas, and values to columns."""

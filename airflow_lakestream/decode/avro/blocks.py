@@ -1,0 +1,135 @@
+"""The items of Avro's arrays and maps, which come in blocks, from many records side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.decode.avro.one import MOST_EMPTY, Malformed, skip_one, width
+from airflow_lakestream.decode.avro.schema import Node
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.nesting import offsets_of
+
+# Item after item costs some calls each, whatever the number of lanes: when few lanes have many items left, one walks
+# over them to find where each begins, and reads all at once.
+_ROUNDS = 16
+_FEW = 256
+
+
+def read_items(
+    lanes: Lanes, item: Callable[[Lanes], pa.Array | None], node: Node, path: str
+) -> tuple[list[pa.Array], Integers, Integers]:
+    """Return what `item` returned for items of the type `node`, in parts; the order to put them in; how many each has.
+
+    An `item` that returns None only moves on.
+    """
+    reading = _Items(item, node, path)
+    rows, live = np.arange(len(lanes)), lanes.take(np.arange(len(lanes)))
+    while True:
+        counts = _block_header(live, width(node) == 0, path)
+        more = (counts > 0) & (live.why == 0)
+        lanes.put(rows[~more], live.take(~more))
+        rows, live, counts = rows[more], live.take(more), counts[more]
+        if not len(rows):
+            break
+        reading.block(rows, live, counts)
+    owners = np.concatenate(reading.owners) if reading.owners else np.zeros(0, np.int64)
+    return reading.parts, np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(lanes))
+
+
+def _block_header(lanes: Lanes, empty: bool, path: str) -> Integers:
+    counts = lanes.zigzags(path)
+    sized = np.flatnonzero((counts < 0) & (lanes.why == 0))
+    if len(sized):
+        counts = counts.copy()
+        counts[sized] = -counts[sized]
+        part = lanes.take(sized)
+        # The block's size in bytes, for those who skip it unread.
+        part.zigzags(path)
+        lanes.put(sized, part)
+    too_many = (counts < 0) | (counts > np.maximum(lanes.end - lanes.pos, MOST_EMPTY))
+    lanes.fail(too_many, f"{path}: more items than the value has bytes")
+    return counts
+
+
+class _Items:
+    """Reads items block by block, and remembers whose they are."""
+
+    def __init__(self, item: Callable[[Lanes], pa.Array | None], node: Node, path: str) -> None:
+        self.parts: list[pa.Array] = []
+        self.owners: list[Integers] = []
+        self._item = item
+        self._node = node
+        self._path = path
+        self._width = width(node)
+
+    def block(self, rows: Integers, live: Lanes, counts: Integers) -> None:
+        """Read `counts` items in each lane; the lanes are those of `rows`."""
+        if self._width is not None:
+            self._block_of_width(rows, live, counts, self._width)
+            return
+        active, left, current = np.arange(len(live)), counts.copy(), live.take(np.arange(len(live)))
+        rounds = 0
+        while len(active):
+            if rounds >= _ROUNDS and len(active) < _FEW:
+                self._walk(rows[active], current, left)
+                live.put(active, current)
+                return
+            self._read(rows[active], current)
+            left -= 1
+            rounds += 1
+            stay = (left > 0) & (current.why == 0)
+            if not stay.all():
+                live.put(active[~stay], current.take(~stay))
+                active, left, current = active[stay], left[stay], current.take(stay)
+
+    def _read(self, rows: Integers, lanes: Lanes) -> None:
+        values = self._item(lanes)
+        if values is not None:
+            self.parts.append(values)
+            self.owners.append(rows)
+
+    def _block_of_width(self, rows: Integers, live: Lanes, counts: Integers, width: int) -> None:
+        fits = counts * width <= live.end - live.pos
+        live.fail(~fits, f"{self._path}: the value ends early")
+        counts = np.where(fits, counts, 0)
+        starts = np.repeat(live.pos, counts) + _within(counts) * width
+        self._read_at(rows, live, counts, starts)
+        live.skip(np.where(live.why == 0, counts * width, 0), self._path)
+
+    def _walk(self, rows: Integers, live: Lanes, counts: Integers) -> None:
+        data = memoryview(live.data.data)
+        starts: list[int] = []
+        wrong, found = np.zeros(len(live), np.bool_), np.zeros(len(live), np.int64)
+        behind = live.pos.copy()
+        for lane, count in enumerate(counts.tolist()):
+            place, end, first = int(live.pos[lane]), int(live.end[lane]), len(starts)
+            try:
+                for _ in range(count):
+                    starts.append(place)
+                    place = skip_one(self._node, data, place, end)
+                behind[lane], found[lane] = place, count
+            except Malformed:
+                del starts[first:]
+                wrong[lane] = True
+        live.fail(wrong, f"{self._path}: the value ends early, or is no value of its type")
+        self._read_at(rows, live, found, np.array(starts, np.int64))
+        live.pos = np.where(live.why == 0, behind, 0)
+
+    def _read_at(self, rows: Integers, live: Lanes, counts: Integers, starts: Integers) -> None:
+        lanes = np.repeat(np.arange(len(live)), counts)
+        items = live.take(lanes)
+        items.pos = starts
+        self._read(rows[lanes], items)
+        failed = items.why != 0
+        if failed.any():
+            hit = lanes[failed]
+            live.why[hit] = items.why[failed]
+            live.pos[hit] = live.end[hit] = 0
+
+
+def _within(counts: Integers) -> Integers:
+    """Return 0, 1, ... for each count, one after the other."""
+    return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)

@@ -1,0 +1,305 @@
+"""A writer's Avro schema and a table's columns to a reader that fills these from many records side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.decode.avro.blocks import read_items
+from airflow_lakestream.decode.avro.one import entry_of
+from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, branch_name
+from airflow_lakestream.decode.avro.skip import skip_all
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Lanes
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.lanes.nesting import last_of_each_key, list_array, map_array, merged
+from airflow_lakestream.decode.values.misfit import no_such_field
+
+Read = Callable[[Lanes], pa.Array]
+Skip = Callable[[Lanes], None]
+
+_DEEPEST = 64
+
+
+class Compiler:
+    """Makes readers. All its methods raise Unfit where no value of the schema's type can become one of the column's."""
+
+    def __init__(self, *, ignore_unknown: bool, ignored: Collection[str] = ()) -> None:
+        self._ignore_unknown = ignore_unknown
+        self._ignored = ignored
+        self._depth = 0
+
+    def record(self, node: Node, fields: list[pa.Field], path: str = "") -> Callable[[Lanes], list[pa.Array]]:
+        """Return a reader of a record's columns, of the plain types of `fields`."""
+        if not isinstance(node, Record):
+            raise Unfit(f"{path or 'the schema'}: {node.name} is not a record")
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise Unfit(f"{path}: nested deeper than {_DEEPEST} levels")
+        places = {field.name: index for index, field in enumerate(fields)}
+        steps = [self._step(name, kind, places, fields, path) for name, kind in node.fields]
+        kinds = [leaves.plain(field.type) for field in fields]
+        written = {name for name, _ in node.fields}
+        absent = [place for place, field in enumerate(fields) if field.name not in written]
+        for field in (fields[place] for place in absent):
+            if not field.nullable:
+                inner = _inner(path, field.name)
+                raise Unfit(f"{inner}: {no_such_field(field.name, written, 'schema')}")
+        self._depth -= 1
+
+        def read(lanes: Lanes) -> list[pa.Array]:
+            columns: list[pa.Array] = [None] * len(kinds)
+            for step in steps:
+                if isinstance(step, tuple):
+                    columns[step[0]] = step[1](lanes)
+                else:
+                    step(lanes)
+            for place in absent:
+                columns[place] = pa.nulls(len(lanes), kinds[place])
+            return columns
+
+        return read
+
+    def _step(
+        self, name: str, node: Node, places: dict[str, int], fields: list[pa.Field], path: str
+    ) -> tuple[int, Read] | Skip:
+        inner = _inner(path, name)
+        if name in places:
+            return places[name], self.field(node, fields[places[name]], inner)
+        if self._ignore_unknown or (not path and name in self._ignored):
+            return lambda lanes: skip_all(node, lanes, inner)
+        raise Unfit(f"{inner}: there is no column for this field")
+
+    def field(self, node: Node, field: pa.Field, path: str) -> Read:
+        """Return the reader of one column, which sees to it that a required one has values."""
+        read = self.value(node, field.type, path)
+        if field.nullable:
+            return read
+
+        def required(lanes: Lanes) -> pa.Array:
+            values = read(lanes)
+            if values.null_count:
+                lanes.fail(values.is_null().to_numpy(zero_copy_only=False), f"{path}: null, and the column is required")
+            return values
+
+        return required
+
+    def value(self, node: Node, kind: pa.DataType, path: str) -> Read:
+        """Return the reader of values of one type."""
+        if isinstance(node, Union):
+            return self._union(node, kind, path)
+        if isinstance(node, Record):
+            return self._struct(node, kind, path)
+        if isinstance(node, Array):
+            return self._list(node, kind, path)
+        if isinstance(node, Map):
+            return self._map(node, kind, path)
+        if isinstance(node, Enum):
+            return _enum(node, kind, path)
+        if isinstance(node, Fixed):
+            return _fixed(node, leaves.plain(kind), path)
+        return _primitive(node, leaves.plain(kind), path)
+
+    def _struct(self, node: Record, kind: pa.DataType, path: str) -> Read:
+        if not t.is_struct(kind):
+            raise Unfit(f"{path}: a record can't become {kind}")
+        read, fields = self.record(node, list(kind), path), list(leaves.plain(kind))
+        return lambda lanes: pa.StructArray.from_arrays(read(lanes), fields=fields)
+
+    def _list(self, node: Array, kind: pa.DataType, path: str) -> Read:
+        if not (t.is_list(kind) or t.is_large_list(kind)):
+            raise Unfit(f"{path}: an array can't become {kind}")
+        item = self.field(node.items, kind.value_field, f"{path}[]")
+        whole = leaves.plain(kind)
+
+        def read(lanes: Lanes) -> pa.Array:
+            parts, order, lengths = read_items(lanes, item, node.items, path)
+            return list_array(merged(parts, order, whole.value_type), lengths, whole)
+
+        return read
+
+    def _map(self, node: Map, kind: pa.DataType, path: str) -> Read:
+        if not t.is_map(kind) or not t.is_string(kind.key_type):
+            raise Unfit(f"{path}: a map can't become {kind}")
+        key = _primitive(Primitive("string"), pa.string(), f"{path}{{}}")
+        item = self.field(node.values, kind.item_field, f"{path}{{}}")
+        entry = pa.struct([pa.field("key", pa.string(), False), leaves.plain(kind).item_field.with_name("value")])
+        both, whole = entry_of(node), leaves.plain(kind)
+
+        def read_entry(lanes: Lanes) -> pa.Array:
+            return pa.StructArray.from_arrays([key(lanes), item(lanes)], fields=list(entry))
+
+        def read(lanes: Lanes) -> pa.Array:
+            parts, order, lengths = read_items(lanes, read_entry, both, path)
+            entries, lengths = last_of_each_key(merged(parts, order, entry), lengths)
+            return map_array(entries, lengths, whole)
+
+        return read
+
+    def _union(self, node: Union, kind: pa.DataType, path: str) -> Read:
+        branches: list[Read | Unfit | None] = [None] * len(node.branches)
+        names = [branch_name(branch) for _, branch in node.values]
+        apart = t.is_struct(kind) and len(names) > 1 and {field.name for field in kind} <= set(names)
+        for index, branch in node.values:
+            try:
+                branches[index] = self._branch(branch, kind, path) if apart else self.value(branch, kind, path)
+            except Unfit as unfit:
+                branches[index] = unfit
+        refused = [branch for branch in branches if isinstance(branch, Unfit)]
+        if refused and len(refused) == len(node.values):
+            raise refused[0]
+        return partial(_read_union, branches=branches, kind=leaves.plain(kind), path=path)
+
+    def _branch(self, node: Node, kind: pa.DataType, path: str) -> Read:
+        """Return the reader of a branch that is one of several columns of a struct."""
+        name = branch_name(node)
+        if name not in [field.name for field in kind]:
+            return lambda lanes: self._unwanted(node, leaves.plain(kind), lanes, f"{path}.{name}")
+        fields = list(leaves.plain(kind))
+        if any(not field.nullable for field in fields):
+            raise Unfit(f"{path}: the columns for the types of a union have to be nullable")
+        read = self.value(node, kind.field(name).type, f"{path}.{name}")
+
+        def struct(lanes: Lanes) -> pa.Array:
+            value = read(lanes)
+            columns = [value if field.name == name else pa.nulls(len(lanes), field.type) for field in fields]
+            return pa.StructArray.from_arrays(columns, fields=fields)
+
+        return struct
+
+    def _unwanted(self, node: Node, kind: pa.DataType, lanes: Lanes, path: str) -> pa.Array:
+        # A value that has no column of its own would be lost, not a field.
+        lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: there is no column for this type of the union")
+        return pa.nulls(len(lanes), kind)
+
+
+def _inner(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _read_union(lanes: Lanes, branches: list[Read | Unfit | None], kind: pa.DataType, path: str) -> pa.Array:
+    chosen = lanes.zigzags(path)
+    what = f"{path or 'the value'}: a type that the union does not have"
+    lanes.fail((chosen < 0) | (chosen >= len(branches)), what)
+    live = lanes.why == 0
+    parts, places = [], np.full(len(lanes), -1, np.int64)
+    done = 0
+    for index, branch in enumerate(branches):
+        rows = np.flatnonzero(live & (chosen == index))
+        if isinstance(branch, Unfit):
+            lanes.fail(live & (chosen == index), str(branch))
+        elif branch is not None and len(rows) == len(lanes) and len(rows):
+            return branch(lanes)
+        elif branch is not None and len(rows):
+            part = lanes.take(rows)
+            parts.append(branch(part))
+            lanes.put(rows, part)
+            places[rows] = np.arange(done, done + len(rows))
+            done += len(rows)
+    if not parts:
+        return pa.nulls(len(lanes), kind)
+    values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return values.take(pa.array(places, mask=places < 0))
+
+
+def _enum(node: Enum, kind: pa.DataType, path: str) -> Read:
+    if not (t.is_string(kind) or t.is_large_string(kind)):
+        raise Unfit(f"{path}: an enum can't become {kind}")
+    symbols = pa.array(node.symbols, kind)
+
+    def read(lanes: Lanes) -> pa.Array:
+        index = lanes.zigzags(path)
+        wrong = (index < 0) | (index >= len(symbols))
+        lanes.fail(wrong, f"{path}: a number that the enum {node.name} does not have")
+        return symbols.take(pa.array(np.where(wrong, 0, index)))
+
+    return read
+
+
+def _fixed(node: Fixed, kind: pa.DataType, path: str) -> Read:
+    fit = leaves.decimals(kind, path, node.scale) if _as_decimal(node, kind) else leaves.blobs(kind, path)
+    as_rows = t.is_fixed_size_binary(kind) and kind.byte_width == node.size and node.size > 0
+
+    def read(lanes: Lanes) -> pa.Array:
+        starts, lengths = lanes.spans(np.full(len(lanes), node.size), path)
+        if as_rows:
+            return leaves.fixed_binary(lanes.rows_of_bytes(starts, node.size))
+        return fit(lanes, lanes.binary(starts, lengths))
+
+    return read
+
+
+def _as_decimal(node: Fixed | Primitive, kind: pa.DataType) -> bool:
+    return node.logical == "decimal" and not (t.is_binary(kind) or t.is_fixed_size_binary(kind))
+
+
+def _primitive(node: Primitive, kind: pa.DataType, path: str) -> Read:
+    if node.name == "null":
+        return lambda lanes: pa.nulls(len(lanes), kind)
+    if node.name in ("int", "long"):
+        return _number(node, kind, path)
+    if node.name in ("bytes", "string"):
+        return _span(node, kind, path)
+    if node.name == "boolean":
+        return _boolean(kind, path)
+    fit = leaves.floats(kind, path)
+    if node.name == "float":
+        return lambda lanes: fit(lanes, lanes.fixed32(path).view(np.float32))
+    return lambda lanes: fit(lanes, lanes.fixed64(path).view(np.float64))
+
+
+def _boolean(kind: pa.DataType, path: str) -> Read:
+    fit = leaves.booleans(kind, path)
+
+    def read(lanes: Lanes) -> pa.Array:
+        values = lanes.bytes(path)
+        lanes.fail(values > 1, f"{path}: a boolean that is neither 0 nor 1")
+        return fit(lanes, values)
+
+    return read
+
+
+def _span(node: Primitive, kind: pa.DataType, path: str) -> Read:
+    if node.logical == "zoned-timestamp" and t.is_timestamp(kind):
+        fit = leaves.instants(kind, path)
+    elif node.name == "string":
+        fit = leaves.texts(kind, path)
+    else:
+        fit = leaves.decimals(kind, path, node.scale) if _as_decimal(node, kind) else leaves.blobs(kind, path)
+
+    def read(lanes: Lanes) -> pa.Array:
+        starts, lengths = lanes.spans(lanes.zigzags(path), path)
+        return fit(lanes, lanes.binary(starts, lengths))
+
+    return read
+
+
+_NANOS = {"nanos": 1, "micros": 1_000, "millis": 1_000_000}
+
+
+def _number(node: Primitive, kind: pa.DataType, path: str) -> Read:
+    fit = _number_fit(node.logical or "", kind, path)
+    narrow = node.name == "int"
+
+    def read(lanes: Lanes) -> pa.Array:
+        values = lanes.zigzags(path)
+        if narrow:
+            lanes.fail((values < -(1 << 31)) | (values >= 1 << 31), f"{path}: more than the 32 bits of an int")
+        return fit(lanes, values)
+
+    return read
+
+
+def _number_fit(logical: str, kind: pa.DataType, path: str) -> leaves.Fit:
+    if logical == "date":
+        return leaves.dates(kind, path)
+    unit = _NANOS.get(logical.rpartition("-")[2], 0)
+    if logical.startswith("time-"):
+        return leaves.times(kind, path, unit)
+    if unit:
+        return leaves.timestamps(kind, path, unit, zoned=not logical.startswith("local-"))
+    return leaves.integers(kind, path)

@@ -1,0 +1,125 @@
+"""Avro messages to rows of a schema: in Confluent's wire format, or single-object encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.columns import Compiler
+from airflow_lakestream.decode.avro.fingerprint import fingerprint
+from airflow_lakestream.decode.avro.schema import Node, Union
+from airflow_lakestream.decode.lanes import confluent
+from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.registry.schemas import SchemaSource
+
+# How single-object encoding begins; eight bytes of the schema's fingerprint follow, little-endian.
+_SINGLE_OBJECT = 0x01C3
+_SINGLE_HEADER = 10
+
+
+class AvroDecoder(FramedDecoder):
+    """Decodes Avro; each value tells which schema it was written with.
+
+    :param registry: where the schemas of Confluent's wire format come from.
+    :param schemas: those of single-object encoding, as JSON text; a record names one by its fingerprint.
+    :param whole: the schema's one column takes the value as a whole, which need not be a record.
+    :param ignored: fields of the whole record that are not unknown, though they have no column.
+    """
+
+    kind = "AVRO"
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
+        registry: SchemaSource | None = None,
+        schemas: Sequence[str] = (),
+        whole: bool = False,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        super().__init__(schema, unknown_fields, registry)
+        self._whole = whole
+        self._ignored = frozenset(ignored)
+        self._schemas = tuple(schemas)
+        self._by_fingerprint = {fingerprint(text): text for text in self._schemas}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.schema,
+            str(self.unknown_fields),
+            self.registry,
+            self._schemas,
+            self._whole,
+            tuple(self._ignored),
+        )
+
+    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+        framed = confluent.is_framed(lanes)
+        long_enough = lanes.end - lanes.pos >= _SINGLE_HEADER
+        single = long_enough & (lanes.words[lanes.pos] & np.uint64(0xFFFF) == _SINGLE_OBJECT)
+        problem = "begins neither as Confluent's wire format (a zero) nor as Avro's single-object encoding"
+        lanes.fail(~framed & ~single, f"the value {problem}")
+        if single.any():
+            # Unsigned: as signed numbers they would not be found.
+            prints = lanes.words[lanes.pos + np.where(single, 2, 0)].view(np.int64)
+            lanes.pos = lanes.pos + np.where(single, _SINGLE_HEADER, 0)
+            for value, rows in confluent.groups(prints, single):
+                yield ("fingerprint", value % 2**64), None, rows
+        ids = confluent.schema_ids(lanes, framed)
+        for schema_id, rows in confluent.groups(ids, framed & (lanes.why == 0)):
+            yield schema_id, schema_id, rows
+
+    def _compile(self, key: Hashable) -> Read:
+        text, references = self._text(key)
+        compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, ignored=self._ignored)
+        try:
+            node = avro_schema.parse(text, references)
+        except avro_schema.SchemaRefused as refused:
+            raise Unfit(str(refused)) from None
+        read = self._columns(compiler, node)
+
+        def whole(lanes: Lanes) -> list[pa.Array]:
+            columns = read(lanes)
+            lanes.fail(lanes.pos != lanes.end, "bytes are left over behind the value")
+            return columns
+
+        return whole
+
+    def _columns(self, compiler: Compiler, node: Node) -> Read:
+        if self._whole:
+            one = compiler.field(node, self.schema.field(0), self.schema.field(0).name)
+            return lambda lanes: [one(lanes)]
+        if isinstance(node, Union):
+            return self._optional(compiler.value(node, pa.struct(list(self.schema)), ""))
+        return compiler.record(node, list(self.schema))
+
+    def _optional(self, read: Callable[[Lanes], pa.Array]) -> Read:
+        """Return the columns of a record that may be null as a whole: a row of nulls then, as a tombstone is."""
+        required = [field.name for field in self.schema if not field.nullable]
+
+        def columns(lanes: Lanes) -> list[pa.Array]:
+            rows = read(lanes)
+            if required and rows.null_count:
+                absent = rows.is_null().to_numpy(zero_copy_only=False)
+                lanes.fail(absent, f"{required[0]}: the value is null, and the column is required")
+            flat: list[pa.Array] = rows.flatten()
+            return flat
+
+        return columns
+
+    def _text(self, key: Hashable) -> tuple[str, list[str]]:
+        if isinstance(key, tuple):
+            found = self._by_fingerprint.get(key[1])
+            if found is None:
+                raise Unfit(f"no schema with the fingerprint {key[1]:016x} is given")
+            return found, []
+        assert isinstance(key, int)
+        schema = self._registered(key)
+        return schema.text, [needed.text for _, needed in schema.all_references()]

@@ -1,0 +1,1 @@
+"""Kafka Connect: its JSON converter, and Debezium's change events."""

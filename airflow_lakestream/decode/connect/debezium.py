@@ -1,0 +1,240 @@
+"""Debezium's change events flattened: the columns of the row, and beside them what happened to it, and when.
+
+A row is what it is `after` the change; where it is deleted, what it was `before`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.keys import Decoder
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+
+Places = npt.NDArray[np.int64]
+
+# Columns that are no columns of the row, and the members of the event that they hold. All others are the row's.
+EVENT_COLUMNS = {
+    "_op": "op",
+    "_ts_ms": "ts_ms",
+    "_ts_us": "ts_us",
+    "_ts_ns": "ts_ns",
+    "_source": "source",
+    "_before": "before",
+    "_after": "after",
+    "_transaction": "transaction",
+}
+# The members that hold the row.
+IMAGES = ("before", "after")
+# Those that a new table gets, where events have them.
+_DEFAULT = ("_op", "_ts_ms", "_source", "_before")
+# What events hold that may have no column, and is nothing unknown for that.
+KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
+
+_NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
+_MESSAGE = "op: 'm', so the value is a message and no change of a row"
+_HAS_ROW = pa.array(["c", "u", "r"])
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the columns of the row are named, and what stands beside them.
+
+    :param beside: columns that are no columns of the row, and the members of the event that they hold.
+    :param renamed: the names of the row's columns by those that they have in the database, where they differ.
+    """
+
+    beside: Mapping[str, str] = dataclasses.field(default_factory=lambda: EVENT_COLUMNS)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def source(self, column: str) -> str:
+        """Return the name that a column of the row has in the database."""
+        return self._sources.get(column, column)
+
+    def in_source(self, columns: Iterable[pa.Field]) -> list[pa.Field]:
+        """Return columns of the row by the names that they have in the database."""
+        return [field.with_name(self.source(field.name)) for field in columns]
+
+    @cached_property
+    def _sources(self) -> Mapping[str, str]:
+        return {column: name for name, column in self.renamed.items()}
+
+
+USUAL = Naming()
+
+
+def is_event(record: pa.Schema) -> bool:
+    """Tell whether records of these columns are change events."""
+    return "op" in record.names and bool(_images(record))
+
+
+def row_of(event: pa.Schema) -> list[pa.Field]:
+    """Return the columns of the row in events of these columns. Raises InvalidArgument for what is no event."""
+    if not is_event(event):
+        problem = f"records with the fields {', '.join(event.names)} are no change events of Debezium."
+        raise InvalidArgument("envelope", problem, "Leave it out, or give the columns as schema.")
+    return _merged([list(field.type) for field in _images(event)])
+
+
+def _images(record: pa.Schema) -> list[pa.Field]:
+    found = [record.field(name) for name in ("after", "before") if name in record.names]
+    return [field for field in found if t.is_struct(field.type)]
+
+
+def flattened(event: pa.Schema) -> pa.Schema:
+    """Return the columns of a new table for events of these columns. Raises InvalidArgument for what is no event."""
+    row = row_of(event)
+    if taken := [field.name for field in row if field.name in EVENT_COLUMNS]:
+        raise InvalidArgument(
+            "envelope",
+            f"the database's table has a column {', '.join(taken)}, a name that a part of the change event has here.",
+            "Give the columns as schema, without it; or let the connector leave it out (column.exclude.list).",
+        )
+    beside = []
+    for name in _DEFAULT:
+        member = EVENT_COLUMNS[name]
+        if member == "before":
+            beside.append(pa.field(name, pa.struct(row)))
+        elif member in event.names:
+            beside.append(pa.field(name, event.field(member).type))
+    return pa.schema([*row, *beside])
+
+
+def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
+    """Return each field once, all of them such that they may be null: a delete may know its key only."""
+    fields: dict[str, pa.Field] = {}
+    for group in groups:
+        for field in group:
+            there = fields.setdefault(field.name, field.with_nullable(True))
+            if there.type != field.type:
+                problem = f"{field.name} is {there.type} in one image of the row, and {field.type} in another."
+                raise InvalidArgument("schema", problem, "Give the row's column and those of _before one type.")
+    return list(fields.values())
+
+
+def event_schema(schema: pa.Schema, naming: Naming = USUAL) -> pa.Schema:
+    """Return the columns to decode events with, for a table with these columns. Raises InvalidArgument."""
+    images = [naming.in_source(field for field in schema if field.name not in naming.beside)]
+    for field in schema:
+        if naming.beside.get(field.name) in IMAGES:
+            if not t.is_struct(field.type):
+                problem = f"{field.name} can't be {field.type}: it is the row."
+                raise InvalidArgument("schema", problem, "Make it a struct.")
+            images.append(naming.in_source(field.type))
+    image = pa.struct(_merged(images))
+    members = {
+        "before": pa.field("before", image),
+        "after": pa.field("after", image),
+        "op": pa.field("op", pa.string()),
+    }
+    for field in schema:
+        member = naming.beside.get(field.name)
+        if member is not None and member not in members:
+            members[member] = pa.field(member, field.type)
+    return pa.schema(list(members.values()))
+
+
+class DebeziumDecoder:
+    """Decodes change events into rows with columns of `Naming.beside` beside them.
+
+    :param schema: the table's columns.
+    :param make: makes the decoder of the events' own columns.
+    """
+
+    def __init__(self, schema: pa.Schema, make: Callable[[pa.Schema], Decoder], naming: Naming = USUAL) -> None:
+        self.schema = schema
+        self._make = make
+        self._naming = naming
+        self._events = make(event_schema(schema, naming))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self._make, self._naming)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records; a tombstone is a row of nulls."""
+        decoded = self._events.decode(batch)
+        events = decoded.rows.combine_chunks()
+        places = np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])
+        wrong: dict[int, str] = {}
+        self._look_at_events(batch, events, places, wrong)
+        columns = [self._column(field, events, wrong) for field in self.schema]
+        if wrong:
+            good = np.ones(events.num_rows, np.bool_)
+            good[list(wrong)] = False
+            columns = [column.filter(pa.array(good)) for column in columns]
+        own = [BadRow(int(places[row]), reason) for row, reason in wrong.items()]
+        bad = sorted([*decoded.bad, *own], key=lambda row: row.index)
+        return Decoded(pa.Table.from_arrays(columns, schema=self.schema), bad)
+
+    def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
+        """Find those that are none: a document without an operation, or a change without its row."""
+        op = _member(events, "op")
+        for row in _true(pc.and_(op.is_null(), batch.values.take(pa.array(places)).is_valid())):
+            wrong[row] = _NO_EVENT
+        for row in _true(pc.fill_null(pc.equal(op, "m"), False)):
+            wrong[row] = _MESSAGE
+        changed = pc.fill_null(pc.is_in(op, _HAS_ROW), False)
+        for row in _true(pc.and_(changed, _member(events, "after").is_null())):
+            wrong[row] = f"after: null, in an event whose op is {op[row].as_py()!r}"
+        has_none = pc.and_(_member(events, "before").is_null(), _member(events, "after").is_null())
+        for row in _true(pc.and_(pc.fill_null(pc.equal(op, "d"), False), has_none)):
+            wrong[row] = "before: null, in an event whose op is 'd', so it does not say which row was deleted"
+
+    def _column(self, field: pa.Field, events: pa.Table, wrong: dict[int, str]) -> pa.Array:
+        member = self._naming.beside.get(field.name)
+        if member in ("before", "after"):
+            column = _narrowed(_member(events, str(member)), field.type, self._naming)
+        elif member is not None:
+            column = _member(events, member)
+        else:
+            column = _row_column(events, self._naming.source(field.name))
+        if not field.nullable:
+            for row in _true(column.is_null()):
+                wrong.setdefault(row, f"{field.name}: null, and the column is required")
+        return column
+
+
+def _row_column(events: pa.Table, name: str) -> pa.Array:
+    """Return a column of the row: as it is after the change, or was before it where there is none after."""
+    before, after = _member(events, "before"), _member(events, "after")
+    deleted = pc.and_(after.is_null(), before.is_valid()).to_numpy(zero_copy_only=False)
+    column = _field(after, name)
+    if not deleted.any():
+        return column
+    numbers = np.arange(len(after))
+    both = pa.concat_arrays([column, _field(before, name)])
+    return both.take(pa.array(np.where(deleted, numbers + len(after), numbers)))
+
+
+def _narrowed(image: pa.Array, kind: pa.DataType, naming: Naming) -> pa.Array:
+    """Return the row with the fields of `kind` only."""
+    if image.type == kind:
+        return image
+    children = [_field(image, naming.source(one.name)) for one in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=image.is_null())
+
+
+def _field(image: pa.Array, name: str) -> pa.Array:
+    # By its place: Arrow takes a name that begins with a dot for a path.
+    return pc.struct_field(image, [image.type.get_field_index(name)])
+
+
+def _member(events: pa.Table, name: str) -> pa.Array:
+    column = events.column(name)
+    return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _true(mask: pa.Array) -> list[int]:
+    found: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    return found

@@ -1,0 +1,278 @@
+"""JSON of Kafka Connect's converter: each record's schema stands beside its payload, {"schema": ..., "payload": ...}.
+
+The same schema stands in each record, byte for byte: found once, it is a prefix to be looked for and cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.connect import schema as connect_schema
+from airflow_lakestream.decode.connect.schema import Shape
+from airflow_lakestream.decode.connect.values import Rows, fitted, written_field
+from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.infer import infer_schema, infer_type
+from airflow_lakestream.decode.lanes.lanes import Integers, cut
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+
+_MEMBERS = {"schema", "payload"}
+_BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'
+# Schemas of one topic at one time are a few; more are other bytes each time.
+_MOST_SCHEMAS = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """Records of one schema: their places in the batch, and their payloads. `schema` is None for those without one."""
+
+    schema: str | None
+    places: Integers
+    payloads: pa.Array
+
+
+def unwrapped(values: pa.Array, prefixes: dict[bytes, str] | None = None) -> Iterator[Part]:
+    """Yield the payloads of the values by schema; a value that is not wrapped is its own payload.
+
+    :param prefixes: what was learnt of the values before; it grows.
+    """
+    prefixes = {} if prefixes is None else prefixes
+    looks_wrapped = pc.fill_null(pc.match_substring_regex(values, _BEGINS_WRAPPED), False)
+    todo = np.flatnonzero(looks_wrapped.to_numpy(zero_copy_only=False))
+    plain = np.ones(len(values), np.bool_)
+    for prefix, schema in list(prefixes.items()):
+        found, payloads = _behind(values, prefix, todo)
+        if len(found):
+            plain[found] = False
+            yield Part(schema, found, payloads)
+            todo = np.setdiff1d(todo, found, assume_unique=True)
+    odd: dict[str | None, list[tuple[int, bytes | None]]] = {}
+    while len(todo):
+        first = int(todo[0])
+        split = _split(values[first].as_py())
+        if split is not None and split.is_last and len(prefixes) < _MOST_SCHEMAS:
+            prefixes[split.before] = split.schema
+            found, payloads = _behind(values, split.before, todo)
+            plain[found] = False
+            yield Part(split.schema, found, payloads)
+            todo = np.setdiff1d(todo, found, assume_unique=True)
+            continue
+        todo = todo[1:]
+        if split is not None:
+            plain[first] = False
+            odd.setdefault(split.schema, []).append((first, split.payload))
+    for of_schema, ones in odd.items():
+        payloads = pa.array([payload for _, payload in ones], values.type)
+        yield Part(of_schema, np.array([place for place, _ in ones], np.int64), _without_null(payloads))
+    if plain.any():
+        yield Part(None, np.flatnonzero(plain), values.filter(pa.array(plain)))
+
+
+def _behind(values: pa.Array, prefix: bytes, among: Integers) -> tuple[Integers, pa.Array]:
+    """Return which of the values are the prefix, a payload and a closing brace; and their payloads."""
+    some = values.take(pa.array(among))
+    fits = pc.and_(pc.starts_with(some, prefix), pc.ends_with(some, b"}"))
+    # The brace is not the prefix's own.
+    fits = pc.and_(fits, pc.greater(pc.binary_length(some), len(prefix)))
+    hit = fits.to_numpy(zero_copy_only=False)
+    payloads = cut(some.filter(fits), len(prefix), 1)
+    return among[hit], _without_null(payloads)
+
+
+def _without_null(payloads: pa.Array) -> pa.Array:
+    """Return payloads with null for the word null: a tombstone with a schema around it."""
+    is_null = pc.equal(payloads, pa.scalar(b"null", payloads.type))
+    return pc.if_else(is_null, pa.scalar(None, payloads.type), payloads)
+
+
+@dataclass(frozen=True)
+class _Split:
+    schema: str
+    payload: bytes
+    before: bytes
+    is_last: bool
+
+
+_SCAN = json.JSONDecoder().raw_decode
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _split(value: bytes) -> _Split | None:
+    """Return the parts of a wrapped value; None for any other."""
+    try:
+        text = value.decode()
+        spans = dict(_members(text))
+    except (ValueError, RecursionError, IndexError):
+        return None
+    if set(spans) != _MEMBERS:
+        return None
+    start, end = spans["payload"]
+    schema = text[slice(*spans["schema"])]
+    is_last = text[end:] == "}" and spans["schema"][0] < start
+    return _Split(schema, text[start:end].encode(), text[:start].encode(), is_last)
+
+
+def _members(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the names of an object's members, and where their values stand. Raises ValueError, IndexError."""
+    at = _after_space(text, 0)
+    while True:
+        if text[at] not in "{,":
+            break
+        name, at = _SCAN(text, _after_space(text, at + 1))
+        at = _after_space(text, at)
+        if not isinstance(name, str) or text[at] != ":":
+            raise ValueError("no object")
+        start = _after_space(text, at + 1)
+        _, end = _SCAN(text, start)
+        yield name, (start, end)
+        at = _after_space(text, end)
+    if text[at] != "}" or _after_space(text, at + 1) != len(text):
+        raise ValueError("no object")
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "it matches nothing, too"
+    return found.end()
+
+
+def columns_of_connect(first: RawBatch, rules: NameRules, alike: tuple[str, ...] = ()) -> pa.Schema:
+    """Return the columns for such records: of the schema that the last of them have beside them, else inferred.
+
+    Raises SchemaRefused, and what `infer_schema` raises.
+    """
+    shape, payloads = _of_batch(first)
+    if shape is not None and shape.fields:
+        return pa.schema([connect_schema.arrow_field(name, inner, name) for name, inner in shape.fields.items()])
+    return infer_schema(payloads, rules=rules, alike=alike)
+
+
+def key_type(first: RawBatch, rules: NameRules, *, wrapped: bool) -> pa.DataType:
+    """Return the type of a column for JSON keys, here as values: by the schema beside them, else inferred."""
+    shape, keys = _of_batch(first) if wrapped else (None, first)
+    if shape is not None:
+        return connect_schema.arrow_type(shape, "the key")
+    return infer_type(keys, rules=rules)
+
+
+def _of_batch(batch: RawBatch) -> tuple[Shape | None, RawBatch]:
+    """Return the shape that stands beside the last record that has one, and the payloads without their schemas."""
+    parts = list(unwrapped(batch.values))
+    places = np.concatenate([part.places for part in parts])
+    payloads = pa.concat_arrays([part.payloads for part in parts]).take(pa.array(np.argsort(places)))
+    shapes = {int(part.places[-1]): connect_schema.parse(part.schema) for part in parts if part.schema}
+    last = max((place for place, shape in shapes.items() if shape is not None), default=None)
+    return None if last is None else shapes[last], replace(batch, values=payloads)
+
+
+class ConnectJsonDecoder:
+    """Decodes JSON with or without its schema beside it; where it is there, it says what numbers and base64 mean.
+
+    :param schema: columns and their types.
+    :param unknown_fields: see `JsonDecoder`.
+    :param out_of_range: what becomes of values that a column's type can't hold.
+    :param bare: makes the decoder of what has no schema beside it, of a schema and a policy for unknown fields.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: str,
+        out_of_range: OutOfRange = OutOfRange.REJECT,
+        bare: Callable[[pa.Schema, str], Any] | None = None,
+    ) -> None:
+        self.schema = schema
+        self._unknown_fields = unknown_fields
+        self._out_of_range = out_of_range
+        self._bare = bare
+        self._prefixes: dict[bytes, str] = {}
+        documents = self._documents(schema) if bare is None else bare(schema, unknown_fields)
+        self._readers: dict[str | None, _Reader] = {None: _Reader(schema, None, documents, out_of_range)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self._unknown_fields, self._out_of_range, self._bare)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        tables, places, bad = [], [], []
+        for part in unwrapped(batch.values, self._prefixes):
+            decoded = self._reader(part.schema).decode(batch, part)
+            tables.append(decoded.rows)
+            bad += [BadRow(int(part.places[row.index]), row.reason) for row in decoded.bad]
+            places.append(np.delete(part.places, [row.index for row in decoded.bad]))
+        if not tables:
+            return Decoded(self.schema.empty_table())
+        table, order = pa.concat_tables(tables), np.concatenate(places)
+        if np.any(order[1:] < order[:-1]):
+            table = table.take(pa.array(np.argsort(order)))
+        return Decoded(table, sorted(bad, key=lambda row: row.index))
+
+    def _reader(self, schema: str | None) -> _Reader:
+        reader = self._readers.get(schema)
+        if reader is None:
+            shape = None if schema is None else connect_schema.parse(schema)
+            if shape is None:
+                reader = self._readers[None]
+            else:
+                documents = self._documents(_written_by(shape, self.schema))
+                reader = _Reader(self.schema, shape, documents, self._out_of_range)
+            if len(self._readers) < _MOST_SCHEMAS:
+                self._readers[schema] = reader
+        return reader
+
+    def _documents(self, schema: pa.Schema) -> JsonDecoder:
+        return JsonDecoder(schema, self._unknown_fields, out_of_range=self._out_of_range)
+
+
+def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:
+    """Return the columns to decode payloads of this shape with, for these columns."""
+    return pa.schema([written_field(shape.fields.get(field.name), field) for field in schema])
+
+
+class _Reader:
+    """Decodes payloads of one schema; `documents` is the decoder of what is written, see `_written_by`."""
+
+    def __init__(self, schema: pa.Schema, shape: Shape | None, documents: Any, out_of_range: OutOfRange) -> None:
+        self._schema = schema
+        self._shape = shape
+        self._documents = documents
+        self._out_of_range = out_of_range
+
+    def decode(self, batch: RawBatch, part: Part) -> Decoded:
+        count = len(part.places)
+        inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, part.payloads)
+        decoded = self._documents.decode(inner)
+        if self._shape is None or self._documents.schema == self._schema:
+            return Decoded(decoded.rows, decoded.bad)
+        rows = Rows(decoded.rows.num_rows, self._out_of_range)
+        columns = [self._column(decoded.rows, field, rows) for field in self._schema]
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        if not rows.reasons:
+            return Decoded(table, decoded.bad)
+        places = np.delete(np.arange(count), [row.index for row in decoded.bad])
+        misfits = [BadRow(int(places[row]), reason) for row, reason in rows.reasons.items()]
+        good = np.ones(len(table), np.bool_)
+        good[list(rows.reasons)] = False
+        bad: Sequence[BadRow] = sorted([*decoded.bad, *misfits], key=lambda row: row.index)
+        return Decoded(table.filter(pa.array(good)), bad)
+
+    def _column(self, table: pa.Table, field: pa.Field, rows: Rows) -> pa.Array:
+        values = table.column(field.name).combine_chunks()
+        shape = self._shape.fields.get(field.name) if self._shape is not None else None
+        try:
+            return fitted(values, shape, field.type, field.name, rows.all, rows)
+        except Unfit as unfit:
+            for row in rows.all.tolist():
+                rows.reasons.setdefault(row, str(unfit))
+            return pa.nulls(len(values), field.type)

@@ -1,0 +1,157 @@
+"""Schemas as Kafka Connect's JSON converter writes them into each record, and the columns they stand for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.decode.avro.schema import DECIMAL_DIGITS
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
+_DEEPEST = 64
+
+
+class SchemaRefused(LakestreamError, Terminal, ValueError):
+    """A schema that no table can be made for."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A type of Connect: `kind` is its word for it, `name` the logical type on top of it, such as Decimal's.
+
+    `nanos` is the unit of a time or a timestamp, `zoned` tells an instant from a clock on the wall.
+    """
+
+    kind: str
+    name: str = ""
+    optional: bool = True
+    scale: int = 0
+    precision: int = DECIMAL_DIGITS
+    fields: dict[str, Shape] = field(default_factory=dict)
+    items: Shape | None = None
+    keys: Shape | None = None
+
+    @property
+    def logical(self) -> Logical | None:
+        """What the number or the bytes stand for, where they do not stand for themselves."""
+        return LOGICAL.get((self.kind, self.name))
+
+
+@dataclass(frozen=True)
+class Logical:
+    """What a number stands for: "date", "time", "timestamp" or "decimal", and in which unit."""
+
+    what: str
+    nanos: int = 0
+    zoned: bool = False
+
+
+_CONNECT = "org.apache.kafka.connect.data."
+_DEBEZIUM = "io.debezium.time."
+
+LOGICAL = {
+    ("bytes", f"{_CONNECT}Decimal"): Logical("decimal"),
+    ("int32", f"{_CONNECT}Date"): Logical("date"),
+    ("int32", f"{_CONNECT}Time"): Logical("time", 1_000_000),
+    ("int64", f"{_CONNECT}Timestamp"): Logical("timestamp", 1_000_000, zoned=True),
+    ("int32", f"{_DEBEZIUM}Date"): Logical("date"),
+    ("int32", f"{_DEBEZIUM}Time"): Logical("time", 1_000_000),
+    ("int64", f"{_DEBEZIUM}MicroTime"): Logical("time", 1_000),
+    ("int64", f"{_DEBEZIUM}NanoTime"): Logical("time", 1),
+    ("int64", f"{_DEBEZIUM}Timestamp"): Logical("timestamp", 1_000_000),
+    ("int64", f"{_DEBEZIUM}MicroTimestamp"): Logical("timestamp", 1_000),
+    ("int64", f"{_DEBEZIUM}NanoTimestamp"): Logical("timestamp", 1),
+}
+
+# Those that JSON has as text.
+_TEXTS = {
+    f"{_DEBEZIUM}ZonedTimestamp": pa.timestamp("us", "UTC"),
+    "io.debezium.data.Uuid": pa.uuid(),
+}
+
+
+def parse(text: str) -> Shape | None:
+    """Return the shape that a schema describes; None where it is null, or none of Connect's."""
+    try:
+        return _shape(json.loads(text), 0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _shape(schema: Any, depth: int) -> Shape | None:
+    if schema is None or depth > _DEEPEST:
+        return None
+    parameters = schema.get("parameters") or {}
+    scale, precision = int(parameters.get("scale", 0)), int(parameters.get("connect.decimal.precision", DECIMAL_DIGITS))
+    inner = {
+        str(member["field"]): shape
+        for member in schema.get("fields") or ()
+        if (shape := _shape(member, depth + 1)) is not None
+    }
+    return Shape(
+        kind=str(schema["type"]),
+        name=str(schema.get("name") or ""),
+        # What has a default is written by its producers, and was not by those before it was there.
+        optional=bool(schema.get("optional")) or "default" in schema,
+        scale=scale,
+        precision=max(precision, scale),
+        fields=inner,
+        items=_shape(schema.get("items") or schema.get("values"), depth + 1),
+        keys=_shape(schema.get("keys"), depth + 1),
+    )
+
+
+def arrow_type(shape: Shape, path: str) -> pa.DataType:
+    """Return the type of a column for values of this shape. Raises SchemaRefused, with the field's path."""
+    if shape.logical is not None:
+        return _logical_type(shape, shape.logical)
+    if shape.kind == "string":
+        return _TEXTS.get(shape.name, pa.string())
+    if shape.name == VARIABLE_DECIMAL:
+        return pa.string()
+    if shape.kind == "struct":
+        if not shape.fields:
+            raise SchemaRefused(f"{path}: a struct without fields can't be a column: leave the field out.")
+        return pa.struct([arrow_field(name, inner, f"{path}.{name}") for name, inner in shape.fields.items()])
+    if shape.kind == "array" and shape.items is not None:
+        return pa.list_(arrow_field("element", shape.items, f"{path}[]"))
+    if shape.kind == "map" and shape.items is not None and shape.keys is not None and shape.keys.kind == "string":
+        return pa.map_(pa.string(), arrow_field("value", shape.items, f"{path}{{}}"))
+    if shape.kind not in _TYPES:
+        raise SchemaRefused(f"{path}: Connect's type {shape.kind} can't be a column: leave the field out.")
+    return _TYPES[shape.kind]
+
+
+def arrow_field(name: str, shape: Shape, path: str) -> pa.Field:
+    """Return the column for values of this shape. Raises SchemaRefused."""
+    return pa.field(name, arrow_type(shape, path), nullable=shape.optional)
+
+
+def _logical_type(shape: Shape, logical: Logical) -> pa.DataType:
+    if logical.what == "decimal":
+        fits = shape.precision <= DECIMAL_DIGITS and shape.scale <= shape.precision
+        return pa.decimal128(shape.precision, shape.scale) if fits else pa.string()
+    if logical.what == "timestamp":
+        return pa.timestamp("us", "UTC" if logical.zoned else None)
+    return pa.date32() if logical.what == "date" else pa.time64("us")
+
+
+# A struct of an unscaled number and its scale, which is another one in each value.
+VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+
+_TYPES = {
+    "int8": pa.int32(),
+    "int16": pa.int32(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "float32": pa.float32(),
+    "double": pa.float64(),
+    "float64": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}

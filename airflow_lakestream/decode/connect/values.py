@@ -1,0 +1,149 @@
+"""What Connect's JSON converter writes for its logical types, to the columns that they mean: numbers and base64.
+
+JSON is first decoded with the types that are written; what is written is then fitted to the columns, exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.decode.connect import texts as connect_texts
+from airflow_lakestream.decode.connect.beyond import settled
+from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.nesting import list_array, map_array
+from airflow_lakestream.tables.schema.value_ranges import is_time_out_of_range
+
+_NO_BYTES = np.zeros(64, np.uint8)
+
+
+class Rows:
+    """The rows of a batch, and why those are bad that are."""
+
+    def __init__(self, count: int, out_of_range: OutOfRange = OutOfRange.REJECT) -> None:
+        self.out_of_range = out_of_range
+        self.reasons: dict[int, str] = {}
+        self.all = np.arange(count)
+
+
+def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
+    """Return the type to decode JSON with, for a column of type `kind`."""
+    if shape is None:
+        return kind
+    if (logical := shape.logical) is not None:
+        return _written_as(logical, kind)
+    if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
+        return connect_texts.VARIABLE
+    if shape.kind == "struct" and t.is_struct(kind):
+        return pa.struct([written_field(shape.fields.get(field.name), field) for field in kind])
+    if shape.kind == "array" and (t.is_list(kind) or t.is_large_list(kind)):
+        make = pa.large_list if t.is_large_list(kind) else pa.list_
+        return make(written_field(shape.items, kind.value_field))
+    if shape.kind == "map" and t.is_map(kind):
+        return pa.map_(kind.key_type, written_field(shape.items, kind.item_field))
+    return kind
+
+
+def written_field(shape: Shape | None, field: pa.Field) -> pa.Field:
+    """Return the field to decode JSON with; see `written`."""
+    return field.with_type(written(shape, field.type))
+
+
+def _written_as(logical: Logical, kind: pa.DataType) -> pa.DataType:
+    if logical.what == "decimal" and (t.is_decimal128(kind) or t.is_string(kind)):
+        return pa.binary()
+    if t.is_string(kind):
+        return pa.int64()
+    meant = {"date": t.is_date32, "time": t.is_time64, "timestamp": t.is_timestamp}.get(logical.what)
+    return pa.int64() if meant is not None and meant(kind) else kind
+
+
+def fitted(
+    values: pa.Array, shape: Shape | None, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+) -> pa.Array:
+    """Return values of the type `written(shape, kind)` as values of `kind`; what does not fit makes its row bad.
+
+    :param owners: for each value the row that it belongs to.
+
+    Raises Unfit where nothing can fit.
+    """
+    if shape is None or values.type == kind:
+        return values
+    if t.is_string(kind) or shape.name == VARIABLE_DECIMAL:
+        return connect_texts.fitted(values, shape, kind, path, owners, rows.reasons)
+    if t.is_struct(kind):
+        # What stands below a NULL is nothing to be fitted, whatever it is.
+        children = [
+            fitted(child, shape.fields.get(field.name), field.type, f"{path}.{field.name}", owners, rows)
+            for child, field in zip(values.flatten(), kind, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
+        return _fitted_items(values, shape, kind, path, owners, rows)
+    return _fitted_leaf(values, shape, kind, path, owners, rows)
+
+
+def _fitted_items(
+    values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+) -> pa.Array:
+    there = values.is_valid().to_numpy(zero_copy_only=False)
+    dense = values.filter(pa.array(there))
+    lengths = np.diff(dense.offsets.to_numpy().astype(np.int64))
+    first, last = dense.offsets[0].as_py(), dense.offsets[-1].as_py()
+    inside = np.repeat(owners[there], lengths)
+    if t.is_map(kind):
+        items = fitted(dense.items[first:last], shape.items, kind.item_type, f"{path}{{}}", inside, rows)
+        pairs = pa.StructArray.from_arrays([dense.keys[first:last], items], names=["key", "value"])
+        made = map_array(pairs, lengths, kind)
+    else:
+        items = fitted(dense.values[first:last], shape.items, kind.value_type, f"{path}[]", inside, rows)
+        made = list_array(items, lengths, kind)
+    return _spread(made, there)
+
+
+def _fitted_leaf(
+    values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, rows: Rows
+) -> pa.Array:
+    logical = shape.logical
+    assert logical is not None, "only values of logical types are written otherwise"
+    there = values.is_valid().to_numpy(zero_copy_only=False)
+    dense, places = values.filter(pa.array(there)), owners[there]
+    count = len(dense)
+    lanes = Lanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
+    fit = _fit(logical, shape, kind, path)
+    beyond = None
+    if logical.what == "decimal":
+        made = fit(lanes, dense)
+    else:
+        numbers, beyond = settled(dense.to_numpy(), logical, rows.out_of_range)
+        made = fit(lanes, numbers)
+    for lane in np.flatnonzero(lanes.why).tolist():
+        reason = lanes.reasons[lanes.why[lane]]
+        if is_time_out_of_range(reason):
+            reason = f"{reason}: {connect_texts.times(dense.slice(lane, 1), logical)[0]}"
+        rows.reasons.setdefault(int(places[lane]), reason)
+    if beyond is not None:
+        made = pc.if_else(pa.array(beyond), pa.scalar(None, made.type), made)
+    return _spread(made, there)
+
+
+def _fit(logical: Logical, shape: Shape, kind: pa.DataType, path: str) -> leaves.Fit:
+    if logical.what == "decimal":
+        return leaves.decimals(kind, path, shape.scale)
+    if logical.what == "date":
+        return leaves.dates(kind, path)
+    if logical.what == "time":
+        return leaves.times(kind, path, logical.nanos)
+    return leaves.timestamps(kind, path, logical.nanos, zoned=logical.zoned)
+
+
+def _spread(dense: pa.Array, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
+    """Return the values where they belong, and null elsewhere."""
+    if there.all():
+        return dense
+    return dense.take(pa.array(np.cumsum(there) - 1, mask=~there))

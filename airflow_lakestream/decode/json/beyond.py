@@ -1,0 +1,75 @@
+"""What Debezium writes into JSON for values of a database that JSON, or a column's type, has no place for.
+
+Floats that are no numbers come as text. Instants outside of the years 1 to 9999 come with a sign before the year, or as
+`infinity`. Dates are numbers of days.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.decode.json.document import Json, Number, describe
+from airflow_lakestream.decode.json.values import Coerce, Scalars, floating
+from airflow_lakestream.decode.values import iso8601
+from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MIN_DAY, MIN_MICROS, NOT_A_YEAR
+
+_NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_EARLY = re.compile(r"-infinity|(?:-\d{4,}|0000)-\d\d-\d\d(?:T.*)?", re.ASCII)
+_LATE = re.compile(r"infinity|\+?\d{5,}-\d\d-\d\d(?:T.*)?", re.ASCII)
+
+
+def scalars_of(policy: OutOfRange | None) -> Scalars:
+    """Return how values of some types are taken, for a policy; none without one."""
+    if policy is None:
+        return ()
+    return (
+        (t.is_floating, _floating),
+        (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy)),
+        (t.is_date32, partial(_date, policy)),
+    )
+
+
+def _floating(kind: pa.DataType) -> Coerce:
+    number = floating(kind)
+    return lambda value: _NO_NUMBERS[value] if type(value) is str and value in _NO_NUMBERS else number(value)
+
+
+def _timestamp(policy: OutOfRange, kind: pa.DataType) -> Coerce:
+    zoned = kind.tz is not None
+    return partial(_from_text, partial(iso8601.micros, zoned=zoned), policy, (MIN_MICROS, MAX_MICROS))
+
+
+def _date(policy: OutOfRange, kind: pa.DataType) -> Coerce:
+    from_text = partial(_from_text, iso8601.days, policy, (MIN_DAY, MAX_DAY))
+
+    def coerce(value: Json) -> Any:
+        if not (isinstance(value, Number) and value.is_integer_literal and len(value) < 12):
+            return from_text(value)
+        if MIN_DAY <= (days := int(value)) <= MAX_DAY:
+            return days
+        return _beyond(policy, MIN_DAY if days < 0 else MAX_DAY, f"day {value} since 1970")
+
+    return coerce
+
+
+def _from_text(read: Any, policy: OutOfRange, bounds: tuple[int, int], value: Json) -> Any:
+    if type(value) is not str:
+        raise Misfit(f"is {describe(value)}, not a string with a date or a date-time")
+    if _EARLY.fullmatch(value):
+        return _beyond(policy, bounds[0], quoted(value))
+    if _LATE.fullmatch(value):
+        return _beyond(policy, bounds[1], quoted(value))
+    return read(value)
+
+
+def _beyond(policy: OutOfRange, bound: int, value: str) -> int | None:
+    if policy is OutOfRange.REJECT:
+        raise Misfit(f"{value} is {NOT_A_YEAR}")
+    return bound if policy is OutOfRange.CLAMP else None

@@ -1,0 +1,266 @@
+"""Many JSON documents at once, through Arrow's own JSON reader; takes only what the one-by-one path takes too.
+
+Whatever is in doubt raises NotInBulk, and the caller goes on with smaller pieces, in the end one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+import pyarrow.types as t
+
+from airflow_lakestream.decode.json.document import nested_too_deep
+from airflow_lakestream.decode.json.small import small_numbers
+from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, uuid_bytes
+from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.tables.schema import value_ranges
+
+# Arrow's reader takes blocks of less than 2 GiB.
+_MAX_BYTES = 1 << 30
+_LOOK = 1 << 16
+
+_JSON_SPACE = b" \t\r\n"
+_NOT_JSON_NUMBER = re.compile(rb"(?:Inf|Infinity|NaN)[ \t\r]*[,}\]]")
+
+
+class NotInBulk(Exception):
+    """A signal: the piece can't be proven right in bulk."""
+
+
+class BulkParser:
+    """Parses pieces of a batch into tables of one schema, or raises NotInBulk.
+
+    :param within: the members in which no field may be unknown; all others may have any.
+    """
+
+    def __init__(self, schema: pa.Schema, *, ignore_unknown: bool, within: Collection[str] = ()) -> None:
+        self._schema = schema
+        self._within = within
+        self._requires = any(not field.nullable for field in schema)
+        self._small = small_numbers(schema.types)
+        raw = pa.schema([pa.field(field.name, transport_type(field.type)) for field in schema])
+        # What nobody asks for is read as what it seems to be, so nothing of a watched member goes unread.
+        behaviours = ["infer"] if within else ["error", "ignore"] if ignore_unknown else ["error"]
+        self._options = [
+            pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior=behaviour) for behaviour in behaviours
+        ]
+
+    def parse(self, values: pa.Array) -> pa.Table:
+        """Return one row for each value, in order. Raises NotInBulk."""
+        try:
+            joined = self._join(values)
+            table = self._read(joined, values)
+            for name in self._within:
+                _check_known(table.column(name), self._schema.field(name).type)
+            columns = [_fit_field(_one_chunk(table.column(field.name)), field) for field in self._schema]
+            return pa.Table.from_arrays(columns, schema=self._schema)
+        except (pa.ArrowException, Misfit) as error:
+            raise NotInBulk(str(error)) from None
+
+    def _join(self, values: pa.Array) -> pa.Buffer:
+        """Return the values, one on each line, such that n rows read from them can only be one row of each value.
+
+        Each line begins with `{` and ends with `}`, so a newline between two lines stands between `}` and `{`: no
+        string may hold it, and nowhere else inside a document may `}` and `{` meet. Every line then holds whole
+        documents, at least one, and n rows of n lines are one each. The first thing is an object, too, which keeps
+        the reader alive: it crashes where that is `null`.
+        """
+        lines = values
+        if lines.null_count:
+            if self._requires:
+                raise NotInBulk("null values, and a column is required")
+            lines = pc.fill_null(lines, b"{}")
+        if lines.nbytes > _MAX_BYTES:
+            raise NotInBulk("too large for one block")
+        joined = _as_lines(lines)
+        if joined is None:
+            lines = pa.array([b"{}" if v is None else _on_one_line(v) for v in values.to_pylist()], pa.binary())
+            joined = _as_lines(lines)
+        if joined is None:
+            raise NotInBulk("not one object on each line")
+        if self._small is not None and self._small.may_be_in(joined):
+            raise NotInBulk("a number that may become 0")
+        lines.cast(pa.string())  # validates the UTF-8 of all that the reader skips, too
+        return joined
+
+    def _read(self, joined: pa.Buffer, values: pa.Array) -> pa.Table:
+        # One block: the reader splits at newlines only, but then nothing has to be said about how it does that.
+        read = pa_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
+        if self._within and _has_odd_number(joined.to_pybytes()):
+            raise NotInBulk("a number that is none in a member that nobody looks into")
+        for index, options in enumerate(self._options):
+            # The first try takes no unknown field, so nothing goes unread. What the reader skips, it does not check.
+            if index and not _skippable(joined, values):
+                raise NotInBulk("unknown fields that can't be skipped unseen")
+            try:
+                table = pa_json.read_json(pa.BufferReader(joined), read_options=read, parse_options=options)
+            except pa.ArrowInvalid as error:
+                problem = str(error)
+                if "unexpected field" in problem:
+                    continue
+                raise
+            if table.num_rows != len(values):
+                raise NotInBulk(f"{table.num_rows} rows of {len(values)} values")
+            return table
+        raise NotInBulk(problem)
+
+
+def _check_known(column: pa.ChunkedArray, kind: pa.DataType) -> None:
+    """Make sure that what the reader has found in a column beyond its type is null. Raises NotInBulk."""
+    if t.is_struct(kind):
+        known = set(kind.names)
+        for at, field in enumerate(column.type):
+            inner = pc.struct_field(column, [at])
+            if field.name in known:
+                _check_known(inner, kind.field(field.name).type)
+            elif inner.null_count < len(inner):
+                raise NotInBulk("unknown fields")
+    elif (t.is_list(kind) or t.is_large_list(kind)) and t.is_list(column.type):
+        _check_known(pc.list_flatten(column), kind.value_type)
+
+
+def _as_lines(lines: pa.Array) -> pa.Buffer | None:
+    """Return the lines joined, or None when one is no object or no line."""
+    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
+        return None
+    # The reader may cut its input at any newline, and a NUL ends it early, what follows unread.
+    if any(b"\n" in piece or b"\0" in piece for piece in _pieces(lines)):
+        return None
+    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    return pc.binary_join(whole, b"\n")[0].as_buffer()
+
+
+def _pieces(lines: pa.Array) -> Iterator[bytes]:
+    """Yield the bytes of all values, one behind the other, in pieces; the array may be a slice of a longer one."""
+    _, offsets, data = lines.buffers()
+    if data is None:
+        return
+    ends = memoryview(offsets).cast("i")
+    first, last = ends[lines.offset], ends[lines.offset + len(lines)]
+    # To look for a byte, Python wants bytes of its own. Small ones stay in the cache, and are had at once.
+    for start in range(first, last, _LOOK):
+        yield data.slice(start, min(_LOOK, last - start)).to_pybytes()
+
+
+def _on_one_line(value: bytes) -> bytes:
+    # Outside strings a CR is as good as a newline, and inside them both are invalid.
+    return value.strip(_JSON_SPACE).replace(b"\n", b"\r")
+
+
+def _has_odd_number(text: bytes) -> bool:
+    return (b"NaN" in text or b"Inf" in text) and _NOT_JSON_NUMBER.search(text) is not None
+
+
+def _skippable(joined: pa.Buffer, values: pa.Array) -> bool:
+    if _has_odd_number(joined.to_pybytes()):
+        return False
+    return not any(map(nested_too_deep, filter(None, values.to_pylist())))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def transport_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which a column is read before `fit` makes its own type of it. Raises NotInBulk."""
+    if t.is_struct(kind):
+        # Nullable throughout: the reader fails on a missing required field even where the struct around it is null.
+        return pa.struct([pa.field(field.name, transport_type(field.type)) for field in kind])
+    if t.is_list(kind) or t.is_large_list(kind):
+        return pa.list_(transport_type(kind.value_type))
+    if t.is_map(kind):
+        raise NotInBulk("the reader takes maps as arrays of entries only")
+    native = t.is_boolean(kind) or t.is_signed_integer(kind) or t.is_floating(kind) or t.is_decimal128(kind)
+    return kind if native else pa.string()
+
+
+def _fit_field(array: pa.Array, field: pa.Field, parent: pa.Array | None = None) -> pa.Array:
+    """Return a column in its own type, every rule checked that the reader does not know."""
+    if not field.nullable and array.null_count:
+        missing = array.is_null() if parent is None else pc.and_(array.is_null(), parent.is_valid())
+        if pc.any(missing).as_py():
+            raise NotInBulk(f"{field.name} is required")
+    return fit(array, field.type)
+
+
+def fit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array of `transport_type(kind)` in its own type. Raises NotInBulk, Misfit and pyarrow's errors."""
+    if t.is_struct(kind):
+        children = [_fit_field(array.field(i), kind.field(i), array) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if t.is_list(kind) or t.is_large_list(kind):
+        values = _fit_field(array.values, kind.value_field)
+        offsets, maker = array.offsets, pa.ListArray
+        if t.is_large_list(kind):
+            offsets, maker = offsets.cast(pa.int64()), pa.LargeListArray
+        return maker.from_arrays(offsets, values, type=kind, mask=array.is_null())
+    for matches, fit in _FITS:
+        if matches(kind):
+            return fit(array, kind)
+    return array.cast(kind)
+
+
+def _between(array: pa.Array, low: int, high: int, storage: pa.DataType) -> pa.Array:
+    bounds = pc.min_max(array.cast(storage)).as_py()
+    if bounds["min"] is not None and not low <= bounds["min"] <= bounds["max"] <= high:
+        raise NotInBulk("a date outside the years 1 to 9999")
+    return array
+
+
+def _fit_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _between(array.cast(kind), value_ranges.MIN_MICROS, value_ranges.MAX_MICROS, pa.int64())
+
+
+def _fit_date(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return _between(array.cast(kind), value_ranges.MIN_DAY, value_ranges.MAX_DAY, pa.int32())
+
+
+def _fit_time(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Arrow has no cast from text to a time, and its date-times may end after the hour.
+    if pc.any(pc.less(pc.binary_length(array), len("00:00"))).as_py():
+        raise NotInBulk("a time without minutes")
+    instants = pc.binary_join_element_wise(pa.scalar("1970-01-01"), array, "T").cast(pa.timestamp("us"))
+    return instants.cast(pa.int64()).cast(kind)
+
+
+def exact_up_to(kind: pa.DataType) -> float:
+    """Return from where on a floating point type does not hold every integer exactly."""
+    return 2.0**24 if t.is_float32(kind) else 2.0**53
+
+
+def _fit_floating(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Only the text tells whether a larger one was an integer. NaN and infinity, which the reader accepts, are not
+    # smaller either.
+    if not pc.all(pc.less(pc.abs(array), pa.scalar(exact_up_to(kind), kind)), min_count=0).as_py():
+        raise NotInBulk("a number whose text has to be looked at")
+    return array
+
+
+def _fit_decimal(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # The reader takes 1234 for a decimal(5, 2), and leaves six digits in it.
+    array.validate(full=True)
+    return array
+
+
+def _fit_binary(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    size = kind.byte_width if t.is_fixed_size_binary(kind) else None
+    return pa.array([None if text is None else base64_bytes(text, size) for text in array.to_pylist()], kind)
+
+
+def _fit_uuid(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.array([None if text is None else uuid_bytes(text) for text in array.to_pylist()], kind)
+
+
+_FITS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]] = [
+    (t.is_timestamp, _fit_timestamp),
+    (t.is_date32, _fit_date),
+    (t.is_time64, _fit_time),
+    (t.is_floating, _fit_floating),
+    (t.is_decimal128, _fit_decimal),
+    (is_uuid, _fit_uuid),
+    (lambda kind: t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind), _fit_binary),
+]

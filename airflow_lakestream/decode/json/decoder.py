@@ -1,0 +1,238 @@
+"""JSON messages, one object each, to rows of a schema: many at once where that is proven safe, else one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.beyond import scalars_of
+from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
+from airflow_lakestream.decode.json.columns import ShapeParser
+from airflow_lakestream.decode.json.document import Json, parse_object, to_text
+from airflow_lakestream.decode.json.leftovers import leftovers_of
+from airflow_lakestream.decode.json.values import fields_coercer, is_uuid
+from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+
+# Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
+_WHOLE = 65536
+# Sizes of the pieces of what no layout fits; one odd record spoils 512 for good. A batch full of odd ones loses
+# a sixth of its time. Smaller ones cost more than they save: a call takes as long as some forty records one by one.
+_SIZES = (_WHOLE, 512)
+
+
+class JsonDecoder:
+    """Decodes JSON documents into tables of one Arrow schema; `nullable=False` makes a field required.
+
+    :param schema: columns and their types.
+    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record, "rescue" puts them into
+        the column RESCUED as the text of one object; "evolve" rejects the record and gives what it holds of them.
+    :param out_of_range: what becomes of values that a column's type can't hold, where a database sent them as Debezium
+        does; see `json_beyond`. None takes JSON as it is.
+    :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
+    :param alone: no other thread has anything to do meanwhile, such as reading from Kafka.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
+        *,
+        within: Sequence[str] = (),
+        alone: bool = False,
+        out_of_range: OutOfRange | None = None,
+    ) -> None:
+        if not len(schema):
+            raise InvalidArgument("schema", "it has no columns.")
+        self.schema = schema
+        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        self._rescues = self.unknown_fields is UnknownFields.RESCUE
+        if self._rescues and RESCUED not in schema.names:
+            raise InvalidArgument("schema", f"it has no column {RESCUED} for unknown_fields='rescue'.")
+        known = [field for field in schema if not (self._rescues and field.name == RESCUED)]
+        # What the documents themselves fill.
+        self._known = pa.schema(known)
+        fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range)
+        self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars)
+        self._out_of_range = out_of_range
+        watched = [field for field in known if field.name in within] if within else known
+        self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
+        self._within = tuple(within)
+        self._alone = alone
+        self._plain = [_without_uuids(field.type) for field in schema]
+        self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within)
+        # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
+        self._is_even = True
+        self._bulk: BulkParser | None
+        try:
+            self._bulk = BulkParser(
+                self._known, ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, within=self._within
+            )
+        except NotInBulk:
+            self._bulk = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(type(self), within=self._within, alone=self._alone, out_of_range=self._out_of_range)
+        return (make, (self.schema, str(self.unknown_fields)))
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        return self.decode_and_find(batch)[0]
+
+    def decode_and_find(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
+        """Return also, with "evolve", what has no column of the bad records that are bad for that alone."""
+        # Arrow's reader takes more than twice the time of the layouts, and is faster where another thread reads from
+        # Kafka: that needs the interpreter for most of its time, and Arrow lets go of it.
+        if self._bulk is not None and self._is_even and not self._alone:
+            try:
+                tables = [self._nothing_rescued(self._bulk.parse(piece)) for piece in _cut(batch.values)]
+                return self._decoded(tables, [], batch), {}
+            except NotInBulk:
+                # One odd record spoils that for its whole chunk, and seldom comes alone.
+                self._is_even = False
+        return self._by_layouts(batch)
+
+    def _decoded(self, pieces: Sequence[pa.Table], bad: Sequence[BadRow], batch: RawBatch) -> Decoded:
+        table = pa.concat_tables(pieces) if pieces else self._from_rows([])
+        if table.num_rows + len(bad) != len(batch):
+            raise AssertionError(f"{table.num_rows} rows and {len(bad)} bad records of {len(batch)}")
+        return Decoded(table, bad)
+
+    def _nothing_rescued(self, table: pa.Table) -> pa.Table:
+        """Return the table with the column for what is rescued, if there is one: nothing was."""
+        if not self._rescues:
+            return table
+        column = self.schema.field(RESCUED)
+        return self._in_order(table.append_column(column, pa.nulls(len(table), column.type)))
+
+    def _in_order(self, table: pa.Table) -> pa.Table:
+        return table.select(self.schema.names).cast(self.schema) if self._rescues else table
+
+    def _by_layouts(self, batch: RawBatch) -> tuple[Decoded, Mapping[int, Json]]:
+        """Decode record by record what fits the layouts, and the others in ever smaller pieces."""
+        tables, rows = self._shapes.parse(batch.values) if self._shapes else ([], [])
+        tables = [self._in_order(table) for table in tables]
+        left = np.ones(len(batch), np.bool_)
+        for taken in rows:
+            left[taken] = False
+        rest = np.flatnonzero(left)
+        # The whole-chunk reader takes no chunk that has something to rescue.
+        self._is_even = not len(rest) and not (
+            self._rescues and any(part[RESCUED].null_count < len(part) for part in tables)
+        )
+        found = _Found()
+        if len(rest) == len(batch):
+            # No layout fits anything, so none of these is proven to be odd.
+            tables = list(self._pieces(batch.values, 0, len(batch), _SIZES, found))
+            return self._decoded(tables, found.bad, batch), found.unknown
+        if len(rest):
+            tables += self._pieces(batch.values.take(pa.array(rest)), 0, len(rest), _SIZES, found)
+            good = np.ones(len(rest), np.bool_)
+            good[[row.index for row in found.bad]] = False
+            found = found.placed(rest)
+            rows = [*rows, rest[good]]
+        decoded = self._decoded(tables, found.bad, batch)
+        order = np.concatenate([*rows, rest[:0]])
+        if (order[1:] < order[:-1]).any():
+            decoded = replace(decoded, rows=decoded.rows.take(pa.array(np.argsort(order))))
+        return decoded, found.unknown
+
+    def _pieces(
+        self, values: pa.Array, start: int, stop: int, sizes: tuple[int, ...], found: _Found
+    ) -> Iterator[pa.Table]:
+        """Yield tables that together hold the rows of values [start, stop), from left to right; add the bad ones."""
+        if self._bulk is None or not sizes:
+            yield from self._one_by_one(values, start, stop, found)
+            return
+        for first in range(start, stop, sizes[0]):
+            last = min(first + sizes[0], stop)
+            try:
+                yield self._nothing_rescued(self._bulk.parse(values[first:last]))
+            except NotInBulk:
+                smaller = tuple(size for size in sizes[1:] if size < last - first)
+                yield from self._pieces(values, first, last, smaller, found)
+
+    def _one_by_one(self, values: pa.Array, start: int, stop: int, found: _Found) -> Iterator[pa.Table]:
+        rows = []
+        for index, value in enumerate(values[start:stop].to_pylist(), start):
+            try:
+                row, unknown = self._row(value)
+            except Misfit as misfit:
+                found.bad.append(BadRow(index, misfit.reason))
+                continue
+            if unknown is None:
+                rows.append(row)
+            else:
+                found.bad.append(BadRow(index, "the schema has no column for a field of it"))
+                found.unknown[index] = unknown
+        if rows:
+            yield self._from_rows(rows)
+
+    def _from_rows(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        columns = [
+            pa.array([row[field.name] for row in rows], plain).cast(field.type)
+            for field, plain in zip(self.schema, self._plain, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _watched(self, document: dict[str, Json]) -> dict[str, Json]:
+        return {name: document[name] for name in self._within if name in document} if self._within else document
+
+    def _row(self, value: bytes | None) -> tuple[dict[str, Any], Json]:
+        """Return a row; and, with "evolve", what has no column. Raises Misfit."""
+        if value is not None:
+            document = parse_object(value)
+            row: dict[str, Any] = self._coerce(document)
+            if self.unknown_fields is UnknownFields.EVOLVE:
+                return row, self._leftovers(self._watched(document))
+            if self._rescues:
+                rest = self._leftovers(document)
+                row[RESCUED] = None if rest is None else to_text(rest)
+            return row, None
+        required = [field.name for field in self.schema if not field.nullable]
+        if required:
+            raise Misfit(f"{required[0]}: the value is null (a tombstone), and the column is required")
+        return dict.fromkeys(self.schema.names), None
+
+
+@dataclass
+class _Found:
+    """Records that became no row: the reasons, and what had no column where that was the only one."""
+
+    bad: list[BadRow] = field(default_factory=list)
+    unknown: dict[int, Json] = field(default_factory=dict)
+
+    def placed(self, rows: npt.NDArray[np.int64]) -> _Found:
+        """Return this for a batch in which the records stand in other places."""
+        return _Found(
+            [BadRow(int(rows[row.index]), row.reason) for row in self.bad],
+            {int(rows[index]): rest for index, rest in self.unknown.items()},
+        )
+
+
+def _cut(values: pa.Array) -> Iterator[pa.Array]:
+    for first in range(0, len(values), _WHOLE):
+        yield values[first : first + _WHOLE]
+
+
+def _without_uuids(kind: pa.DataType) -> pa.DataType:
+    """Return the type with plain bytes for UUIDs: Arrow can cast these, but not build them inside lists and maps."""
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_without_uuids(field.type)) for field in kind])
+    if t.is_list(kind) or t.is_large_list(kind):
+        make = pa.large_list if t.is_large_list(kind) else pa.list_
+        return make(kind.value_field.with_type(_without_uuids(kind.value_type)))
+    if t.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_without_uuids(kind.item_type)))
+    return pa.binary(16) if is_uuid(kind) else kind

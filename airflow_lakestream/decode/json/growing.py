@@ -1,0 +1,96 @@
+"""JSON messages to rows of a schema that grows: a field without a column gets one, of a type that holds what was seen.
+
+Rows of later batches have more columns than those of earlier ones, and never fewer types: a value that does not fit
+the type which the first ones gave its column is bad.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.column_names import USUAL, NameRules
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.document import Json
+from airflow_lakestream.decode.json.growth import grow
+from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+
+log = logging.getLogger(__name__)
+
+
+class GrowingJsonDecoder:
+    """Decodes JSON documents; used by several threads, which grow one schema.
+
+    :param schema: columns to begin with, and their types.
+    :param rules: what the table has no place for.
+    """
+
+    def __init__(self, schema: pa.Schema, rules: NameRules = USUAL) -> None:
+        self._rules = rules
+        self._decoder = JsonDecoder(schema, UnknownFields.EVOLVE)
+        self._lock = threading.Lock()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns so far."""
+        return self._decoder.schema
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, self._rules)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        while True:
+            decoder = self._decoder
+            decoded, unknown = decoder.decode_and_find(batch)
+            if not unknown:
+                return decoded
+            refused = self._grow(decoder, unknown)
+            if refused is not None:
+                return _explained(decoded, unknown, refused)
+
+    def _grow(self, used: JsonDecoder, unknown: Mapping[int, Json]) -> Mapping[str, str] | None:
+        """Grow the schema; None if it has grown, else why it does not."""
+        with self._lock:
+            if self._decoder is not used:
+                return None
+            grown = grow(used.schema, unknown.values(), self._rules)
+            if grown.schema.equals(used.schema):
+                return grown.refused
+            new = [field.name for field in grown.schema if field not in used.schema]
+            log.info("Columns for fields that had none: %s", ", ".join(new))
+            self._decoder = JsonDecoder(grown.schema, UnknownFields.EVOLVE)
+            return None
+
+
+def _explained(decoded: Decoded, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> Decoded:
+    def reason(row: BadRow) -> BadRow:
+        if row.index not in unknown:
+            return row
+        problem = _first_refused(unknown[row.index], "", refused)
+        return replace(row, reason=problem or row.reason)
+
+    return replace(decoded, bad=[reason(row) for row in decoded.bad])
+
+
+def _first_refused(value: Json, path: str, refused: Mapping[str, str]) -> str | None:
+    if isinstance(value, list):
+        items = [(f"{path}element.", item) for item in value]
+    elif isinstance(value, dict):
+        for name in value:
+            if (problem := refused.get(path + name)) is not None:
+                return Misfit(f"no column can be added for it: {problem}").inside(path + name).reason
+        items = [(f"{path}{name}.", item) for name, item in value.items()]
+        # The names of a map's entries are no part of a path.
+        items += [(f"{path}value.", item) for item in value.values()]
+    else:
+        return None
+    return next((found for where, item in items if (found := _first_refused(item, where, refused)) is not None), None)

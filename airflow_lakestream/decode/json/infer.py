@@ -1,0 +1,186 @@
+"""A schema for JSON that comes without one: types that hold for every document looked at, and string when in doubt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pyarrow as pa
+
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names, Refused
+from airflow_lakestream.decode.json.document import Json, Number, parse_document, parse_object
+from airflow_lakestream.decode.json.values import field_coercer
+from airflow_lakestream.decode.values import iso8601
+from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+
+log = logging.getLogger(__name__)
+
+# Of fields that get no column so many are named.
+_TOLD = 5
+_EMPTY = "nothing in it can be a column: "
+_INT64 = pa.int64()
+_FLOAT64 = pa.float64()
+_ZONED = pa.timestamp("us", "UTC")
+_NAIVE = pa.timestamp("us")
+_STRING = pa.string()
+
+_as_int64 = field_coercer(pa.field("number", _INT64), fail_unknown=False)
+_as_float64 = field_coercer(pa.field("number", _FLOAT64), fail_unknown=False)
+
+
+def infer_schema(
+    *batches: RawBatch, rules: NameRules = USUAL, alike: tuple[str, ...] = (), sample: int = 10_000
+) -> pa.Schema:
+    """Return a schema, all of it nullable, that about `sample` documents spread over the batches fit into.
+
+    What is no object says nothing. A field that can be no column is left out, with a warning: the policy for unknown
+    fields is for it. Raises BadRecord when there is nothing else, InvalidArgument when there is no field.
+
+    :param alike: fields that get one type, in which what each of them holds has its place.
+    """
+    seen, first_bad = Seen(), None
+    shared = Seen()
+    for batch, index, value in _spread(batches, sample):
+        try:
+            document = parse_object(value)
+        except Misfit as misfit:
+            first_bad = first_bad or BadRecord(batch.topic, batch.partition, batch.offsets[index], misfit.reason)
+            continue
+        seen.fields.update({name: shared for name in alike if name in document})
+        seen.add(document)
+    if not seen.kinds and first_bad is not None:
+        raise first_bad
+    names = Names(rules)
+    fields = seen.struct(names, ())
+    refused = "; ".join(f"{quoted(path)}: {reason}" for path, reason in list(names.refused.items())[:_TOLD])
+    if not fields:
+        problem = f"it can't be inferred: the first records hold no field{' but ' + refused if refused else ''}."
+        raise InvalidArgument("schema", problem, "Give a schema.")
+    if refused:
+        log.warning("%s fields of the first records get no column: %s", len(names.refused), refused)
+    return pa.schema(fields)
+
+
+def infer_type(*batches: RawBatch, rules: NameRules = USUAL, sample: int = 10_000) -> pa.DataType:
+    """Return a type that about `sample` JSON values of any kind fit into; what is no JSON says nothing."""
+    seen = Seen()
+    for _, _, value in _spread(batches, sample):
+        with suppress(Misfit):
+            seen.add(parse_document(value))
+    try:
+        return seen.type(Names(rules), ("",))
+    except Refused:
+        return _STRING
+
+
+def _spread(batches: tuple[RawBatch, ...], sample: int) -> Iterator[tuple[RawBatch, int, bytes]]:
+    step = max(1, sum(map(len, batches)) // sample)
+    for batch in batches:
+        for index in range(0, len(batch), step):
+            value = batch.values[index].as_py()
+            if value is not None:
+                yield batch, index, value
+
+
+class Seen:
+    """What was seen in one place of the documents: the kinds of values, and of scalars each one once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kinds: set[type] = set()
+        self.numbers: set[Number] = set()
+        self.texts: set[str] = set()
+        self.fields: dict[str, Seen] = {}
+        self.items: Seen | None = None
+
+    def add(self, value: Json) -> None:
+        """Take one more value into account; null says nothing."""
+        self.count += 1
+        if value is None:
+            return
+        kind = type(value)
+        self.kinds.add(kind)
+        if kind is Number:
+            self.numbers.add(value)
+        elif kind is str:
+            self.texts.add(value)
+        elif kind is dict:
+            for name, item in value.items():
+                seen = self.fields.get(name)
+                if seen is None:
+                    seen = self.fields[name] = Seen()
+                seen.add(item)
+        elif kind is list:
+            self.items = self.items or Seen()
+            for item in value:
+                self.items.add(item)
+
+    def struct(self, names: Names, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
+        """Return the fields seen in objects that can be columns, in order of first appearance.
+
+        Of two that can't be beside each other, the one that more objects have is taken.
+
+        :param known: names of fields that are there.
+        """
+        siblings = {name.lower(): name for name in known}
+        made: dict[str, pa.Field] = {}
+        for name, seen in sorted(self.fields.items(), key=lambda item: -item[1].count):
+            try:
+                names.take(name, path, siblings)
+                made[name] = pa.field(name, seen.type(names, (*path, name)))
+            except Refused as refused:
+                names.refused[".".join((*path, name))] = str(refused)
+            else:
+                siblings[name.lower()] = name
+        return [made[name] for name in self.fields if name in made]
+
+    def type(self, names: Names, path: tuple[str, ...]) -> pa.DataType:
+        """Return the first type, best first, that holds all values seen; string where none does.
+
+        Raises Refused where what is in them can't be a column's.
+        """
+        if len(self.kinds) != 1:
+            return _STRING
+        (kind,) = self.kinds
+        if kind is bool:
+            return pa.bool_()
+        if kind is dict:
+            if not self.fields:
+                return _STRING
+            if not (fields := self.struct(names, path)):
+                inner = names.refused[".".join((*path, next(iter(self.fields))))]
+                raise Refused(f"{_EMPTY}{inner.removeprefix(_EMPTY)}")
+            return pa.struct(fields)
+        if kind is list and self.items is not None:
+            names.inside((*path, "element"))
+            return pa.list_(pa.field("element", self.items.type(names, (*path, "element"))))
+        if kind is Number:
+            return next((t for t in (_INT64, _FLOAT64) if all(_holds_number(t, n) for n in self.numbers)), _STRING)
+        return next((t for t in (_ZONED, _NAIVE) if all(_holds_text(t, text) for text in self.texts)), _STRING)
+
+
+def _holds_number(kind: pa.DataType, value: Number) -> bool:
+    try:
+        if value.is_integer_literal:
+            # Beyond int64 an integer is an identifier rather than a measurement: no double either.
+            _as_int64(value)
+        elif kind is _INT64:
+            return False
+        if kind is _FLOAT64:
+            _as_float64(value)
+    except Misfit:
+        return False
+    return True
+
+
+def _holds_text(kind: pa.DataType, value: str) -> bool:
+    if kind is _NAIVE and len(value) < len("2026-11-20T05:05"):
+        return False
+    try:
+        iso8601.micros(value, zoned=kind is _ZONED)
+    except Misfit:
+        return False
+    return True

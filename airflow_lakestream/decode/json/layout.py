@@ -1,0 +1,101 @@
+"""What a JSON document is made of: bytes that others share with it, and between these its scalar values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from airflow_lakestream.decode.json.document import parse_object
+from airflow_lakestream.decode.values.misfit import Misfit
+
+Path = tuple[str, ...]
+
+# A document is walked through in Python, which pays where thousands more are like it.
+_MOST_BYTES = 1 << 16
+
+_TOKEN = re.compile(rb'"[^"]*"|[{}\[\]:,]|[^ \t\r\n"{}\[\]:,]+')
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the documents of a layout hold in one place: a text, whose quotes are not part of it, or another scalar."""
+
+    path: Path
+    is_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What all documents have in common that consist of `literals` with one scalar between each two of them.
+
+    `objects` are the paths of the objects in it, its own () among them. No path stands twice.
+    """
+
+    slots: tuple[Slot, ...]
+    literals: tuple[bytes, ...]
+    objects: frozenset[Path]
+
+
+def layout_of(document: bytes) -> Layout | None:
+    """Return the layout of a document, or None: not for one with an array, a backslash, a key twice, or no scalar."""
+    if len(document) > _MOST_BYTES or b"\\" in document:
+        return None
+    try:
+        parse_object(document)
+        walk = _Walk(document)
+        walk.object(())
+    except (Misfit, _NoLayout):
+        return None
+    return walk.layout() if walk.slots else None
+
+
+class _NoLayout(Exception):
+    """An array, or a key that stands twice."""
+
+
+class _Walk:
+    """One pass over the tokens of what is known to be a valid object."""
+
+    def __init__(self, document: bytes) -> None:
+        self._document = document
+        self._tokens = _TOKEN.finditer(document)
+        self._seen: set[Path] = set()
+        self._objects: set[Path] = set()
+        self._literals: list[bytes] = []
+        self._end = 0
+        self.slots: list[Slot] = []
+        next(self._tokens)
+
+    def layout(self) -> Layout:
+        literals = (*self._literals, self._document[self._end :])
+        return Layout(tuple(self.slots), literals, frozenset(self._objects))
+
+    def object(self, path: Path) -> None:
+        """Walk to the end of the object whose `{` was taken last."""
+        self._objects.add(path)
+        for token in self._tokens:
+            if token[0] == b"}":
+                return
+            if token[0] != b",":
+                self._member((*path, token[0][1:-1].decode()))
+
+    def _member(self, path: Path) -> None:
+        if path in self._seen:
+            raise _NoLayout
+        self._seen.add(path)
+        next(self._tokens)  # the colon
+        value = next(self._tokens)
+        if value[0] == b"[":
+            raise _NoLayout
+        if value[0] == b"{":
+            self.object(path)
+        else:
+            self._slot(path, *value.span())
+
+    def _slot(self, path: Path, start: int, end: int) -> None:
+        is_text = self._document.startswith(b'"', start)
+        if is_text:
+            start, end = start + 1, end - 1
+        self.slots.append(Slot(path, is_text))
+        self._literals.append(self._document[self._end : start])
+        self._end = end

@@ -1,0 +1,279 @@
+"""JSON values to column values, one by one: the rules of "lossless or rejected", one function for each Arrow type.
+
+The bulk path may take only what this path takes, with the same result.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.decode.json.document import Json, Number, describe, to_text
+from airflow_lakestream.decode.values import iso8601
+from airflow_lakestream.decode.values.misfit import Misfit, quoted, shorten
+from airflow_lakestream.exceptions import InvalidArgument
+
+Coerce = Callable[[Json], Any]
+Scalars = Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Coerce]]]
+
+_WIDE = Context(prec=80)
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_INTEGRAL = re.compile(r"-?\d+(?:\.0*)?", re.ASCII)
+_ZERO = re.compile(r"-?0(?:\.0*)?(?![.\d])", re.ASCII)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+
+def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
+    """Return the function that turns a JSON value (None: null or missing) into a value of the field.
+
+    :param scalars: what is done otherwise for some types.
+    """
+    coerce = _coercer(field.type, fail_unknown=fail_unknown, path=path or field.name, scalars=scalars)
+    nullable = field.nullable
+
+    def coerce_field(value: Json) -> Any:
+        if value is None:
+            if nullable:
+                return None
+            raise Misfit("is null or missing, and the column is required")
+        return coerce(value)
+
+    return coerce_field
+
+
+def fields_coercer(fields: list[pa.Field], *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
+    """Return the function that turns a JSON object into a dict with a value for each field."""
+    for index, field in enumerate(fields):
+        if field.name in {other.name for other in fields[:index]}:
+            raise InvalidArgument("schema", f"{path}{field.name} stands twice.")
+    parts = [
+        (field.name, field_coercer(field, fail_unknown=fail_unknown, path=f"{path}{field.name}", scalars=scalars))
+        for field in fields
+    ]
+    names = frozenset(name for name, _ in parts)
+
+    def coerce_fields(value: Json) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Misfit(f"is {describe(value)}, not an object")
+        if fail_unknown and not names.issuperset(value):
+            raise Misfit("the schema has no such field").inside("." + next(k for k in value if k not in names))
+        row = {}
+        try:
+            for name, coerce in parts:
+                row[name] = coerce(value.get(name))
+        except Misfit as misfit:
+            raise misfit.inside("." + name) from None
+        return row
+
+    return coerce_fields
+
+
+def _coercer(kind: pa.DataType, *, fail_unknown: bool, path: str, scalars: Scalars) -> Coerce:
+    if t.is_struct(kind):
+        return fields_coercer(list(kind), fail_unknown=fail_unknown, path=path + ".", scalars=scalars)
+    inside = partial(field_coercer, fail_unknown=fail_unknown, scalars=scalars)
+    if t.is_list(kind) or t.is_large_list(kind):
+        return _list(inside(kind.value_field, path=path + "[]"))
+    if t.is_map(kind) and (t.is_string(kind.key_type) or t.is_large_string(kind.key_type)):
+        return _map(inside(kind.item_field, path=path + "{}"))
+    for matches, make in (*scalars, *_SCALARS):
+        if matches(kind):
+            return make(kind)
+    raise InvalidArgument("schema", f"{path} has the type {kind}, which JSON can't fill.")
+
+
+def _list(coerce: Coerce) -> Coerce:
+    def coerce_list(value: Json) -> list[Any]:
+        if not isinstance(value, list):
+            raise Misfit(f"is {describe(value)}, not an array")
+        items = []
+        for index, item in enumerate(value):
+            try:
+                items.append(coerce(item))
+            except Misfit as misfit:
+                raise misfit.inside(f"[{index}]") from None
+        return items
+
+    return coerce_list
+
+
+def _map(coerce: Coerce) -> Coerce:
+    def coerce_map(value: Json) -> list[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            raise Misfit(f"is {describe(value)}, not an object")
+        items = []
+        for key, item in value.items():
+            try:
+                items.append((key, coerce(item)))
+            except Misfit as misfit:
+                raise misfit.inside(f"[{shorten(key, 40)!r}]") from None
+        return items
+
+    return coerce_map
+
+
+def _bool(kind: pa.DataType) -> Coerce:
+    def coerce(value: Json) -> bool:
+        if not isinstance(value, bool):
+            raise Misfit(f"is {describe(value)}, not a boolean")
+        return value
+
+    return coerce
+
+
+def _integer(kind: pa.DataType) -> Coerce:
+    limit = 1 << (kind.bit_width - 1)
+
+    def coerce(value: Json) -> int:
+        if not isinstance(value, Number):
+            raise Misfit(f"is {describe(value)}, not a number")
+        number = int(value) if value.is_integer_literal and len(value) <= 20 else _integral(value)
+        if not -limit <= number < limit:
+            raise Misfit(f"{shorten(value)} is out of range for {kind}")
+        return number
+
+    return coerce
+
+
+def _integral(text: str) -> int:
+    exact = exact_decimal(text)
+    if exact.adjusted() > 19:
+        raise Misfit(f"{shorten(text)} is out of range for an integer")
+    number = int(exact)
+    if number != exact:
+        raise Misfit(f"{shorten(text)} is not an integer")
+    return number
+
+
+def floating(kind: pa.DataType) -> Coerce:
+    """Numbers as their nearest double or float: no integer rounded that has no exponent, and none that becomes 0.
+
+    An exponent says that a floating-point number is meant: 1e23 is no double, and every program writes one like this.
+    """
+    double = t.is_float64(kind)
+    # Integers of so many characters are all held exactly: those below 2**53, and below 2**24.
+    surely_exact = 15 if double else 7
+
+    def coerce(value: Json) -> float:
+        if not isinstance(value, Number):
+            raise Misfit(f"is {describe(value)}, not a number")
+        # Arrow rounds the text to a float32 in one step; going through a double would round twice.
+        number: float = float(value) if double else pa.scalar(str(value)).cast(kind).as_py()
+        if number in (float("inf"), float("-inf")):
+            raise Misfit(f"{shorten(value)} is out of range for {kind}")
+        if number == 0 and not _ZERO.match(value):
+            raise Misfit(f"{shorten(value)} is too small for {kind}, which would make 0 of it")
+        if len(value) > surely_exact and _INTEGRAL.fullmatch(value) and int(number) != exact_decimal(value):
+            raise Misfit(f"{shorten(value)} can't be held exactly by {kind}")
+        return number
+
+    return coerce
+
+
+def _string(kind: pa.DataType) -> Coerce:
+    def coerce(value: Json) -> str:
+        return value if type(value) is str else to_text(value)
+
+    return coerce
+
+
+def _from_text(read: Callable[[str], Any], what: str) -> Coerce:
+    def coerce(value: Json) -> Any:
+        if type(value) is not str:
+            raise Misfit(f"is {describe(value)}, not a string with {what}")
+        return read(value)
+
+    return coerce
+
+
+def _timestamp(kind: pa.DataType) -> Coerce:
+    zoned = kind.tz is not None
+    what = "an ISO 8601 date-time " + ("with a zone" if zoned else "without a zone")
+    return _from_text(lambda text: iso8601.micros(text, zoned=zoned), what)
+
+
+def exact_decimal(text: str) -> Decimal:
+    """Return the number that a decimal text stands for, trailing zeros dropped and nothing else."""
+    if not _DECIMAL.fullmatch(text):
+        raise Misfit(f"{quoted(text)} is not a decimal number")
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise Misfit(f"{shorten(text)} is out of range") from None
+    sign, digits, exponent = number.as_tuple()
+    significant = "".join(map(str, digits)).rstrip("0")
+    if not significant or not isinstance(exponent, int):
+        return Decimal(0)
+    exponent += len(digits) - len(significant)
+    return Decimal((sign, tuple(map(int, significant)), exponent))
+
+
+def _decimal(kind: pa.DataType) -> Coerce:
+    precision, scale = kind.precision, kind.scale
+
+    def coerce(value: Json) -> Decimal:
+        if not isinstance(value, str):
+            raise Misfit(f"is {describe(value)}, not a decimal number")
+        number = exact_decimal(value)
+        exponent = number.as_tuple().exponent
+        if number and isinstance(exponent, int) and exponent < -scale:
+            raise Misfit(f"{shorten(value)} has more than {scale} fraction digits")
+        if number and number.adjusted() + 1 > precision - scale:
+            raise Misfit(f"{shorten(value)} is out of range for {kind}")
+        return number.quantize(Decimal(1).scaleb(-scale, _WIDE), context=_WIDE)
+
+    return coerce
+
+
+def uuid_bytes(text: str) -> bytes:
+    """Return the 16 bytes of a UUID in its usual text form."""
+    if not _UUID.fullmatch(text):
+        raise Misfit(f"{quoted(text)} is not a UUID")
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def base64_bytes(text: str, size: int | None = None) -> bytes:
+    """Return what a base64 text stands for; padding is required, and so are `size` bytes if given."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Misfit(f"{quoted(text)} is not base64") from None
+    # Only then is the text the one and only way to write these bytes, and nothing is lost.
+    if base64.b64encode(data) != text.encode():
+        raise Misfit(f"{quoted(text)} is not canonical base64")
+    if size is not None and len(data) != size:
+        raise Misfit(f"{quoted(text)} holds {len(data)} bytes, the column {size}")
+    return data
+
+
+def is_uuid(kind: pa.DataType) -> bool:
+    """Whether this is Arrow's UUID extension type."""
+    return isinstance(kind, pa.UuidType)
+
+
+def _fixed(kind: pa.DataType) -> Coerce:
+    size = kind.byte_width
+    return _from_text(lambda text: base64_bytes(text, size), f"base64 of {size} bytes")
+
+
+_SCALARS: Scalars = [
+    (t.is_boolean, _bool),
+    (t.is_signed_integer, _integer),
+    (lambda kind: t.is_float32(kind) or t.is_float64(kind), floating),
+    (lambda kind: t.is_string(kind) or t.is_large_string(kind), _string),
+    (lambda kind: t.is_timestamp(kind) and kind.unit == "us", _timestamp),
+    (t.is_date32, lambda kind: _from_text(iso8601.days, "a date")),
+    (lambda kind: t.is_time64(kind) and kind.unit == "us", lambda kind: _from_text(iso8601.micros_of_day, "a time")),
+    (t.is_decimal128, _decimal),
+    (lambda kind: t.is_binary(kind) or t.is_large_binary(kind), lambda kind: _from_text(base64_bytes, "base64")),
+    (t.is_fixed_size_binary, _fixed),
+    (is_uuid, lambda kind: _from_text(uuid_bytes, "a UUID")),
+]

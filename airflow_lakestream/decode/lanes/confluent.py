@@ -1,0 +1,39 @@
+"""Confluent's wire format: a zero, then the schema's id in four bytes, big-endian, then what was written with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask
+
+_HEADER = 5
+
+
+def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
+    """Move the framed lanes over the header, and return the ids that it holds."""
+    words = lanes.words[lanes.pos]
+    ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
+    lanes.fail(framed & (lanes.end - lanes.pos < _HEADER), "the value ends within its first 5 bytes: no schema id")
+    lanes.pos = lanes.pos + np.where(framed & (lanes.why == 0), _HEADER, 0)
+    return ids
+
+
+def is_framed(lanes: Lanes) -> Mask:
+    """Tell which lanes begin as Confluent's wire format does."""
+    framed: Mask = (lanes.data[lanes.pos] == 0) & (lanes.end > lanes.pos)
+    return framed
+
+
+def groups(values: Integers, among: Mask) -> Iterator[tuple[int, Integers]]:
+    """Yield each value that there is, and the lanes that have it."""
+    rows = np.flatnonzero(among)
+    if not len(rows):
+        return
+    found = values[rows]
+    if (found == found[0]).all():
+        yield int(found[0]), rows
+        return
+    for value in np.unique(found):
+        yield int(value), rows[found == value]

@@ -1,0 +1,161 @@
+"""Records that say which schema they were written with: framing, one reader for each schema, and the books."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.lanes.nesting import with_uuids
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource
+
+# So many that numpy's calls cost little next to what they do, so few that all of it stays in the cache.
+_ROWS = 12_500
+_BYTES = 32 << 20
+
+Read = Callable[[Lanes], list[pa.Array]]
+
+
+class FramedDecoder(ABC):
+    """Decodes binary records into tables of one Arrow schema; `nullable=False` makes a field required.
+
+    :param schema: columns and their types.
+    :param unknown_fields: "ignore" skips fields without a column, "fail" rejects the record.
+    :param registry: where schemas come from.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
+        registry: SchemaSource | None = None,
+    ) -> None:
+        if not len(schema):
+            raise InvalidArgument("schema", "it has no columns.")
+        self.schema = schema
+        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        self.registry = registry
+        self._readers: dict[Hashable, Read | str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, str(self.unknown_fields), self.registry)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records. Raises the registry's errors, see `registry.client`."""
+        tables: list[pa.Table] = []
+        rows: list[Integers] = []
+        bad: list[BadRow] = []
+        for first, last in _chunks(batch.values):
+            for table, taken in self._chunk(batch.values.slice(first, last - first), first, bad):
+                tables.append(table)
+                rows.append(taken + first)
+        table = pa.concat_tables(tables) if tables else self._table(self._nulls(0))
+        order = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        if len(order) + len(bad) != len(batch):
+            raise AssertionError(f"{len(order)} rows and {len(bad)} bad records of {len(batch)}")
+        if np.any(order[1:] < order[:-1]):
+            table = table.take(pa.array(np.argsort(order)))
+        return Decoded(table, sorted(bad, key=lambda row: row.index))
+
+    def _chunk(self, values: pa.Array, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
+        lanes, rows = Lanes.over(values), np.arange(len(values))
+        if values.null_count:
+            there = values.is_valid().to_numpy(zero_copy_only=False)
+            yield from self._tombstones(rows[~there], first, bad)
+            lanes, rows = lanes.take(there), rows[there]
+        # What many records have is asked for first: a registry answers only so many questions in vain.
+        for key, schema_id, found in sorted(self._split(lanes), key=lambda part: -len(part[2])):
+            yield from self._read(key, schema_id, lanes.take(found), rows[found], first, bad)
+        bad.extend(
+            BadRow(first + int(rows[lane]), lanes.reasons[lanes.why[lane]]) for lane in np.flatnonzero(lanes.why)
+        )
+
+    def _tombstones(self, rows: Integers, first: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, Integers]]:
+        required = [field.name for field in self.schema if not field.nullable]
+        if required:
+            reason = f"{required[0]}: the value is null (a tombstone), and the column is required"
+            bad.extend(BadRow(first + int(row), reason) for row in rows)
+        else:
+            yield self._table(self._nulls(len(rows))), rows
+
+    def _read(
+        self, key: Hashable, schema_id: int | None, lanes: Lanes, rows: Integers, first: int, bad: list[BadRow]
+    ) -> Iterator[tuple[pa.Table, Integers]]:
+        read = self._reader(key)
+        if isinstance(read, str):
+            bad.extend(BadRow(first + row, read, schema_id) for row in rows.tolist())
+            return
+        columns = read(lanes)
+        good = lanes.why == 0
+        for row in np.flatnonzero(~good):
+            bad.append(BadRow(first + int(rows[row]), lanes.reasons[lanes.why[row]], schema_id))
+        if good.any():
+            if not good.all():
+                columns = [column.filter(pa.array(good)) for column in columns]
+            yield self._table(columns), rows[good]
+
+    def _nulls(self, count: int) -> list[pa.Array]:
+        return [pa.nulls(count, leaves.plain(field.type)) for field in self.schema]
+
+    def _table(self, columns: list[pa.Array]) -> pa.Table:
+        fitting = [with_uuids(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        return pa.Table.from_arrays(fitting, schema=self.schema)
+
+    def _reader(self, key: Hashable) -> Read | str:
+        """Return the reader for records of this schema, or why there is none."""
+        if key not in self._readers:
+            try:
+                self._readers[key] = self._compile(key)
+            except Unfit as unfit:
+                self._readers[key] = str(unfit)
+            except SchemaNotFound as error:
+                # Not kept: it may be registered in a moment, and bytes that are no id at all would fill the memory.
+                return str(error)
+        return self._readers[key]
+
+    def _registered(self, schema_id: int) -> RegisteredSchema:
+        """Return a schema of this decoder's kind from the registry. Raises Unfit for one of another."""
+        if self.registry is None:
+            raise Unfit("the record needs a schema registry, and none is given: set schema_registry")
+        schema = self.registry.schema(schema_id)
+        if schema.kind != self.kind:
+            raise Unfit(f"schema {schema_id} is of type {schema.kind}, not {self.kind}")
+        return schema
+
+    @abstractmethod
+    def _split(self, lanes: Lanes) -> Iterator[tuple[Hashable, int | None, Integers]]:
+        """Move the lanes over their framing; yield for each schema its key, its id in the registry, and its lanes.
+
+        Lanes that fail by then are bad records; what becomes of the others later is not seen in `lanes`.
+        """
+
+    @abstractmethod
+    def _compile(self, key: Hashable) -> Read:
+        """Return the reader for records of this schema. Raises Unfit and the registry's errors."""
+
+
+def _chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
+    first = 0
+    while first < len(values):
+        last = min(first + _ROWS, len(values))
+        while last - first > 1 and _size(values, first, last) > _BYTES:
+            last = first + (last - first) // 2
+        yield first, last
+        first = last
+
+
+def _size(values: pa.Array, first: int, last: int) -> int:
+    offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
+    return int(offsets[last]) - int(offsets[first])

@@ -1,0 +1,183 @@
+"""A message's descriptor and a table's columns to a reader that fills these from many messages side by side.
+
+Fields come in any order, or not at all: each step takes the smallest tag that stands next in any lane, and reads that
+field in all lanes where it does. Writers keep to the order of numbers, so a step for each field will mostly do.
+What is allowed but rare (a message in two parts, say) lets its lane fail here; see `protobuf` for what becomes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Words
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.protobuf import fields as protobuf_fields
+from airflow_lakestream.decode.protobuf import walk as protobuf_walk
+from airflow_lakestream.decode.protobuf.fields import Column
+from airflow_lakestream.decode.protobuf.values import DELIMITED
+from airflow_lakestream.decode.values.misfit import no_such_field
+
+_DONE = np.uint64(2**64 - 1)
+_MOST_TAG = np.uint64(2**32)
+# As deep as the official package goes.
+_DEEPEST = 100
+
+# Steps for few lanes each: a batch of messages that all have other unknown fields would take one for each of them.
+_MOST_SMALL_STEPS = 500
+_SMALL = 64
+_ROUNDS = 16
+_FEW = 256
+
+
+class MessageReader:
+    """Reads messages of one type: all of them are checked as a whole, and the wanted fields become columns."""
+
+    def __init__(self, descriptor: Any, fields: list[pa.Field], path: str, compiler: Compiler) -> None:
+        self._name = path or descriptor.full_name
+        self._path = path
+        self._compiler = compiler
+        self._descriptor = descriptor
+        self._wanted = {field.name: place for place, field in enumerate(fields)}
+        self._kinds = [leaves.plain(field.type) for field in fields]
+        # To the official package, an entry with more than a key and a value is no entry.
+        self._ignore_unknown = compiler.ignore_unknown and not descriptor.GetOptions().map_entry
+        self._columns: dict[int, Column] = {}
+        known = {field.name for field in descriptor.fields}
+        for field in fields:
+            if field.name not in known and not field.nullable:
+                raise Unfit(f"{self._inner(field.name)}: {no_such_field(field.name, known, 'message')}")
+        for field in descriptor.fields:
+            if field.name in self._wanted:
+                column = fields[self._wanted[field.name]]
+                self._columns[field.number] = compiler.column(field, column, self._inner(field.name))
+            elif not compiler.ignore_unknown and fields:
+                raise Unfit(f"{self._inner(field.name)}: there is no column for this field")
+
+    def _inner(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def _column_of(self, number: int) -> Column | None:
+        """Return how a field is read; made on first use where no column wants it, since a type may hold itself."""
+        if number not in self._columns:
+            field = self._descriptor.fields_by_number.get(number)
+            if field is None:
+                return None
+            self._columns[number] = self._compiler.unwanted(field, self._inner(field.name))
+        return self._columns[number]
+
+    def read(self, lanes: Lanes, depth: int = 0) -> list[pa.Array]:
+        """Read the lanes to their ends; return the columns."""
+        if depth > _DEEPEST:
+            lanes.fail(np.ones(len(lanes), np.bool_), f"{self._name}: nested deeper than {_DEEPEST} levels")
+        run = protobuf_fields.Run(len(lanes))
+        tags, small, last, rounds = self._next_tags(lanes), 0, _DONE, 0
+        while len(tags) and (tag := tags.min()) != _DONE:
+            hit = tags == tag
+            whole = bool(hit.all())
+            rows = run.everyone if whole else np.flatnonzero(hit)
+            rounds = rounds + 1 if tag == last else 0
+            last = tag
+            small += len(rows) < _SMALL
+            if small > _MOST_SMALL_STEPS and not self._compiler.patient:
+                lanes.fail(tags != _DONE, f"{self._name}: too many different fields")
+                break
+            part = lanes if whole else lanes.take(rows)
+            if rounds >= _ROUNDS and len(rows) < _FEW:
+                self._walk(int(tag), part, rows, run, depth)
+            else:
+                self._step(int(tag), part, rows, run, depth)
+            if whole:
+                tags = self._next_tags(part)
+            else:
+                tags[rows] = self._next_tags(part)
+                lanes.put(rows, part)
+        return self._finished(run, lanes)
+
+    def _next_tags(self, lanes: Lanes) -> Words:
+        more = lanes.pos < lanes.end
+        if more.all():
+            found = np.minimum(lanes.varints(self._name), _MOST_TAG)
+            return found if not lanes.why.any() else np.where(lanes.why == 0, found, _DONE)
+        tags = np.full(len(lanes), _DONE)
+        rows = np.flatnonzero(more)
+        if len(rows):
+            part = lanes.take(rows)
+            found = part.varints(self._name)
+            # No tag is that large; one may not be taken for the sign that there is none.
+            tags[rows] = np.where(part.why == 0, np.minimum(found, _MOST_TAG), _DONE)
+            lanes.put(rows, part)
+        return tags
+
+    def _step(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
+        number, wire = tag >> 3, tag & 7
+        if tag >= _MOST_TAG or not number or wire not in (0, 1, 2, 5):
+            part.fail(np.ones(len(part), np.bool_), f"{self._name}: no field begins like this")
+            return
+        column = self._column_of(number)
+        if column is not None and wire == column.wire:
+            column.take(part, rows, run, depth)
+        elif column is not None and wire == DELIMITED and column.packable:
+            column.take_packed(part, rows, run, depth)
+        elif self._ignore_unknown:
+            protobuf_walk.skip(wire, part, self._name)
+        else:
+            part.fail(np.ones(len(part), np.bool_), f"{self._name}: an unknown field, number {number}")
+
+    def _walk(self, tag: int, part: Lanes, rows: Integers, run: protobuf_fields.Run, depth: int) -> None:
+        """Find all fields of this tag that follow one another in each lane, and read them in one step."""
+        lanes, starts, behind = protobuf_walk.along(part, tag, self._name)
+        items = part.take(lanes)
+        items.pos = starts
+        self._step(tag, items, rows[lanes], run, depth)
+        failed = items.why != 0
+        part.pos = behind
+        if failed.any():
+            part.why[lanes[failed]] = items.why[failed]
+            part.pos[lanes[failed]] = part.end[lanes[failed]] = 0
+
+    def _finished(self, run: protobuf_fields.Run, lanes: Lanes) -> list[pa.Array]:
+        columns: list[pa.Array] = [None] * len(self._kinds)
+        for field in self._descriptor.fields:
+            place = self._wanted.get(field.name)
+            if place is not None:
+                columns[place] = self._columns[field.number].finish(run, lanes)
+            elif field.is_required and not (self._compiler.patient and field.type == field.TYPE_GROUP):
+                lanes.fail(~run.seen(field.number), f"{self._inner(field.name)}: the required field is missing")
+        for place, kind in enumerate(self._kinds):
+            if columns[place] is None:
+                columns[place] = pa.nulls(len(lanes), kind)
+        return columns
+
+
+class Compiler:
+    """Makes readers of columns. All its methods raise Unfit where no value of the field can become one of the column's.
+
+    :ivar patient: whether any number of steps is all right, and messages come without their groups.
+    """
+
+    def __init__(self, *, ignore_unknown: bool) -> None:
+        self.ignore_unknown = ignore_unknown
+        self.patient = False
+        self._checkers: dict[str, MessageReader] = {}
+
+    def message(self, descriptor: Any, fields: list[pa.Field], path: str = "") -> MessageReader:
+        """Return the reader of a message's fields."""
+        return MessageReader(descriptor, fields, path, self)
+
+    def column(self, field: Any, column: pa.Field, path: str) -> Column:
+        """Return the reader of one column."""
+        return protobuf_fields.column(field, column, path, self)
+
+    def unwanted(self, field: Any, path: str) -> Column:
+        """Return what moves over a field that no column wants, and looks whether it is right."""
+        return protobuf_fields.unwanted(field, path, self)
+
+    def checker(self, descriptor: Any) -> MessageReader:
+        """Return a reader that wants no field of the message."""
+        if descriptor.full_name not in self._checkers:
+            self._checkers[descriptor.full_name] = MessageReader(descriptor, [], "", self)
+        return self._checkers[descriptor.full_name]

@@ -1,0 +1,272 @@
+"""How the columns of messages are put together from what was read of each field, and in which order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask
+from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.lanes.nesting import last_of_each_key, list_array, map_array, merged
+from airflow_lakestream.decode.protobuf import messages as protobuf_messages
+from airflow_lakestream.decode.protobuf.readers import Compiler
+from airflow_lakestream.decode.protobuf.schema import is_map
+from airflow_lakestream.decode.protobuf.values import DELIMITED, FIXED32, FIXED64, VARINT, scalar, span, wire_type
+from airflow_lakestream.decode.protobuf.walk import packed_varints
+
+Read = Callable[[Lanes, int], pa.Array | None]
+
+_WIDTHS = {FIXED64: 8, FIXED32: 4}
+
+
+class Run:
+    """What one reading of some messages has met: values by field, and the last member of each oneof."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        # What a field that all messages have, once, is added with: that very array.
+        self.everyone = np.arange(count)
+        self.values: dict[int, list[tuple[Integers, pa.Array | None]]] = {}
+        self.chosen: dict[str, Integers] = {}
+
+    def add(self, number: int, rows: Integers, values: pa.Array | None, oneof: str | None) -> None:
+        """Remember values of a field, one for each of these rows."""
+        self.values.setdefault(number, []).append((rows, values))
+        if oneof is not None:
+            if oneof not in self.chosen:
+                self.chosen[oneof] = np.zeros(self.count, np.int64)
+            self.chosen[oneof][rows] = number
+
+    def whole(self, number: int) -> pa.Array | None:
+        """Return the values of a field that all messages have, once; None where that is not so."""
+        met = self.values.get(number, ())
+        return met[0][1] if len(met) == 1 and met[0][0] is self.everyone else None
+
+    def seen(self, number: int) -> Mask:
+        """Tell which rows have the field."""
+        seen = np.zeros(self.count, np.bool_)
+        for rows, _ in self.values.get(number, ()):
+            seen[rows] = True
+        return seen
+
+
+class Column(ABC):
+    """One field of a message: how a value of it is read, and how the values become a column."""
+
+    def __init__(self, field: Any, read: Read, path: str) -> None:
+        self.number = field.number
+        self.path = path
+        self.wire = DELIMITED if field.type == field.TYPE_MESSAGE else wire_type(field)
+        self.packable = field.is_repeated and self.wire != DELIMITED
+        self.required = field.is_required
+        self._read = read
+        oneof = field.containing_oneof
+        # One that stands for a single `optional` field has no others to mind.
+        self._oneof = oneof.name if oneof is not None and len(oneof.fields) > 1 else None
+
+    def take(self, part: Lanes, rows: Integers, run: Run, depth: int) -> None:
+        """Read a value in each lane."""
+        run.add(self.number, rows, self._read(part, depth), self._oneof)
+
+    def take_packed(self, part: Lanes, rows: Integers, run: Run, depth: int) -> None:
+        """Read any number of values in each lane, packed."""
+        starts, lengths = span(part, self.path)
+        width = _WIDTHS.get(self.wire)
+        if width is None:
+            places, owners = packed_varints(part, starts, lengths, self.path)
+        else:
+            part.fail(lengths % width != 0, f"{self.path}: packed values that end early")
+            counts = lengths // width
+            owners = np.repeat(np.arange(len(part)), counts)
+            first = np.repeat(np.cumsum(counts) - counts, counts)
+            places = starts[owners] + (np.arange(len(owners)) - first) * width
+        items = part.take(owners)
+        items.pos, items.end = places, (starts + lengths)[owners]
+        run.add(self.number, rows[owners], self._read(items, depth), self._oneof)
+        failed = items.why != 0
+        part.why[owners[failed]] = items.why[failed]
+        part.pos[owners[failed]] = part.end[owners[failed]] = 0
+
+    @abstractmethod
+    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+        """Return the column, one entry for each of `lanes`."""
+
+    def _places(self, run: Run) -> tuple[list[pa.Array], Integers, bool]:
+        """Return all values met, and for each row which of them is its last; -1 where there is none."""
+        parts, places, done, twice = [], np.full(run.count, -1, np.int64), 0, False
+        for rows, values in run.values.get(self.number, ()):
+            twice = twice or bool((places[rows] >= 0).any()) or len(rows) > run.count
+            places[rows] = np.arange(done, done + len(rows))
+            done += len(rows)
+            parts.append(values)
+        if self._oneof is not None and self._oneof in run.chosen:
+            places[run.chosen[self._oneof] != self.number] = -1
+        return parts, places, twice
+
+
+class Single(Column):
+    """A field that comes once at most; the last one counts."""
+
+    def __init__(self, field: Any, read: Read, path: str, column: pa.Field, default: pa.Array | None) -> None:
+        super().__init__(field, read, path)
+        self._kind = leaves.plain(column.type)
+        self._nullable = column.nullable
+        self._merges = field.type == field.TYPE_MESSAGE
+        self._default = default
+        self._presence = field.has_presence
+
+    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+        """Return the column; a field that is not there has its default, or is null if it says whether it is there."""
+        if self._oneof is None and (whole := run.whole(self.number)) is not None:
+            return whole
+        parts, places, twice = self._places(run)
+        if twice and self._merges:
+            self._refuse_parts(run, lanes)
+        absent = places < 0
+        if not absent.any() and len(parts) == 1 and len(parts[0]) == run.count:
+            return parts[0]
+        if self.required:
+            lanes.fail(absent, f"{self.path}: the required field is missing")
+        elif self._presence:
+            if not self._nullable:
+                lanes.fail(absent, f"{self.path}: null, and the column is required")
+        elif self._default is None:
+            lanes.fail(absent, f"{self.path}: its default does not fit the column")
+        else:
+            places = np.where(absent, sum(map(len, parts)), places)
+            parts = [*parts, self._default]
+        if not parts:
+            return pa.nulls(run.count, self._kind)
+        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        return values.take(pa.array(places, mask=places < 0))
+
+    def _refuse_parts(self, run: Run, lanes: Lanes) -> None:
+        times = np.zeros(run.count, np.int64)
+        for rows, _ in run.values[self.number]:
+            np.add.at(times, rows, 1)
+        lanes.fail(times > 1, f"{self.path}: a message in several parts")
+
+
+class Repeated(Column):
+    """A field that comes any number of times."""
+
+    def __init__(self, field: Any, read: Read, path: str, column: pa.Field) -> None:
+        super().__init__(field, read, path)
+        self._kind = leaves.plain(column.type)
+
+    def _all(self, run: Run, kind: pa.DataType) -> tuple[pa.Array, Integers]:
+        met = run.values.get(self.number, [])
+        owners = np.concatenate([rows for rows, _ in met]) if met else np.zeros(0, np.int64)
+        parts = [values for _, values in met]
+        order = np.argsort(owners, kind="stable")
+        values = merged(parts, order, kind)
+        if len(parts) == 1 and np.any(owners[1:] < owners[:-1]):
+            values = values.take(pa.array(order))
+        return values, np.bincount(owners, minlength=run.count)
+
+    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+        """Return the lists; a field that is not there is an empty one."""
+        values, lengths = self._all(run, self._kind.value_type)
+        return list_array(values, lengths, self._kind)
+
+
+class Mapped(Repeated):
+    """A map: on the wire a list of entries."""
+
+    def __init__(self, field: Any, read: Read, path: str, column: pa.Field) -> None:
+        super().__init__(field, read, path, column)
+        self._entry = pa.struct([("key", self._kind.key_type), ("value", self._kind.item_type)])
+
+    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+        """Return the maps; of several entries with one key the last counts."""
+        entries, lengths = last_of_each_key(*self._all(run, self._entry))
+        return map_array(entries, lengths, self._kind)
+
+
+class Unwanted(Column):
+    """A field that no column wants."""
+
+    def finish(self, run: Run, lanes: Lanes) -> pa.Array:
+        """Never asked for."""
+        raise AssertionError("a field without a column")
+
+
+def column(field: Any, column: pa.Field, path: str, compiler: Compiler) -> Column:
+    """Return the reader of a column. Raises Unfit."""
+    if field.type == field.TYPE_GROUP:
+        raise Unfit(f"{path}: a group can't become a column")
+    if is_map(field):
+        return Mapped(field, _entry(field, column.type, path, compiler), path, column)
+    if field.is_repeated:
+        if not (t.is_list(column.type) or t.is_large_list(column.type)):
+            raise Unfit(f"{path}: a repeated field can't become {column.type}")
+        read, _ = value(field, column.type.value_type, f"{path}[]", compiler)
+        return Repeated(field, read, path, column)
+    read, default = value(field, column.type, path, compiler)
+    return Single(field, read, path, column, default)
+
+
+def value(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> tuple[Read, pa.Array | None]:
+    """Return the reader of one value of a field, and the default of the column. Raises Unfit."""
+    if field.type == field.TYPE_MESSAGE:
+        return protobuf_messages.reader(field.message_type, kind, path, compiler), None
+    read, default = scalar(field, leaves.plain(kind), path)
+    return (lambda lanes, depth: read(lanes)), default
+
+
+def _entry(field: Any, kind: pa.DataType, path: str, compiler: Compiler) -> Read:
+    if not t.is_map(kind):
+        raise Unfit(f"{path}: a map can't become {kind}")
+    # An entry whose value is a message and is not there stands for an empty message: null until then, and refused.
+    entry = [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type, nullable=False)]
+    inner = compiler.message(field.message_type, entry, f"{path}{{}}")
+    _, key = scalar(field.message_type.fields_by_name["key"], leaves.plain(kind.key_type), path)
+    if key is None:
+        raise Unfit(f"{path}: keys can't become {kind.key_type}")
+    fields = [pa.field("key", leaves.plain(kind.key_type)), pa.field("value", leaves.plain(kind.item_type))]
+
+    def read(lanes: Lanes, depth: int) -> pa.Array:
+        keys, items = protobuf_messages.inside(inner, lanes, depth, path)
+        # Where the entry failed; Arrow's maps can't be made with such keys at all.
+        return pa.StructArray.from_arrays([keys.fill_null(key[0]), items], fields=fields)
+
+    return read
+
+
+def unwanted(field: Any, path: str, compiler: Compiler) -> Column:
+    """Return what moves over a field, and checks it as far as the official package does."""
+    if field.type == field.TYPE_GROUP:
+        return Unwanted(field, _refused(path), path)
+    if field.type == field.TYPE_MESSAGE:
+
+        def message(lanes: Lanes, depth: int) -> None:
+            # Made only now: a message may hold itself.
+            protobuf_messages.inside(compiler.checker(field.message_type), lanes, depth, path)
+
+        return Unwanted(field, message, path)
+    if wire_type(field) == DELIMITED:
+        return Unwanted(field, value(field, pa.string() if field.type == 9 else pa.binary(), path, compiler)[0], path)
+    return Unwanted(field, _moving(wire_type(field), path), path)
+
+
+def _refused(path: str) -> Read:
+    def refuse(lanes: Lanes, depth: int) -> None:
+        lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: a group")
+
+    return refuse
+
+
+def _moving(wire: int, path: str) -> Read:
+    def move(lanes: Lanes, depth: int) -> None:
+        if wire == VARINT:
+            lanes.varints(path)
+        else:
+            lanes.skip(_WIDTHS[wire], path)
+
+    return move

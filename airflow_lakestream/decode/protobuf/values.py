@@ -1,0 +1,126 @@
+"""Protobuf's scalar fields, as they stand on the wire, to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.lanes import Lanes, Words
+from airflow_lakestream.decode.lanes.leaves import Unfit
+
+Read = Callable[[Lanes], pa.Array]
+
+VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+
+# By the numbers that descriptors have for types.
+_DOUBLE, _FLOAT, _INT64, _UINT64, _INT32, _FIXED64, _FIXED32, _BOOL, _STRING = 1, 2, 3, 4, 5, 6, 7, 8, 9
+_BYTES, _UINT32, _ENUM, _SFIXED32, _SFIXED64, _SINT32, _SINT64 = 12, 13, 14, 15, 16, 17, 18
+
+_WIRE = {
+    **dict.fromkeys((_DOUBLE, _FIXED64, _SFIXED64), FIXED64),
+    **dict.fromkeys((_FLOAT, _FIXED32, _SFIXED32), FIXED32),
+    **dict.fromkeys((_STRING, _BYTES, 11), DELIMITED),
+}
+
+
+def wire_type(field: Any) -> int:
+    """Return how a single value of the field begins on the wire."""
+    return _WIRE.get(field.type, VARINT)
+
+
+def _int32(values: Words) -> Any:
+    # A negative one is written with 64 bits; whatever the others say, the lower 32 count.
+    return values.astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def _zigzag(values: Words) -> Any:
+    return ((values >> np.uint64(1)) ^ (~(values & np.uint64(1)) + np.uint64(1))).view(np.int64)
+
+
+_NUMBERS: dict[int, Callable[[Words], Any]] = {
+    _INT64: lambda values: values.view(np.int64),
+    _UINT64: lambda values: values,
+    _INT32: _int32,
+    _UINT32: lambda values: values.astype(np.uint32).astype(np.int64),
+    _SINT32: lambda values: _zigzag(values.astype(np.uint32).astype(np.uint64)),
+    _SINT64: _zigzag,
+    _FIXED64: lambda values: values,
+    _SFIXED64: lambda values: values.view(np.int64),
+    _FIXED32: lambda values: values.astype(np.int64),
+    _SFIXED32: lambda values: values.view(np.int32).astype(np.int64),
+}
+
+
+def scalar(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
+    """Return the reader of one value of the field, and what the column has where none is written.
+
+    That is None where the column can't hold the default. Raises Unfit.
+    """
+    if field.type in (_STRING, _BYTES):
+        return _span(field, kind, path)
+    convert = _converter(field, kind, path)
+    raw = {FIXED64: Lanes.fixed64, FIXED32: Lanes.fixed32}.get(wire_type(field), Lanes.varints)
+    zero = np.zeros(1, np.uint32 if wire_type(field) == FIXED32 else np.uint64)
+
+    def read(lanes: Lanes) -> pa.Array:
+        return convert(lanes, raw(lanes, path))
+
+    return read, _default(lambda lanes: convert(lanes, zero))
+
+
+def _default(make: Callable[[Lanes], pa.Array]) -> pa.Array | None:
+    lanes = Lanes.over(pa.array([b""]))
+    value = make(lanes)
+    return None if lanes.why.any() else value
+
+
+def _converter(field: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+    if field.type == _ENUM:
+        return _enum(field.enum_type, kind, path)
+    if field.type == _BOOL:
+        truths = leaves.booleans(kind, path)
+        return lambda lanes, values: truths(lanes, values != 0)
+    if field.type in (_DOUBLE, _FLOAT):
+        fit, bits = leaves.floats(kind, path), np.float64 if field.type == _DOUBLE else np.float32
+        return lambda lanes, values: fit(lanes, values.view(bits))
+    fit, number = leaves.integers(kind, path), _NUMBERS[field.type]
+    return lambda lanes, values: fit(lanes, number(values))
+
+
+def _enum(enum: Any, kind: pa.DataType, path: str) -> leaves.Fit:
+    if t.is_integer(kind) and not enum.is_closed:
+        fit = leaves.integers(kind, path)
+        return lambda lanes, values: fit(lanes, _int32(values))
+    if not (t.is_string(kind) or t.is_large_string(kind)):
+        raise Unfit(f"{path}: an enum can't become {kind}")
+    names = dict(sorted((value.number, value.name) for value in reversed(enum.values)))
+    numbers, texts = np.array(list(names), np.int64), pa.array(names.values(), kind)
+
+    def fit_names(lanes: Lanes, values: Words) -> pa.Array:
+        wanted = _int32(values)
+        places = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        lanes.fail(numbers[places] != wanted, f"{path}: a number that the enum {enum.full_name} has no name for")
+        return texts.take(pa.array(places))
+
+    return fit_names
+
+
+def _span(field: Any, kind: pa.DataType, path: str) -> tuple[Read, pa.Array | None]:
+    fit = leaves.texts(kind, path) if field.type == _STRING else leaves.blobs(kind, path)
+
+    def read(lanes: Lanes) -> pa.Array:
+        starts, lengths = span(lanes, path)
+        return fit(lanes, lanes.binary(starts, lengths))
+
+    return read, _default(lambda lanes: fit(lanes, pa.array([b""])))
+
+
+def span(lanes: Lanes, path: str) -> Any:
+    """Move over a length and so many bytes; return where they start, and how many there are."""
+    # A length of 2**63 or more is a negative one, and as wrong.
+    return lanes.spans(lanes.varints(path).view(np.int64), path)

@@ -1,0 +1,1 @@
+"""Single values, and what a decoder answers."""

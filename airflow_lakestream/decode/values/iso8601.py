@@ -1,0 +1,84 @@
+"""ISO 8601 text to the integers that Arrow stores: microseconds and days since the epoch. Nothing is rounded."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+
+from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.tables.schema.value_ranges import MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
+
+MICROS_PER_SECOND = 1_000_000
+_EPOCH = date(1970, 1, 1).toordinal()
+
+_DAY = r"(\d{4})-(\d\d)-(\d\d)"
+_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d+))?)?)?"
+_ZONE = r"(Z|([+-])(\d\d)(?::?(\d\d))?)"
+_DATE = re.compile(_DAY, re.ASCII)
+_TIME = re.compile(_CLOCK, re.ASCII)
+_DATE_TIME = re.compile(f"{_DAY}(?:[T ]{_CLOCK}{_ZONE}?)?", re.ASCII)
+
+
+def days(text: str) -> int:
+    """Return the days since the epoch of a date such as 2026-11-20."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise Misfit(f"{quoted(text)} is not a date (YYYY-MM-DD)")
+    return _days(text, *match.groups())
+
+
+def micros_of_day(text: str) -> int:
+    """Return the microseconds since midnight of a time such as 05:05:00.123; hours and minutes are required."""
+    match = _TIME.fullmatch(text)
+    if match is None or match[2] is None:
+        raise Misfit(f"{quoted(text)} is not a time (HH:MM:SS.ffffff)")
+    return _clock(text, *match.groups())
+
+
+def micros(text: str, *, zoned: bool) -> int:
+    """Return the microseconds since the epoch of a date-time.
+
+    Zoned text needs an offset or Z. Text without a zone may not have one, and may be a date alone (midnight).
+    """
+    match = _DATE_TIME.fullmatch(text)
+    if match is None:
+        raise Misfit(f"{quoted(text)} is not an ISO 8601 date-time")
+    year, month, day, hour, minute, second, fraction, zone, *offset = match.groups()
+    if zoned and zone is None:
+        raise Misfit(f"{quoted(text)} has no zone, and the column needs an offset or Z")
+    if zone is not None and not zoned:
+        raise Misfit(f"{quoted(text)} has a zone, and the column has none")
+    instant = _days(text, year, month, day) * MICROS_PER_DAY
+    if hour is not None:
+        instant += _clock(text, hour, minute, second, fraction)
+    if offset[0] is not None:
+        instant -= _offset(text, *offset)
+    if not MIN_MICROS <= instant <= MAX_MICROS:
+        raise Misfit(f"{quoted(text)} is outside the years 1 to 9999 in UTC")
+    return instant
+
+
+def _days(text: str, year: str, month: str, day: str) -> int:
+    try:
+        return date(int(year), int(month), int(day)).toordinal() - _EPOCH
+    except ValueError:
+        raise Misfit(f"{quoted(text)} is not a day of the calendar (years 1 to 9999)") from None
+
+
+def _clock(text: str, hour: str, minute: str | None, second: str | None, fraction: str | None) -> int:
+    hours, minutes, seconds = int(hour), int(minute or 0), int(second or 0)
+    if hours > 23 or minutes > 59 or seconds > 59:
+        raise Misfit(f"{quoted(text)} is not between 00:00:00 and 23:59:59 (no leap seconds, no 24:00)")
+    whole = ((hours * 60 + minutes) * 60 + seconds) * MICROS_PER_SECOND
+    if fraction is None:
+        return whole
+    if fraction[6:].strip("0"):
+        raise Misfit(f"{quoted(text)} is finer than a microsecond")
+    return whole + int(fraction[:6].ljust(6, "0"))
+
+
+def _offset(text: str, sign: str, hour: str, minute: str | None) -> int:
+    hours, minutes = int(hour), int(minute or 0)
+    if hours > 23 or minutes > 59:
+        raise Misfit(f"{quoted(text)} has an impossible offset")
+    return (-1 if sign == "-" else 1) * (hours * 60 + minutes) * 60 * MICROS_PER_SECOND

@@ -1,0 +1,1 @@
+"""The compare-and-set of a Delta table: one version, or nothing."""

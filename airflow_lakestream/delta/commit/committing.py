@@ -1,0 +1,147 @@
+"""The compare-and-set: a landing is made for one head, and becomes the version behind it or nothing.
+
+Where the version is taken, or the answer was lost, the file itself is looked at: it names the landing that wrote it.
+Two files of one landing can't both come to be: the second is made for a head that shows whether the first one did.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.delta.commit.log import Action, info_of, put_commit, read_commit
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+log = logging.getLogger(__name__)
+
+COMMIT_TRIES = 20
+RETRY_PAUSE = 0.05
+# As Delta's other writers do, unless the table says otherwise.
+CHECKPOINT_INTERVAL = 10
+
+
+class CommitOutcomeUnknown(LakestreamError, Transient):
+    """The store did not say whether the commit's file was written, and could not be asked afterwards."""
+
+    def __init__(self, table: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{table}: the store did not say whether the last commit was written ({cause!r}), however often asked. "
+            "Its data files were left in place, since it may still come to be. A retry finds out: the ledger is in "
+            "the same commit as the rows, so nothing is doubled or lost."
+        )
+
+
+class CommitRefused(LakestreamError, Transient):
+    """Other writers were faster again and again; nothing was applied."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table}: {COMMIT_TRIES} times in a row another writer committed first. Nothing was applied. Retry; let "
+            "fewer writers commit to the table at once."
+        )
+
+
+class Committer:
+    """Commits one landing.
+
+    :param make: returns the actions of the landing for a head, None for a table that is not there; raises what
+        refuses it.
+    """
+
+    def __init__(
+        self, tables: Tables, table: str, landing_id: str, make: Callable[[Head | None], Sequence[Action]]
+    ) -> None:
+        self._tables, self._table, self._landing_id, self._make = tables, table, landing_id, make
+        # Versions that were asked for without an answer: each may be this landing's, or may yet be.
+        self._open: list[int] = []
+        self.head: Head | None = None
+
+    @cached_property
+    def _store(self) -> Any:
+        return self._tables.store(self._table)
+
+    def may_be_applied(self) -> bool:
+        """Tell whether a request without an answer may have been, or may yet be, applied."""
+        return bool(self._open)
+
+    def commit(self) -> int:
+        """Return the landing's version. Raises what `make` raises, CommitOutcomeUnknown and CommitRefused."""
+        unknown: BaseException | None = None
+        for number in range(COMMIT_TRIES):
+            if number:
+                # Growing: the writer that got in first, or the store, needs the time.
+                time.sleep(RETRY_PAUSE * number)
+            try:
+                version = self._try()
+            except LakestreamError:
+                raise
+            except Exception as e:
+                # Whatever the store's client raises: goes on where nothing was sent, and is looked up otherwise.
+                if not self._open:
+                    raise
+                log.warning("%s: the store did not say whether the commit was written: %r", self._table, e)
+                unknown = e
+            else:
+                if version is not None:
+                    return version
+        if self._open and unknown is not None:
+            raise CommitOutcomeUnknown(self._table, unknown) from unknown
+        raise CommitRefused(self._table)
+
+    def _try(self) -> int | None:
+        self.head = self._tables.open(self._table)
+        # After the head was read: what it has in it of this landing is then found.
+        if (landed := self._landed()) is not None:
+            return landed
+        version = 0 if self.head is None else self.head.version + 1
+        actions = self._make(self.head)
+        self._open.append(version)
+        if put_commit(self._store, version, actions):
+            return version
+        # Perhaps this very one, which the store's client sent twice.
+        return self._landed()
+
+    def _landed(self) -> int | None:
+        for version in list(dict.fromkeys(self._open)):
+            actions = read_commit(self._store, version)
+            if actions is None:
+                continue
+            if info_of(actions).get(codec.SUMMARY_LANDING_ID) == self._landing_id:
+                log.info("%s: version %s is this landing's: it was written before.", self._table, version)
+                return version
+            self._open = [one for one in self._open if one != version]
+        return None
+
+
+def look_after(tables: Tables, table: str, version: int) -> None:
+    """Write a checkpoint where one is due, and let the log go that is older than the table wants; never raises."""
+    try:
+        head = tables.open(table)
+        if head is None or head.delta is None:
+            return
+        if version % int(head.properties.get("delta.checkpointInterval", CHECKPOINT_INTERVAL)) or not version:
+            return
+        head.delta.create_checkpoint()
+        if head.properties.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
+            head.delta.cleanup_metadata()
+    except Exception as e:  # noqa: BLE001  # the landing is done; another writer makes the next checkpoint
+        log.warning("%s: no checkpoint was written at version %s: %r", table, version, e)
+
+
+def commit_info(operation: str, parameters: dict[str, Any], summary: dict[str, Any]) -> Action:
+    """Return what a commit says of itself."""
+    return {
+        "commitInfo": {
+            "timestamp": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "operationParameters": parameters,
+            "engineInfo": "airflow-lakestream",
+            **summary,
+        }
+    }

@@ -1,0 +1,130 @@
+"""What a head has to be like for a landing to be made for it, and the actions that are then its version."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.commit.committing import commit_info
+from airflow_lakestream.delta.commit.log import Action
+from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.write.columns import uses_ntz
+
+_NO_UUID = "the table was dropped and created anew"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What files are written for: the table at the last look, `fields` as Delta's JSON with the change in them.
+
+    `base` is None for a table that the commit creates.
+    """
+
+    base: Head | None
+    fields: Sequence[Mapping[str, Any]]
+    partitions: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_fit(head: Head | None, target: Target, table: str) -> None:
+    """Refuse files that were written for another table, schema or partitioning. Raises StaleFiles."""
+    if target.base is None or head is None:
+        if head is not None:
+            raise StaleFiles(table, "another run created the table")
+        if target.base is not None:
+            raise StaleFiles(table, "the table was dropped")
+        return
+    check_writable(head)
+    if head.table_id != target.base.table_id:
+        raise StaleFiles(table, _NO_UUID)
+    if list(head.fields) != list(target.base.fields) and list(head.fields) != list(target.fields):
+        raise StaleFiles(table, "the schema was changed")
+    if head.partitions != target.partitions:
+        raise StaleFiles(table, "the partitioning was changed")
+
+
+def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, allow_group_overlap: bool) -> None:
+    """Refuse what the ledgers at the head forbid. Raises LedgerConflict."""
+    if head is None:
+        return
+    if taken := ledger_store.read_ledger(head, consumer_group).overlap(landing):
+        raise LedgerConflict(head.table, taken)
+    others = [ledger_store.read_ledger(head, g) for g in ledger_store.groups(head) if g != consumer_group]
+    taken = union(
+        ledger.entry(identity).landed & change.landed
+        for identity, change in landing.topics.items()
+        for ledger in others
+    )
+    if taken and not allow_group_overlap:
+        raise LedgerConflict(head.table, taken)
+
+
+def landing_actions(
+    head: Head | None,
+    target: Target,
+    consumer_group: str,
+    landing: Landing,
+    files: Sequence[Action],
+    operation: tuple[str, dict[str, Any]],
+    notes: Mapping[str, str],
+    gone: Sequence[str] = (),
+) -> list[Action]:
+    """Return a version: its own words, the ledger in the table's properties, the group's transaction, the files.
+
+    `notes` are further properties, `gone` are those that it removes.
+    """
+    changes = target.changes if head is None or list(head.fields) != list(target.fields) else ()
+    summary = ledger_store.summary_of(head, consumer_group, landing, changes if head is not None else ())
+    version = 0 if head is None else head.version + 1
+    own = {**ledger_store.properties_after(head, consumer_group, version, landing), **notes}
+    generation = ledger_store.next_generation(head, consumer_group)
+    actions: list[Action] = [commit_info(*operation, dict(summary))]
+    if head is None:
+        actions.append(_protocol(target.fields))
+        head = _new_head(target)
+    kept = {key: value for key, value in head.properties.items() if key not in gone}
+    properties = {**kept, **own}
+    actions.append(head.metadata_action(properties, target.fields))
+    actions.append({"txn": {"appId": ledger_store.app_id(consumer_group), "version": generation}})
+    return [*actions, *files]
+
+
+def _new_head(target: Target) -> Head:
+    return Head(
+        table="",
+        version=-1,
+        table_id=str(uuid.uuid4()),
+        name=None,
+        description=None,
+        created_time=time.time_ns() // 1_000_000,
+        properties=target.properties,
+        partitions=target.partitions,
+        schema=pa.schema([]),
+        fields=target.fields,
+        writer_version=2,
+        features=frozenset(),
+        txn=lambda _: None,
+    )
+
+
+def _protocol(fields: Sequence[Mapping[str, Any]]) -> Action:
+    if not uses_ntz(fields):
+        return {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+    return {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": [NTZ_FEATURE],
+            "writerFeatures": ["appendOnly", "invariants", NTZ_FEATURE],
+        }
+    }

@@ -1,0 +1,1 @@
+"""What a replace takes out of a Delta table, and its commit."""

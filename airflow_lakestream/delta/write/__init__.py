@@ -1,0 +1,1 @@
+"""Rows to the Parquet files of a Delta table."""

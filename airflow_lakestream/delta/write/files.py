@@ -1,0 +1,171 @@
+"""Rows to Parquet files of a Delta table, each described by its `add` action; nothing is committed here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, unquote
+
+import obstore
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types as arrow
+
+from airflow_lakestream.delta.write.columns import conform
+from airflow_lakestream.delta.write.layout import arrange
+from airflow_lakestream.tables.trial import culprits
+
+log = logging.getLogger(__name__)
+
+# Statistics of so many columns, as Delta's other writers have them.
+COLUMNS_WITH_STATISTICS = 32
+# A longer string would need a bound that is cut short upwards.
+LONGEST_BOUND = 64
+ROW_GROUP = 512 * 1024
+
+Add = Mapping[str, Any]
+
+
+def write_files(
+    store: Any,
+    schema: pa.Schema,
+    partitions: Sequence[str],
+    order: Sequence[tuple[str, bool, bool]],
+    rows: pa.Table,
+    prefix: str,
+    counter: Iterator[int],
+    folder: str = "",
+) -> list[Add]:
+    """Write rows, a file for each partition. Those of this call are deleted before an error goes on."""
+    adds: list[Add] = []
+    try:
+        for values, part in arrange(conform(rows, schema), partitions, order):
+            name = f"{prefix}-{next(counter):05d}-{uuid.uuid4().hex[:12]}.parquet"
+            path = f"{folder.strip('/')}/{name}" if folder else name
+            adds.append(_write(store, path, part, values))
+    except BaseException:
+        delete_files(store, adds)
+        raise
+    return adds
+
+
+def unwritable(
+    schema: pa.Schema, partitions: Sequence[str], order: Sequence[tuple[str, bool, bool]], rows: pa.Table
+) -> dict[int, str]:
+    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+
+    Raises what writing raises where it is not the rows' fault.
+    """
+
+    def write(some: pa.Table) -> None:
+        rows = conform(some, schema)
+        for _, part in arrange(rows, partitions, order) if some.num_rows else [({}, rows)]:
+            _statistics(part)
+            _parquet(part)
+
+    return culprits(rows.select([name for name in rows.column_names if name in schema.names]), write)
+
+
+def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
+    """Delete files as well as it goes; return those that may be left. Never raises."""
+    left = []
+    for add in adds:
+        try:
+            obstore.delete(store, path_of(add))
+        except FileNotFoundError:
+            continue
+        except Exception:  # noqa: BLE001  # runs while another error is on its way, which must not be hidden
+            left.append(path_of(add))
+    return left
+
+
+def path_of(add: Add) -> str:
+    """Return a file's path below the table's folder."""
+    return unquote(add["path"])
+
+
+def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return a file's rows in the table's columns, those of its partition and those that came later included."""
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    data = obstore.get(store, path_of(add)).bytes()
+    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+    there = set(file.schema_arrow.names)
+    return as_columns(file.read([name for name in wanted.names if name in there]), add, schema, columns)
+
+
+def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return rows as a file holds them in the table's columns, those of its partition and those that came later too."""
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    count = rows.num_rows
+    arrays = {name: rows[name] for name in rows.column_names}
+    for field in wanted:
+        if field.name in add["partitionValues"]:
+            text = add["partitionValues"][field.name]
+            arrays[field.name] = pa.repeat(pa.scalar(text, pa.string()), count).cast(field.type)
+    made = {n: arrays[n] for n in wanted.names if n in arrays}
+    made |= {f.name: pa.nulls(count, f.type) for f in wanted if f.name not in made}
+    return pa.Table.from_arrays([made[f.name].cast(f.type) for f in wanted], schema=wanted)
+
+
+def _write(store: Any, path: str, rows: pa.Table, values: Mapping[str, str | None]) -> Add:
+    data = _parquet(rows)
+    obstore.put(store, path, data.to_pybytes(), mode="create")
+    return {
+        "path": quote(path),
+        "partitionValues": dict(values),
+        "size": data.size,
+        "modificationTime": time.time_ns() // 1_000_000,
+        "dataChange": True,
+        "stats": json.dumps(_statistics(rows), ensure_ascii=False),
+    }
+
+
+def _parquet(rows: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, rows.schema, compression="zstd", coerce_timestamps="us", store_schema=False) as writer:
+        writer.write_table(rows, row_group_size=ROW_GROUP)
+    return sink.getvalue()
+
+
+def _statistics(rows: pa.Table) -> dict[str, Any]:
+    lowest, highest, nulls = {}, {}, {}
+    for field in list(rows.schema)[:COLUMNS_WITH_STATISTICS]:
+        if arrow.is_nested(field.type):
+            # Readers want the counts of its parts there, or none.
+            continue
+        column = rows[field.name]
+        nulls[field.name] = column.null_count
+        if (bounds := _bounds(field.type, column)) is not None:
+            lowest[field.name], highest[field.name] = bounds
+    return {"numRecords": len(rows), "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+
+
+def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    # Not of floats: what a NaN does to their bounds is another question for each reader.
+    plain = (arrow.is_integer, arrow.is_string, arrow.is_date32, arrow.is_timestamp)
+    if not any(test(kind) for test in plain) or column.null_count == len(column):
+        return None
+    ends = pc.min_max(column)
+    try:
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        if isinstance(low, datetime):
+            return _milliseconds(low), _milliseconds(high + timedelta(microseconds=999))
+    except (OverflowError, ValueError):
+        # A time that Python has no value for.
+        return None
+    if isinstance(low, date):
+        return low.isoformat(), high.isoformat()
+    if isinstance(low, str) and max(len(low), len(high)) > LONGEST_BOUND:
+        return None
+    return low, high
+
+
+def _milliseconds(at: datetime) -> str:
+    text = (at.astimezone(UTC) if at.tzinfo else at).replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{text}Z" if at.tzinfo else text

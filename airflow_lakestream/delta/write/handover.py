@@ -1,0 +1,122 @@
+"""Files as one worker hands them to another: their `add` actions, and the table that they were written for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import obstore
+import pyarrow as pa
+
+from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.delta.commit.guard import Target
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.storage import DeltaStorage, Tables
+from airflow_lakestream.delta.write.files import path_of
+
+PassedOver = tuple[PartitionKey, pa.Array]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A table as one process tells another of it, there or still to be; also tables of which only it is known."""
+
+    table: str
+    options: Mapping[str, str] = field(repr=False)
+    table_id: str
+    schema: pa.Schema
+    fields: Sequence[Mapping[str, Any]]
+    partitions: tuple[str, ...]
+    features: frozenset[str]
+
+    def open(self, table: str) -> Head | None:
+        """Return the table; None for any other."""
+        if table != self.table:
+            return None
+        return Head(
+            table=table,
+            version=0,
+            table_id=self.table_id,
+            name=None,
+            description=None,
+            created_time=None,
+            properties={},
+            partitions=self.partitions,
+            schema=self.schema,
+            fields=self.fields,
+            writer_version=7 if self.features else 2,
+            features=self.features,
+            txn=lambda _: None,
+        )
+
+    def store(self, table: str) -> Any:
+        """Return the object store whose root is the table's folder."""
+        return DeltaStorage(self.options).store(table)
+
+
+def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Outline:
+    """Return what another process needs to write files for a target."""
+    assert isinstance(tables, DeltaStorage | Outline), "there are no others"
+    features = target.base.features if target.base is not None else frozenset[str]()
+    return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions, features)
+
+
+def encode_files(target: Target, files: Sequence[Any], passed_over: Sequence[PassedOver]) -> dict[str, Any]:
+    """Return files that were written for the target, with what tells whether they still fit it.
+
+    :param passed_over: offsets of records that became no row, where the files are to replace rows.
+    """
+    beside = {"passed_over": [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
+    return beside | {
+        "table_id": _id(target),
+        "schema": _fingerprint(target),
+        "partitions": list(target.partitions),
+        "files": [dict(add) for add in files],
+    }
+
+
+def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
+    """Return the offsets of records that became no row, by partition."""
+    return [
+        ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
+        for topic, partition, *intervals in handed.get("passed_over", ())
+    ]
+
+
+def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
+    """Say why handed files can't go into the table; None if they can."""
+    if handed["table_id"] != _id(target):
+        return "the table was dropped and created anew since they were written"
+    if handed["schema"] != _fingerprint(target):
+        return "the table's schema was changed since they were written"
+    if handed["partitions"] != list(target.partitions):
+        return "the table's partitioning was changed since they were written"
+    # An earlier try of the commit may have swept them; a table must never refer to what is not there.
+    gone = next((path_of(add) for add in handed["files"] if not _exists(store, path_of(add))), None)
+    return None if gone is None else f"they are gone, such as {gone}"
+
+
+def _id(target: Target) -> str:
+    return "" if target.base is None else target.base.table_id
+
+
+def _fingerprint(target: Target) -> str:
+    return hashlib.sha256(json.dumps(list(target.fields), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _exists(store: Any, path: str) -> bool:
+    try:
+        obstore.head(store, path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _intervals(offsets: pa.Array) -> list[list[int]]:
+    numbers = offsets.to_numpy()
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+    return [[int(part[0]), int(part[-1]) + 1] for part in parts]

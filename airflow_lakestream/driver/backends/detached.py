@@ -1,0 +1,110 @@
+"""Drivers as processes of this machine, in a session of their own: they outlive the task, and its worker's process.
+
+For `local[*]` and for every client mode. A process group that is killed with its task, or a terminal that goes away, is
+not theirs; what ends them is a machine or a container that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from airflow_lakestream.driver.backends import BackendKind, Handle, Job
+from airflow_lakestream.driver.process_identity import ProcessIdentity
+from airflow_lakestream.driver.supervisor import JobState
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+log = logging.getLogger(__name__)
+
+LOG_NAME = "driver.log"
+_TAIL_BYTES = 16_384
+_TAIL_LINES = 30
+_GONE_WITHIN_S = 30.0
+
+
+class SubmitFailed(LakestreamError, Transient):
+    """A driver could not be started."""
+
+
+class DetachedBackend:
+    """Launches, and finds again, processes of this machine."""
+
+    def __init__(self) -> None:
+        # Held, so that one that has ended is collected when it is looked at, and leaves no zombie.
+        self._own: dict[int, subprocess.Popen[bytes]] = {}
+
+    def launch(self, job: Job) -> Handle:
+        """Start a driver in a session of its own; its output goes into a file of its folder."""
+        file = job.folder / LOG_NAME
+        try:
+            with file.open("ab") as output:
+                process = subprocess.Popen(  # noqa: S603  # no shell; the command is the user's own spark-submit
+                    list(job.command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=job.folder,
+                    env=dict(job.environment),
+                    start_new_session=True,
+                )
+        except OSError as e:
+            raise SubmitFailed(
+                f"{job.command[0]} can't be started: {e.strerror}. Install airflow-lakestream[spark] on the "
+                "worker, or put Spark's bin folder on its PATH."
+            ) from e
+        self._own[process.pid] = process
+        return Handle(BackendKind.DETACHED, log=str(file), process=ProcessIdentity.of(process.pid))
+
+    def state(self, handle: Handle) -> JobState:
+        """Look at the process; of one on another machine nothing is known here."""
+        if handle.process is None:
+            return JobState.UNKNOWN
+        if own := self._own.get(handle.process.pid):
+            code = own.poll()
+            if code is not None:
+                return JobState.FAILED if code else JobState.FINISHED
+        alive = handle.process.alive
+        if alive is None:
+            return JobState.UNKNOWN
+        return JobState.RUNNING if alive else JobState.VANISHED
+
+    def kill(self, handle: Handle) -> None:
+        """Kill the driver's JVM and its Python at once."""
+        if handle.process is not None:
+            kill_process(handle.process)
+            self.state(handle)
+
+    def log_tail(self, handle: Handle) -> list[str]:
+        """Return the last lines of its log."""
+        try:
+            with Path(handle.log).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        except OSError:
+            return []
+
+
+def kill_process(process: ProcessIdentity) -> None:
+    """Kill a driver's process of this machine, and wait until it is gone.
+
+    The leader of a session, as `launch` makes it, is killed with its whole group: the JVM and its Python. Of any other
+    one the session may be somebody's shell: it alone is killed, and the JVM ends when its Python does.
+    """
+    if process.alive is not True:
+        return
+    try:
+        if process.session == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    deadline = time.monotonic() + _GONE_WITHIN_S
+    while process.alive and time.monotonic() < deadline:
+        time.sleep(0.05)  # until the kernel is done with it: there is no event to wait for that is not a child's
+    if process.alive:
+        log.warning("Driver %s is still there %g s after SIGKILL.", process.pid, _GONE_WITHIN_S)

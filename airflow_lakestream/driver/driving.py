@@ -1,0 +1,190 @@
+"""One task's driver: found or submitted, followed, restarted, stopped. One at a time, whoever else tries the same."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.driver.backends import Backend, Handle, Job
+from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
+from airflow_lakestream.driver.progress import Progress, read_progress
+from airflow_lakestream.driver.stopping import stop_driver
+from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, Verdict
+from airflow_lakestream.driver.supervisor import Action, Decision, DriverState, History, JobState, Limits, OnKill
+from airflow_lakestream.driver.watch import Look, Watch
+
+log = logging.getLogger(__name__)
+
+# Seconds between two glances at a process of this machine, which cost next to nothing.
+_GLANCE = 0.5
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """What a stream is, before anything is submitted.
+
+    `properties` are the catalog's, which open a checkpoint on its object store; they may be secret. `by` says who
+    submits, in words.
+    """
+
+    location: str
+    fingerprint: str
+    inputs: Mapping[str, str]
+    limits: Limits
+    poll_interval: float
+    by: str
+    properties: Mapping[str, str] | None = None
+
+
+class Driving:
+    """The driver of a stream, for as long as one process cares for it.
+
+    :param spec: what the stream is.
+    :param backend: where drivers run.
+    :param prepare: makes what is launched; called once for each launch.
+    :param wait: waits for so many seconds, and raises when the task is to end.
+    """
+
+    def __init__(
+        self, spec: StreamSpec, backend: Backend, prepare: Callable[[], Job], wait: Callable[[float], None]
+    ) -> None:
+        self.spec = spec
+        self._backend = backend
+        self._prepare = prepare
+        self._wait = wait
+        self._submissions = Submissions(
+            spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
+        )
+        self._beside = Beside(spec.location, spec.properties)
+        self._begun = f"begun-{fingerprint_of({'run': spec.by})}.json"
+        self._found: Found | None = None
+        self._batches_before: int | None = None
+        self._watch: Watch | None = None
+
+    @property
+    def generation(self) -> int:
+        """The lowest of the lease that the driver can have; 0 before `begin`."""
+        return self._found.generation if self._found else 0
+
+    @property
+    def handle(self) -> Handle | None:
+        """How the driver is found, where it was submitted by a task."""
+        return self._found.handle if self._found else None
+
+    def before(self) -> dict[str, Any]:
+        """Return the sums of the checkpoint's drivers before the first try of this run began."""
+        progress = read_progress(self.spec.location, self.spec.properties)
+        self._batches_before = progress.batches
+        now = progress.sums()
+        return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
+
+    def finish(self) -> Progress:
+        """Return the last sums; the run is over, and one that is cleared counts anew."""
+        self._beside.remove(self._begun)
+        return read_progress(self.spec.location, self.spec.properties)
+
+    def begin(self, history: History | None = None) -> None:
+        """Adopt the stream's driver, or submit one. `history`: what is known of it, or of those before it.
+
+        Raises OtherInputs for a driver of something else, SubmitFailed.
+        """
+        self._found = self._find_or_submit()
+        history = history or History(submitted_at=time.time())
+        spec = self.spec
+        seen = self._watch.seen if self._watch else self._batches_before
+        self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
+
+    def resume(self) -> None:
+        """Take up a driver that another process has cared for, to restart it or to give it up."""
+        self._found = self._submissions.current()
+
+    def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
+        """Look at the driver, and tell what is seen, until something has to be done; or until it has begun to work."""
+        assert self._watch is not None, "begin comes first"
+        while True:
+            look = self._watch.look()
+            tell(look)
+            starting = look.sight.driver is DriverState.STARTING
+            if look.decision.action is not Action.WAIT or (until_started and not starting):
+                return look.decision
+            self._rest()
+
+    def pause(self, until: float) -> None:
+        """Wait until a time, in seconds since 1970."""
+        self._wait(max(0.0, until - time.time()))
+
+    def clear_away(self) -> None:
+        """End what is left of a driver that is to be replaced, or given up."""
+        if self._found is None:
+            return
+        if self._found.handle is not None:
+            self._backend.kill(self._found.handle)
+        lease = self._submissions.lease()
+        if lease is not None and lease.generation >= self.generation and lease.outcome is None:
+            kill_process(lease.process)
+
+    def stop(self, action: OnKill) -> str:
+        """Do what `on_kill_action` says; return it in words."""
+        self._beside.remove(self._begun)
+        if self._found is None:
+            return "there was no driver yet"
+        kill = self.clear_away if self._found.handle is not None else None
+        spec = self.spec
+        within = spec.limits.stop_timeout
+        return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines of the driver's log, where they can be had."""
+        return self._backend.log_tail(self.handle) if self.handle else []
+
+    def _rest(self) -> None:
+        """Wait until it is time for another look: at once when a driver of this machine has ended meanwhile."""
+        end, was_over = time.monotonic() + self.spec.poll_interval, self._is_over
+        while (left := end - time.monotonic()) > 0 and self._is_over == was_over:
+            self._wait(min(left, _GLANCE))
+
+    @property
+    def _is_over(self) -> bool:
+        return self.handle is not None and self.handle.is_over
+
+    def _job(self) -> JobState:
+        return self._backend.state(self.handle) if self.handle else JobState.UNKNOWN
+
+    def _find_or_submit(self) -> Found:
+        # It kills itself in time; who comes after it waits a little longer for that.
+        within = self.spec.limits.stop_timeout
+        patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
+        while True:
+            found = self._submissions.find()
+            if found.verdict is Verdict.ADOPT:
+                log.info("Found the driver of %s running: %s", self.spec.location, found.lease or found.handle or "new")
+                return found
+            if found.verdict is Verdict.SUBMIT:
+                try:
+                    return self._submit(self._submissions.claim(found, self.spec.by))
+                except Overtaken as e:
+                    log.info("%s", e)
+            elif time.monotonic() > patience:
+                log.warning("The driver that was asked to end did not, and is killed: %s", found.lease)
+                self._found = found
+                self.clear_away()
+            else:
+                log.info("Waiting for a driver that was asked to end: %s", found.lease)
+            self._wait(min(self.spec.poll_interval, 2.0))
+
+    def _submit(self, claimed: Found) -> Found:
+        try:
+            handle = self._backend.launch(self._prepare())
+        except BaseException:
+            self._submissions.failed(claimed)
+            raise
+        log.info("Submitted a driver for %s: %s", self.spec.location, handle)
+        if handle.log:
+            log.info("Its log: %s", handle.log)
+        return self._submissions.launched(claimed, self.spec.by, handle)

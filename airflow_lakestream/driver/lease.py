@@ -1,0 +1,290 @@
+"""One writer for a checkpoint: a lease with a heartbeat in the folder beside it.
+
+Each holder has a generation: the file `lease-<generation>.json`, which only one process can create, and which its
+holder writes anew with each beat. The newest generation holds the lease; who finds a newer one has lost it. The
+ledger's compare-and-set stays the last word on what is landed; the lease spares work that would be refused there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any
+
+from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseDamaged, LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.process_identity import ProcessIdentity, end_this_driver
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+log = logging.getLogger(__name__)
+
+_BEATS_PER_TTL = 6
+_NAME = "lease-"
+_STOP = "stop.json"
+
+
+class LeaseHeld(LakestreamError, Transient):
+    """A driver works on the checkpoint already; `record` is its lease, or None where it can't be read.
+
+    :param damaged: what to say of the lease's file, where that is cut or empty.
+    """
+
+    def __init__(self, location: str, record: LeaseRecord | None, damaged: str = "") -> None:
+        self.record = record
+        super().__init__(
+            f"checkpoint {location}: in use by {record or 'a driver that just starts'}. One driver at a "
+            f"time: wait until it ends, or stop it.{damaged}"
+        )
+
+
+class OtherInputs(LakestreamError, Terminal):
+    """The checkpoint belongs to another app, topic, table or group, or its driver runs with another configuration."""
+
+    def __init__(self, location: str, problem: str, remedy: str) -> None:
+        super().__init__(f"checkpoint {location}: {problem}. {remedy}")
+
+
+class LeaseLost(LakestreamError, Transient):
+    """Another driver has taken over: this one was not heard of for too long."""
+
+    def __init__(self, location: str, generation: int, newest: int) -> None:
+        super().__init__(
+            f"checkpoint {location}: lease {generation} was taken over by {newest}, since no heartbeat came. This "
+            "driver stops; what it has not committed, the other lands."
+        )
+
+
+def read_lease(location: str, properties: Mapping[str, str] | None = None) -> LeaseRecord | None:
+    """Return the newest lease of a checkpoint, held or not; None where there was none."""
+    return _newest(Beside(location, properties))[1]
+
+
+def request_stop(
+    location: str, by: str, properties: Mapping[str, str] | None = None, within: float | None = None
+) -> bool:
+    """Ask the driver that holds the lease to end after its current batch; False where there is none.
+
+    :param within: seconds after which the driver kills itself where that batch has not ended; None: it may take long.
+    """
+    folder = Beside(location, properties)
+    generation, record = _newest(folder)
+    if record is None or record.state() is not LeaseState.HELD:
+        return False
+    # The generation is in it, so that a request left over does not stop a later driver.
+    folder.write(_STOP, {"generation": generation, "by": by, "at": time.time(), "within": within})
+    return True
+
+
+def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
+    """Whether the holder of a lease was asked to end."""
+    return _is_for(Beside(location, properties).read(_STOP), record)
+
+
+def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
+    """Raise OtherInputs where the checkpoint was used for another app, topic, table or group."""
+    known = record.inputs if record else {}
+    if other := [name for name in inputs if name in known and known[name] != inputs[name]]:
+        told = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
+        raise OtherInputs(
+            location,
+            f"it belongs to {told}",
+            f"Give this stream a checkpoint_location of its own, or delete the checkpoint and {location}.lakestream: "
+            "the table's ledger knows what is landed.",
+        )
+
+
+class Lease:
+    """A lease that is held, by this process. As a context manager it beats by itself, and is released at the end."""
+
+    def __init__(self, folder: Beside, location: str, record: LeaseRecord) -> None:
+        self._folder = folder
+        self._location = location
+        self._record = record
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._lost_to = 0
+        self._stopped = False
+        # By the monotonic clock: when a stop was seen that has a bound, and how many seconds that is.
+        self._patience: tuple[float, float] | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def take(
+        cls,
+        location: str,
+        fingerprint: str,
+        holder: str,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        application_id: str = "",
+        ui_url: str = "",
+        ttl: float = TTL_SECONDS,
+        properties: Mapping[str, str] | None = None,
+    ) -> Lease:
+        """Take the lease of a checkpoint.
+
+        :param location: the checkpoint's.
+        :param fingerprint: of all that makes two submits the same, see `fingerprint_of`.
+        :param holder: free text: who started this driver.
+        :param inputs: what the checkpoint belongs to: app, topic, table, group.
+        :param ttl: seconds without a heartbeat after which others take it for vanished.
+        :param properties: what opens its object store, see `open_folder`.
+
+        Raises LeaseHeld where a driver works on it, OtherInputs where the checkpoint belongs to something else.
+        """
+        folder = Beside(location, properties)
+        newest, known = _newest(folder)
+        if known is None and newest:
+            known = _before_damaged(folder, location, newest, ttl)
+        check_inputs(location, known, inputs or {})
+        if known and known.state() is LeaseState.HELD:
+            raise LeaseHeld(location, known)
+        now = time.time()
+        record = LeaseRecord(
+            generation=newest + 1,
+            fingerprint=fingerprint,
+            holder=holder,
+            process=ProcessIdentity.of(os.getpid()),
+            inputs=dict(inputs or {}),
+            application_id=application_id,
+            ui_url=ui_url,
+            taken_at=now,
+            beat_at=now,
+            ttl=ttl,
+        )
+        # Both are looked at: the file may have been created, and deleted again by one that is newer still.
+        if not folder.create(_file(record.generation), asdict(record)) or _newest(folder)[0] != record.generation:
+            raise LeaseHeld(location, _newest(folder)[1])
+        for old in range(max(1, newest - 1), newest):
+            folder.remove(_file(old))
+        return cls(folder, location, record)
+
+    @property
+    def record(self) -> LeaseRecord:
+        """What is written of this holder."""
+        return self._record
+
+    def beat(self, **changes: str) -> None:
+        """Say that the driver is there; `changes` are of `application_id` and `ui_url`. Raises LeaseLost."""
+        with self._lock:
+            self.check()
+            newest = _newest_generation(self._folder)
+            if newest > self._record.generation:
+                self._lost_to = newest
+                self.check()
+            self._record = replace(self._record, beat_at=time.time(), **changes)  # type: ignore[arg-type]  # of fields that are text
+            self._folder.write(_file(self._record.generation), asdict(self._record))
+
+    def check(self) -> None:
+        """Raise LeaseLost where a beat has found another holder. Asks nobody; call it before each commit."""
+        if self._lost_to:
+            raise LeaseLost(self._location, self._record.generation, self._lost_to)
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked this driver to end after its current batch."""
+        if not self._stopped:
+            request = self._folder.read(_STOP)
+            self._stopped = _is_for(request, self._record)
+            if self._stopped and request is not None and request.get("within") is not None:
+                self._patience = time.monotonic(), float(request["within"])
+        return self._stopped
+
+    def release(self, outcome: Outcome, error: str = "", terminal: bool = False) -> None:
+        """Let go. `error` is for people, and holds no secret; `terminal` means that a restart can't help."""
+        self._ended.set()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            if self._lost_to or self._record.outcome:
+                return
+            self._record = replace(
+                self._record, beat_at=time.time(), outcome=outcome, error=error[:1000], terminal=terminal
+            )
+            self._folder.write(_file(self._record.generation), asdict(self._record))
+
+    def __enter__(self) -> Lease:
+        self._thread = threading.Thread(target=self._beat_on, name="lakestream-lease", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.release(Outcome.STOPPED if self._stopped else Outcome.DONE)
+        else:
+            # Texts of errors that are not ours may hold anything.
+            told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
+            self.release(Outcome.FAILED, told, isinstance(error, Terminal))
+
+    def _beat_on(self) -> None:
+        while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
+            try:
+                self.beat()
+                self._end_if_overdue()
+            except LeaseLost:
+                return
+            except Exception as e:  # noqa: BLE001  # a store that is away for a moment; the next beat tries again
+                log.warning("The lease of %s could not be renewed: %s: %s", self._location, type(e).__name__, e)
+
+    def _end_if_overdue(self) -> None:
+        """Kill this driver where its batch outlasts the patience of who asked it to end: it may hang for good."""
+        if not self.stop_requested() or self._patience is None:
+            return
+        since, within = self._patience
+        if time.monotonic() - since < within:
+            return
+        told = f"killed: its batch did not end within {within:g} s after it was asked to"
+        log.error("The driver of %s is %s. What it had committed is landed.", self._location, told)
+        self.release(Outcome.STOPPED, told)
+        end_this_driver()
+
+
+def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:
+    return stop is not None and stop.get("generation") == record.generation
+
+
+def _file(generation: int) -> str:
+    return f"{_NAME}{generation:08d}.json"
+
+
+def _newest_generation(folder: Beside) -> int:
+    numbers = [name.removeprefix(_NAME).removesuffix(".json") for name in folder.names() if name.startswith(_NAME)]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _newest(folder: Beside) -> tuple[int, LeaseRecord | None]:
+    """Return (the newest generation or 0, its record; None where it can't be read)."""
+    generation = _newest_generation(folder)
+    return generation, _record(folder, generation)
+
+
+def _record(folder: Beside, generation: int) -> LeaseRecord | None:
+    content = folder.read(_file(generation)) if generation else None
+    try:
+        record = LeaseRecord.parse(content) if content else None
+    except LeaseDamaged:
+        return None
+    return record if record and record.generation == generation else None
+
+
+def _before_damaged(folder: Beside, location: str, generation: int, ttl: float) -> LeaseRecord | None:
+    """Return the lease before a damaged one that is nobody's: its holder, if it lived, would have written it anew.
+
+    Raises LeaseHeld as long as it may be somebody's.
+    """
+    name = _file(generation)
+    written = folder.modified(name)
+    # A time in the future, by more than clocks differ, says nothing about who is there.
+    if written is None or abs(time.time() - written) < ttl:
+        told = f" The file {name} of its lease is damaged: {ttl:g} s after it was last written, it is nobody's."
+        raise LeaseHeld(location, None, told)
+    log.warning("checkpoint %s: %s is damaged, and nobody has renewed it. It is taken over.", location, name)
+    before = _record(folder, generation - 1)
+    # Whoever held that one has lost it to the damaged one.
+    return before and replace(before, outcome=before.outcome or Outcome.FAILED)

@@ -1,0 +1,209 @@
+"""What a driver tells of its batches, in `progress.json` beside its checkpoint, and what others read there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.driver.beside import Beside
+
+_NAME = "progress.json"
+# The last batches that are kept; sums go on.
+KEPT = 50
+_SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
+# Topic, partition, from, until.
+LandedRange = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """One micro-batch that is done.
+
+    Rates are records a second: `input_rate` as they came in, `processing_rate` as they were worked through. `ranges`
+    are [topic, partition, from, until]; `lag` is how many offsets were left; `watermark` the time (milliseconds since
+    1970) until which the topic is landed, where that is known; `at` the end of the batch, in seconds since 1970.
+    `tables` are the rows by table; `what` says it in words, of a step that lands nothing.
+    """
+
+    batch_id: int
+    rows_in: int
+    rows_out: int
+    rejected: int = 0
+    input_rate: float = 0.0
+    processing_rate: float = 0.0
+    duration: float = 0.0
+    ranges: tuple[LandedRange, ...] = ()
+    lag: int | None = None
+    watermark: int | None = None
+    snapshot_ids: tuple[str, ...] = ()
+    at: float = 0.0
+    skipped: int = 0
+    filtered: int = 0
+    bad: int = 0
+    tables: Mapping[str, int] = field(default_factory=dict)
+    what: str = ""
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
+        """Read what was written; keys that this version does not know are left out."""
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        known["ranges"] = _ranges(known.get("ranges", ()))
+        known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
+        return cls(**known)
+
+    def emptied(self) -> BatchProgress:
+        """Return it as one that landed nothing."""
+        kept = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
+        return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in kept})
+
+    def __str__(self) -> str:
+        if self.what:
+            return f"{self.what}, {self.duration:.1f} s"
+        lag = "" if self.lag is None else f", {self.lag} behind"
+        rejected = f", {self.rejected} rejected" if self.rejected else ""
+        return (
+            f"batch {self.batch_id}: {self.rows_in} records in, {self.rows_out} rows out{rejected}, "
+            f"{self.duration:.1f} s, {self.processing_rate:.0f} records/s{lag}"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that is known of a checkpoint's batches; the sums are over all drivers that it ever had.
+
+    `moves` goes up with each sign of life of the query: a batch done, a step within one, a trigger that found nothing
+    to do. `doing` says what it was. `landed` are the ranges of all batches as [topic, partition, from, until], merged.
+    """
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rejected: int = 0
+    moves: int = 0
+    moved_at: float = 0.0
+    doing: str = ""
+    last: tuple[BatchProgress, ...] = ()
+    skipped: int = 0
+    filtered: int = 0
+    bad: int = 0
+    tables: Mapping[str, int] = field(default_factory=dict)
+    landed: tuple[LandedRange, ...] = ()
+
+    @property
+    def newest(self) -> BatchProgress | None:
+        """The batch that ended last."""
+        return self.last[-1] if self.last else None
+
+    def sums(self) -> dict[str, Any]:
+        """Return what is summed up, as JSON-ready values."""
+        counts = {name: getattr(self, name) for name in ("batches", *_SUMS)}
+        return {**counts, "tables": dict(self.tables), "landed": [list(one) for one in self.landed]}
+
+    def since(self, begun: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sums without those of a time before, as `sums` gave them.
+
+        What landed again of what was landed by then is in `landed` as far as its batches are still kept.
+        """
+        now = self.sums()
+        counts = {name: max(0, now[name] - begun.get(name, 0)) for name in ("batches", *_SUMS)}
+        tables = Counter(self.tables) - Counter(begun.get("tables", {}))
+        landed = _set(self.landed) - _set(_ranges(begun.get("landed", ())))
+        for batch in self.last[-counts["batches"] :] if counts["batches"] else ():
+            landed |= _set(batch.ranges)
+        return {**counts, "tables": dict(tables), "landed": [list(one) for one in _listed(landed)]}
+
+    def plus(self, batch: BatchProgress) -> Progress:
+        """Return the sums with one more batch."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            **{name: getattr(self, name) + getattr(batch, name) for name in _SUMS},
+            tables=dict(Counter(self.tables) + Counter(batch.tables)),
+            landed=_merged((*self.landed, *batch.ranges)),
+            last=(*self.last, batch)[-KEPT:],
+        )
+
+
+class ProgressLog:
+    """The driver's side: adds to what earlier drivers of the checkpoint have written. Several threads may use it."""
+
+    def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
+        self._folder = Beside(location, properties)
+        self._progress = _read(self._folder)
+        self._lock = threading.Lock()
+
+    def report(self, batch: BatchProgress) -> None:
+        """Add a batch that is done. Its `at` is now, if it is 0."""
+        batch = batch if batch.at else replace(batch, at=time.time())
+        with self._lock:
+            self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
+
+    def report_once(self, batch: BatchProgress) -> None:
+        """Add a batch that Spark may repeat: killed before Spark had noted its end, the next driver finds it landed.
+
+        What was told of it is not told again: it counts as one that landed nothing.
+        """
+        with self._lock:
+            told = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
+        self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
+
+    def alive(self, doing: str = "waiting for records") -> None:
+        """Say that the query moves though no batch has ended: nothing to do, or a step of a long batch is done.
+
+        Call it for each trigger without data, or every few seconds; never from a timer that a stuck query can't stop.
+        """
+        with self._lock:
+            self._write(self._progress, doing)
+
+    def _write(self, progress: Progress, doing: str) -> None:
+        self._progress = replace(progress, moves=progress.moves + 1, moved_at=time.time(), doing=doing)
+        self._folder.write(_NAME, asdict(self._progress))
+
+
+def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
+    """Return what is known of a checkpoint's batches; an empty one where no driver has reported yet."""
+    return _read(Beside(location, properties))
+
+
+def _read(folder: Beside) -> Progress:
+    try:
+        return _parsed(folder.read(_NAME) or {})
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        # Damaged: what it said is for people only, and is counted anew.
+        return Progress()
+
+
+def _parsed(content: Mapping[str, Any]) -> Progress:
+    known = {name: content[name] for name in Progress.__dataclass_fields__ if name in content}
+    known["landed"] = _ranges(known.get("landed", ()))
+    known["last"] = tuple(BatchProgress.parse(batch) for batch in known.get("last", ()))
+    empty = Progress()
+    for name, value in known.items():
+        default = getattr(empty, name)
+        if not isinstance(value, int | float if isinstance(default, int | float) else type(default)):
+            raise TypeError(f"{name}: {value!r}")
+    progress = Progress(**known)
+    # What can't be added to is damaged, too.
+    progress.plus(BatchProgress(0, 0, 0))
+    return progress
+
+
+def _ranges(given: Iterable[Any]) -> tuple[LandedRange, ...]:
+    return tuple((str(t), int(p), int(a), int(b)) for t, p, a, b in given)
+
+
+def _merged(ranges: Iterable[LandedRange]) -> tuple[LandedRange, ...]:
+    return tuple(_listed(_set(ranges)))
+
+
+def _set(ranges: Iterable[LandedRange]) -> RangeSet:
+    return RangeSet(OffsetRange(*one) for one in ranges if one[2] < one[3])
+
+
+def _listed(ranges: RangeSet) -> Iterator[LandedRange]:
+    return ((r.topic, r.partition, r.from_offset, r.until_offset) for r in ranges)

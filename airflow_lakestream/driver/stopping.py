@@ -1,0 +1,44 @@
+"""How a driver is ended when a person ends its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.lease import read_lease, request_stop
+from airflow_lakestream.driver.lease_record import LeaseState
+from airflow_lakestream.driver.supervisor import OnKill
+
+
+def stop_driver(
+    location: str,
+    action: OnKill,
+    by: str,
+    *,
+    within: float | None = None,
+    kill: Callable[[], None] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> str:
+    """Do to a checkpoint's driver what `action` says, and return it in words.
+
+    :param within: seconds after which a driver that was asked to end and has not is killed; None never.
+    :param kill: ends the driver where it runs; without it, one of this machine is killed by its process.
+
+    A driver that has not begun to work yet has no batch to end: it is killed, gracefully or not.
+    """
+    if action is OnKill.LEAVE:
+        return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"
+    asked = "asked to end after its current batch" + ("" if within is None else f", within {within:g} s")
+    if action is OnKill.GRACEFUL and request_stop(location, by, properties, within):
+        return f"the driver was {asked}"
+    lease = read_lease(location, properties)
+    held = lease is not None and lease.state() is LeaseState.HELD
+    if kill is not None:
+        kill()
+        return "the driver was killed"
+    if lease is not None and held and lease.process.is_local:
+        kill_process(lease.process)
+        return "the driver was killed"
+    if request_stop(location, by, properties, within):
+        return f"the driver can't be killed from here; it was {asked}"
+    return "there was no driver"

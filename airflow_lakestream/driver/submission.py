@@ -1,0 +1,159 @@
+"""Who may launch a driver, so that there is one at a time: also between the launch and the lease it takes.
+
+For each generation of the lease there are submissions, files `submit-<generation>-<attempt>.json` beside the checkpoint
+that one submitter alone can create. Whoever finds one whose driver may still come up waits for that driver.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.driver.backends import Handle
+from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
+from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+_NAME = "submit-"
+
+
+class Verdict(StrEnum):
+    """What a submitter finds: adopt the driver that is there, wait for one that stops, or submit."""
+
+    ADOPT = "adopt"
+    WAIT = "wait"
+    SUBMIT = "submit"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is there. `generation` is of the driver to watch; `handle` and `lease` are what is known of it."""
+
+    verdict: Verdict
+    generation: int
+    attempt: int = 0
+    handle: Handle | None = None
+    lease: LeaseRecord | None = None
+
+
+class Overtaken(LakestreamError, Transient):
+    """Somebody else submits in this very moment."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(
+            f"checkpoint {location}: another task submits its driver right now. A retry adopts that driver."
+        )
+
+
+class Submissions:
+    """The submissions of one checkpoint.
+
+    :param fingerprint: of all that makes two submits the same.
+    :param inputs: what the checkpoint belongs to.
+    :param start_timeout: seconds in which a driver that was launched takes its lease.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        fingerprint: str,
+        inputs: Mapping[str, str],
+        start_timeout: float,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._location = location
+        self._fingerprint = fingerprint
+        self._inputs = inputs
+        self._start_timeout = start_timeout
+        self._properties = properties
+        self._folder = Beside(location, properties)
+
+    def lease(self) -> LeaseRecord | None:
+        """Return the newest lease."""
+        return read_lease(self._location, self._properties)
+
+    def find(self) -> Found:
+        """Look for a driver. Raises OtherInputs for one of something else, or with another configuration."""
+        lease = self.lease()
+        check_inputs(self._location, lease, self._inputs)
+        if lease and lease.state() is LeaseState.HELD:
+            attempt, record = self._newest(lease.generation)
+            if stop_asked(self._location, lease, self._properties):
+                return Found(Verdict.WAIT, lease.generation, attempt, _handle(record), lease)
+            self._check_same(lease.fingerprint, str(lease))
+            return Found(Verdict.ADOPT, lease.generation, attempt, _handle(record), lease)
+        generation = lease.generation + 1 if lease else 1
+        attempt, record = self._newest(generation)
+        handle = _handle(record)
+        if record is None or not self._may_come_up(record, handle):
+            return Found(Verdict.SUBMIT, generation, attempt)
+        self._check_same(str(record.get("fingerprint")), str(record.get("by")))
+        return Found(Verdict.ADOPT, generation, attempt, handle)
+
+    def current(self) -> Found:
+        """Return the driver that was submitted, or took the lease, last; whatever became of it."""
+        lease = self.lease()
+        generation = lease.generation if lease else 0
+        attempt, record = self._newest(generation + 1)
+        if record is not None:
+            return Found(Verdict.ADOPT, generation + 1, attempt, _handle(record))
+        attempt, record = self._newest(generation)
+        return Found(Verdict.ADOPT, generation, attempt, _handle(record), lease)
+
+    def claim(self, found: Found, by: str) -> Found:
+        """Take the right to launch. Raises Overtaken where another has it by now."""
+        claimed = replace(found, attempt=found.attempt + 1)
+        if not self._folder.create(self._file(claimed), self._record(by, None)):
+            raise Overtaken(self._location)
+        for name in self._folder.names():
+            if name.startswith(_NAME) and name < self._file(claimed):
+                self._folder.remove(name)
+        return claimed
+
+    def launched(self, claimed: Found, by: str, handle: Handle) -> Found:
+        """Write down how the driver is found."""
+        self._folder.write(self._file(claimed), self._record(by, handle))
+        return replace(claimed, handle=handle)
+
+    def failed(self, claimed: Found) -> None:
+        """Give the right to launch back: nothing was launched."""
+        self._folder.remove(self._file(claimed))
+
+    def _may_come_up(self, record: Mapping[str, Any], handle: Handle | None) -> bool:
+        if handle is not None and handle.is_over:
+            return False
+        return time.time() - float(record.get("at", 0)) < self._start_timeout
+
+    def _check_same(self, fingerprint: str, who: str) -> None:
+        if fingerprint != self._fingerprint:
+            raise OtherInputs(
+                self._location,
+                f"its driver, {who}, runs with another configuration",
+                "Let it end, or stop it (mark its task failed), and this one goes on where it stopped.",
+            )
+
+    def _record(self, by: str, handle: Handle | None) -> dict[str, Any]:
+        told = {"fingerprint": self._fingerprint, "by": by, "at": time.time()}
+        return {**told, "handle": handle.to_dict() if handle else None}
+
+    def _newest(self, generation: int) -> tuple[int, dict[str, Any] | None]:
+        prefix = f"{_NAME}{generation:08d}-"
+        names = [name for name in self._folder.names() if name.startswith(prefix)]
+        if not names:
+            return 0, None
+        attempt = names[-1].removeprefix(prefix).removesuffix(".json")
+        return int(attempt), self._folder.read(names[-1])
+
+    def _file(self, found: Found) -> str:
+        return f"{_NAME}{found.generation:08d}-{found.attempt:04d}.json"
+
+
+def _handle(record: Mapping[str, Any] | None) -> Handle | None:
+    try:
+        return Handle.parse(record["handle"]) if record and record.get("handle") else None
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,209 @@
+"""What to do about a driver: pure decisions from what is seen of it. Nothing here looks, waits or acts.
+
+Health is progress. A driver that ends badly, vanishes, stalls or never begins to work is started again with growing
+pauses; after a healthy period the count of restarts begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+
+class JobState(StrEnum):
+    """What the place where a driver runs says of it, whatever the driver itself says."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    VANISHED = "vanished"
+    UNKNOWN = "unknown"
+
+
+class DriverState(StrEnum):
+    """What a driver does, all that is known taken together."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    VANISHED = "vanished"
+    UNKNOWN = "unknown"
+
+
+class Action(StrEnum):
+    """What to do next."""
+
+    WAIT = "wait"
+    FINISH = "finish"
+    RESTART = "restart"
+    GIVE_UP = "give up"
+
+
+class OnKill(StrEnum):
+    """What becomes of the driver when a person clears or marks the task: its batch ends and then it, or at once."""
+
+    GRACEFUL = "graceful"
+    KILL = "kill"
+    LEAVE = "leave"
+
+
+class GaveUp(LakestreamError, Transient):
+    """The driver failed more often than `max_restarts` allows, without a healthy period in between."""
+
+    def __init__(self, location: str, reason: str, restarts: int) -> None:
+        super().__init__(
+            f"checkpoint {location}: the driver was restarted {restarts} times and {reason}. Its log says more. "
+            "What it committed is landed; a retry goes on from there."
+        )
+
+
+class DriverFailed(LakestreamError, Terminal):
+    """The driver failed, and says that it would again."""
+
+    def __init__(self, location: str, reason: str) -> None:
+        super().__init__(f"checkpoint {location}: the driver {reason}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is borne; times in seconds. `stall_timeout` None watches the driver alone, not its progress.
+
+    `stop_timeout`: how long a batch may take after the driver was asked to end; None: as long as it likes.
+    """
+
+    max_restarts: int = 5
+    backoff: float = 10.0
+    max_backoff: float = 300.0
+    healthy_after: float = 600.0
+    stall_timeout: float | None = None
+    start_timeout: float = 300.0
+    unknown_timeout: float = 300.0
+    stop_timeout: float | None = 600.0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look at a driver: `moves` is its progress's count, `doing` what it did last, `error` why it failed.
+
+    `terminal`: it would fail again until somebody changes something.
+    """
+
+    driver: DriverState
+    moves: int = 0
+    error: str = ""
+    terminal: bool = False
+    doing: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """What has to be remembered between two looks; plain numbers, so that it can be handed on."""
+
+    submitted_at: float
+    restarts: int = 0
+    moves: int = -1
+    moved_at: float = 0.0
+    unknown_since: float = 0.0
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> History:
+        """Read what `to_dict` gave; unknown keys, of a later version, are left out."""
+        return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return asdict(self)
+
+    def restarted(self, now: float) -> History:
+        """Return the history once a new driver was submitted."""
+        return History(submitted_at=now, restarts=self.restarts + 1)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, why, and, for a restart, when. `history` is for the next look."""
+
+    action: Action
+    history: History
+    reason: str = ""
+    at: float = 0.0
+    terminal: bool = False
+
+
+def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: int, now: float) -> Sight:
+    """Put together what the lease and the place where the driver runs say.
+
+    :param generation: the lowest that a driver of ours can have; older leases are of earlier ones.
+    """
+    if lease is None or lease.generation < generation:
+        # It has not come so far, and won't if it has ended.
+        ended = job in (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
+        error = "ended before it took the checkpoint's lease" if ended else ""
+        return Sight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
+    state = lease.state(now)
+    if state is LeaseState.RELEASED:
+        failed = lease.outcome is Outcome.FAILED
+        return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
+    if job in (JobState.FAILED, JobState.VANISHED):
+        return Sight(DriverState.VANISHED, moves)
+    if state is LeaseState.VANISHED:
+        # No heartbeat, but something says that it runs, or nobody can say: borne for a while.
+        unclear = job is JobState.RUNNING or (job is JobState.UNKNOWN and lease.process.alive is None)
+        return Sight(DriverState.UNKNOWN if unclear else DriverState.VANISHED, moves)
+    return Sight(DriverState.RUNNING, moves)
+
+
+def decide(history: History, limits: Limits, sight: Sight, now: float) -> Decision:
+    """Decide what to do after a look at the driver."""
+    if sight.driver is DriverState.DONE:
+        return Decision(Action.FINISH, history)
+    history = _remembered(history, limits, sight, now)
+    if reason := _failure(history, limits, sight, now):
+        if sight.terminal:
+            return Decision(Action.GIVE_UP, history, reason, terminal=True)
+        return _after_failure(history, limits, reason, now)
+    return Decision(Action.WAIT, history)
+
+
+def _remembered(history: History, limits: Limits, sight: Sight, now: float) -> History:
+    if sight.driver is not DriverState.UNKNOWN:
+        history = replace(history, unknown_since=0.0)
+    elif not history.unknown_since:
+        history = replace(history, unknown_since=now)
+    if sight.driver is not DriverState.RUNNING:
+        return history
+    if sight.moves != history.moves:
+        history = replace(history, moves=sight.moves, moved_at=now)
+    if history.restarts and history.moved_at - history.submitted_at >= limits.healthy_after:
+        history = replace(history, restarts=0)
+    return history
+
+
+def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
+    """Return what is wrong, as the end of "the driver ..."; empty when nothing is."""
+    if sight.driver is DriverState.FAILED:
+        return f"failed: {sight.error}" if sight.error else "failed"
+    if sight.driver is DriverState.VANISHED:
+        return "vanished without a word"
+    if sight.driver is DriverState.STARTING and now - history.submitted_at >= limits.start_timeout:
+        return f"did not begin to work within {limits.start_timeout:g} s"
+    if sight.driver is DriverState.UNKNOWN and now - history.unknown_since >= limits.unknown_timeout:
+        return f"was not heard of for {limits.unknown_timeout:g} s"
+    still_for = now - (history.moved_at or history.submitted_at)
+    if sight.driver is DriverState.RUNNING and limits.stall_timeout and still_for >= limits.stall_timeout:
+        last = f" (last: {sight.doing})" if sight.doing else ""
+        return f"made no progress for {still_for:.0f} s{last}"
+    return ""
+
+
+def _after_failure(history: History, limits: Limits, reason: str, now: float) -> Decision:
+    if history.restarts >= limits.max_restarts:
+        return Decision(Action.GIVE_UP, history, reason)
+    pause = min(limits.max_backoff, limits.backoff * 2**history.restarts)
+    return Decision(Action.RESTART, history, reason, now + pause)

@@ -1,0 +1,87 @@
+"""A driver watched from outside: its lease, its progress and its job, read together, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.driver.lease import read_lease
+from airflow_lakestream.driver.lease_record import LeaseRecord
+from airflow_lakestream.driver.progress import BatchProgress, Progress, read_progress
+from airflow_lakestream.driver.supervisor import (
+    Decision,
+    DriverState,
+    History,
+    JobState,
+    Limits,
+    Sight,
+    decide,
+    sight_of,
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look: what to do, and what was seen; `batches` are those that ended since the last look."""
+
+    decision: Decision
+    sight: Sight
+    lease: LeaseRecord | None
+    progress: Progress
+    batches: tuple[BatchProgress, ...]
+
+
+def job_unknown() -> JobState:
+    """Stand for the place where the driver runs, where that can't be asked."""
+    return JobState.UNKNOWN
+
+
+class Watch:
+    """Watches the driver of a checkpoint.
+
+    :param generation: the lowest of the lease that the driver can have.
+    :param history: what earlier looks left, in another process perhaps.
+    :param job: asks the place where the driver runs.
+    :param seen: how many batches of the checkpoint were told of already.
+    :param properties: the catalog's, for a checkpoint on its object store.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        generation: int,
+        limits: Limits,
+        history: History,
+        job: Callable[[], JobState] = job_unknown,
+        seen: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._location = location
+        self._generation = generation
+        self._limits = limits
+        self._job = job
+        self._properties = properties
+        self.seen = seen
+        self.history = history
+
+    def look(self) -> Look:
+        """Look, and decide. A store that does not answer is an unknown state, which is borne for a while."""
+        now = time.time()
+        lease, progress = None, Progress()
+        try:
+            lease = read_lease(self._location, self._properties)
+            progress = read_progress(self._location, self._properties)
+            sight = sight_of(lease, self._generation, self._job(), progress.moves, now)
+            sight = replace(sight, doing=progress.doing)
+        except OSError as e:
+            sight = Sight(DriverState.UNKNOWN, self.history.moves, type(e).__name__)
+        decision = decide(self.history, self._limits, sight, now)
+        self.history = decision.history
+        return Look(decision, sight, lease, progress, self._new(progress))
+
+    def _new(self, progress: Progress) -> tuple[BatchProgress, ...]:
+        known, self.seen = self.seen, max(progress.batches, self.seen or 0)
+        if known is None:
+            return ()
+        return progress.last[-new:] if (new := progress.batches - known) > 0 else ()

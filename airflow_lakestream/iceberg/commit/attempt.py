@@ -1,0 +1,172 @@
+"""One landing's way through PyIceberg's transaction: to append to a table, or to create it.
+
+An attempt can be committed again after an unknown outcome: every request asserts the head that it was made for, so at
+most one of them is ever applied, and the guard knows the landing by its id whichever it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile, read_manifest_list
+from pyiceberg.table import Table, Transaction
+from pyiceberg.utils.properties import property_as_bool
+
+from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
+from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
+from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.schema.change import SchemaChange
+
+log = logging.getLogger(__name__)
+
+
+class Attempt(Protocol):
+    """What the sink does with either kind."""
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent; before that a failure leaves no doubt."""
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Commit, or find that an earlier try was applied; return the landing's snapshot id."""
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests of tries that can't be applied any more: all but the last one of snapshot `keep`."""
+
+
+class AppendAttempt:
+    """A landing in a table that is there."""
+
+    def __init__(self, catalog: Catalog, name: str, guard: CommitGuard, summary: Mapping[str, str]) -> None:
+        self._catalog, self._name, self._guard, self._summary = catalog, name, guard, dict(summary)
+        self._producers: list[Producer] = []
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent."""
+        return self._guard.asked
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Append the files on the table's current head."""
+        current = self._catalog.load_table(self._name)
+        if self._producers and (landed := self._guard.landed_in(current)) is not None:
+            return landed
+        self._guard.check_fit(current)
+        table = Table(
+            current.name(),
+            current.metadata,
+            current.metadata_location,
+            current.io,
+            self._guard.as_catalog(),
+            current.config,
+        )
+        transaction = LandingTransaction(table, self._guard.change_at(current))
+        self._stage(transaction, table, files)
+        transaction.commit_transaction()
+        return _landed(self._guard, table)
+
+    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
+        append_files(transaction, files, self._summary | transaction.notes, self._producers)
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests of the tries that were not applied."""
+        _clean(self._producers, keep)
+
+
+class CreateAttempt:
+    """A landing that creates its table."""
+
+    def __init__(
+        self, new: NewTable, guard: CommitGuard, summary: Mapping[str, str], change: SchemaChange | None = None
+    ) -> None:
+        self._new, self._guard, self._summary, self._change = new, guard, dict(summary), change
+        self._producers: list[Producer] = []
+
+    @property
+    def reached_catalog(self) -> bool:
+        """Whether a commit was ever sent."""
+        return self._guard.asked
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Create the table with its first snapshot; the transaction keeps its updates for another try."""
+        self._new.table.catalog = self._guard.as_catalog()
+        if not self._producers:
+            if self._change is not None:
+                # Private in PyIceberg: columns that came up after the table was staged.
+                self._new.transaction._stage(self._change.updates())
+            append_files(self._new.transaction, files, self._summary, self._producers)
+        self._new.transaction.commit_transaction()
+        return _landed(self._guard, self._new.table)
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests if the table was not created: PyIceberg does not, for a create."""
+        _clean(self._producers, keep)
+
+
+def append_files(
+    transaction: Transaction, files: Sequence[DataFile], summary: Mapping[str, str], producers: list[Producer]
+) -> None:
+    """Stage a snapshot that puts files in; its producer is noted."""
+    update = transaction.update_snapshot(snapshot_properties=dict(summary))
+    merge = property_as_bool(transaction.table_metadata.properties, "commit.manifest-merge.enabled", False)
+    producer: Producer = update.merge_append() if merge else update.fast_append()
+    _note(producer, producers)
+    with producer:
+        for file in files:
+            producer.append_data_file(file)
+
+
+def _note(producer: Producer, producers: list[Producer]) -> None:
+    """Note a producer before it is used: writing its manifests may fail halfway."""
+    ManifestWriters(producer)
+    producers.append(producer)
+
+
+@contextmanager
+def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
+    """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
+    producer: Producer = transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite()
+    _note(producer, producers)
+    # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
+    producer._build_delete_files_partition_predicate = lambda: None
+    producer.delete_by_predicate(AlwaysTrue())
+    with producer:
+        yield producer
+
+
+def _landed(guard: CommitGuard, table: Table) -> int:
+    snapshot_id = guard.landed_in(table)
+    if snapshot_id is None:
+        raise AssertionError(f"{table.name()}: the commit succeeded, but its landing is not in the table's history")
+    return snapshot_id
+
+
+def _clean(producers: Sequence[Producer], keep: int | None) -> None:
+    for producer in producers:
+        # Private in PyIceberg, which calls them itself only where it knows the outcome.
+        if producer.snapshot_id != keep:
+            producer._clean_all_uncommitted()
+        else:
+            producer._cleanup_uncommitted()
+            _delete_merged(producer)
+
+
+def _delete_merged(producer: Producer) -> None:
+    """Delete the manifests that were written and merged into others within one commit, which PyIceberg forgets."""
+    written = producer._written_manifests
+    if len(written) < 2:
+        return
+    try:
+        committed = read_manifest_list(producer._io.new_input(producer._written_manifest_lists[-1]))
+        unused = set(written) - {manifest.manifest_path for manifest in committed}
+    except Exception as e:  # noqa: BLE001  # the landing is done; a file left over harms nobody
+        log.info("Merged manifests of snapshot %s were left in place: %r", producer.snapshot_id, e)
+        return
+    delete_files(producer._io, unused)

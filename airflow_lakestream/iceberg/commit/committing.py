@@ -1,0 +1,114 @@
+"""A landing's tries: again for as long as that can help, and looked up where nobody says what became of one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.manifest import DataFile
+
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import Attempt
+from airflow_lakestream.iceberg.commit.guard import Refused
+
+log = logging.getLogger(__name__)
+
+COMMIT_TRIES = 8
+RETRY_PAUSE = 0.2
+
+
+class CommitOutcomeUnknown(LakestreamError, Transient):
+    """The catalog did not say whether the commit was applied, and it was not to be found afterwards.
+
+    `seen` is what was found instead, a sentence.
+    """
+
+    def __init__(self, table: str, files: int, cause: BaseException, seen: str) -> None:
+        super().__init__(
+            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), however often asked. "
+            f"{seen} Its {files} data files were left in place, since the commit may still land. A retry finds out: "
+            "the ledger is in the same commit as the rows, so nothing is doubled or lost."
+        )
+
+
+class CommitRefused(LakestreamError, Transient):
+    """The catalog refused the commit again and again, with nothing of it applied."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"{table}: the commit lost against other writers {COMMIT_TRIES} times, each time after PyIceberg's own "
+            "retries. Nothing was applied and its files were deleted. Retry, or raise the table properties "
+            "commit.retry.num-retries and commit.retry.total-timeout-ms."
+        )
+
+
+class Committer:
+    """Commits one landing."""
+
+    def __init__(self, catalog: Catalog, table: str, consumer_group: str, landing: Landing, attempt: Attempt) -> None:
+        self._catalog, self._table, self._group = catalog, table, consumer_group
+        self._landing, self._attempt = landing, attempt
+        # Whether files may be the table's by now, or may yet be: nobody is to delete them then.
+        self.may_be_applied = False
+
+    def commit(self, files: Sequence[DataFile]) -> int:
+        """Return the landing's snapshot id. Raises what refuses it, CommitOutcomeUnknown and CommitRefused."""
+        unknown: BaseException | None = None
+        for number in range(COMMIT_TRIES):
+            if number:
+                # Growing: the writer that got in first, or the catalog, needs the time.
+                time.sleep(RETRY_PAUSE * number)
+            try:
+                snapshot_id = self._attempt.commit(files)
+            except Refused as refused:
+                self._attempt.clean_up(keep=None)
+                raise refused.error from None
+            except (CommitFailedException, ValidationException) as e:
+                log.info("Commit to %s not applied (%s), trying again.", self._table, e)
+            except Exception as e:
+                # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
+                if not self._attempt.reached_catalog:
+                    self._attempt.clean_up(keep=None)
+                    raise
+                log.warning("Commit to %s: the catalog did not say whether it was applied: %r", self._table, e)
+                unknown = e
+            except BaseException:
+                self.may_be_applied = self._attempt.reached_catalog
+                if not self.may_be_applied:
+                    self._attempt.clean_up(keep=None)
+                raise
+            else:
+                return self._applied(snapshot_id)
+        return self._give_up(len(files), unknown)
+
+    def _applied(self, snapshot_id: int) -> int:
+        self.may_be_applied = True
+        self._attempt.clean_up(keep=snapshot_id)
+        return snapshot_id
+
+    def _give_up(self, files: int, unknown: BaseException | None) -> int:
+        if unknown is None:
+            self._attempt.clean_up(keep=None)
+            raise CommitRefused(self._table)
+        self.may_be_applied = True
+        # The last try, too, may have been applied and only its answer lost.
+        snapshot_id, seen = self._look_once_more()
+        if snapshot_id is not None:
+            return self._applied(snapshot_id)
+        raise CommitOutcomeUnknown(self._table, files, unknown, seen) from unknown
+
+    def _look_once_more(self) -> tuple[int | None, str]:
+        try:
+            table = self._catalog.load_table(self._table)
+            snapshot_id = ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+        except NoSuchTableError:
+            return None, "The table is not there so far."
+        except Exception as e:  # noqa: BLE001  # the error that led here is the one to raise
+            log.info("%s can't be asked either: %r", self._table, e)
+            return None, "The table can't be read either."
+        return snapshot_id, "The table is there, so far without it."

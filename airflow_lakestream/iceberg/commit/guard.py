@@ -1,0 +1,260 @@
+"""The compare-and-set: it stands inside PyIceberg's commit retry, and is asked on every attempt.
+
+PyIceberg replays an append on a moved head without asking (its fast append validates nothing), and deletes the
+manifests of a commit that was reported as failed though it was applied. So the table that commits has this guard for
+a catalog: it refuses what the ledger at the real head forbids, computes the ledger anew for that head, and never
+lets a commit be called failed before it has looked for its own snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCreate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertLastAssignedFieldId,
+    AssertRefSnapshotId,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.core.ports import StaleFiles as StaleFiles
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit import hive, retention
+from airflow_lakestream.tables.schema.change import SchemaChange
+
+log = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind")
+
+
+class Refused(ValidationException):
+    """Carries an error of ours through PyIceberg, which deletes its manifests for a ValidationException and stops."""
+
+    def __init__(self, error: LakestreamError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class NotApplied(ValidationException):
+    """The commit was not applied; PyIceberg deletes its manifests and does not send the same changes again."""
+
+
+class OutcomeUnknown(Exception):
+    """The commit may have been applied; PyIceberg must delete nothing."""
+
+
+class CommitGuard:
+    """A catalog for the commits of one landing; everything but `commit_table` goes to the real one.
+
+    It is used for all attempts of a landing, also after an unknown outcome: then the attempts before count as its own.
+
+    :param written_for: the table that the files were written for, but for the change.
+    :param change: of that table's schema, to be made in the same commit.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        consumer_group: str,
+        landing: Landing,
+        written_for: TableMetadata,
+        *,
+        allow_group_overlap: bool = False,
+        change: SchemaChange | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._group = consumer_group
+        self._landing = landing
+        self._written_for = written_for
+        self._change = change or SchemaChange.none(written_for)
+        self._allow_group_overlap = allow_group_overlap
+        # Table properties beside the ledger's, for whoever looks at the table later.
+        self.notes: Mapping[str, str] = {}
+        self.asked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def as_catalog(self) -> Catalog:
+        """Return the guard as what PyIceberg takes it for."""
+        return cast(Catalog, self)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit, unless the ledger at the table's head forbids it. Called by PyIceberg on every attempt."""
+        if any(isinstance(r, AssertCreate) for r in requirements):
+            return self._create(table, requirements, updates)
+        base_id = _only(AssertRefSnapshotId, requirements).snapshot_id
+        current = self._catalog.load_table(table.name())
+        if self.landed_in(current) is not None:
+            return response_of(current)
+        self.check_fit(current)
+        if ledger_store.facts_of(current.metadata).head_id != base_id:
+            raise self._not_applied("main moved since the commit was prepared")
+        snapshot = _only(AddSnapshotUpdate, updates).snapshot
+        if not isinstance(current.metadata, TableMetadataV1) and (
+            (snapshot.sequence_number or 0) <= current.metadata.last_sequence_number
+        ):
+            # Back at the base by a rollback. A catalog refuses the number, in words that leave open what became of it.
+            raise self._not_applied("main moved since the commit was prepared, and was rolled back")
+        requirements += self._schema_requirements(current, updates)
+        self.check_ledger(current)
+        snapshot_id = snapshot.snapshot_id
+        expiring = retention.expiring(current.metadata)
+        properties = ledger_store.properties_after(current, self._group, snapshot_id, self._landing, expiring)
+        noted = {**properties, **self.notes}
+        updates = (*updates, SetPropertiesUpdate(updates=noted), *retention.removals(expiring))
+        response = self._commit(table, requirements, updates)
+        retention.delete_unneeded_manifests(current, response.metadata, expiring)
+        return response
+
+    def landed_in(self, table: Table) -> int | None:
+        """Return the snapshot in which this landing stands in the table's history, if it does."""
+        return ledger_store.snapshot_of_landing(table, self._group, self._landing.landing_id)
+
+    def check_ledger(self, current: Table) -> None:
+        """Refuse what the ledger at the table's head forbids."""
+        name = ledger_store.name_of(current)
+        if taken := ledger_store.read(current, self._group).ledger.overlap(self._landing):
+            raise Refused(LedgerConflict(name, taken))
+        if not self._allow_group_overlap and (taken := self._landed_by_others(current)):
+            raise Refused(LedgerConflict(name, taken))
+
+    def check_fit(self, current: Table) -> None:
+        """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
+        name = ledger_store.name_of(current)
+        try:
+            fitness.check_version(current.metadata, name)
+        except fitness.FormatVersionTooNew as e:
+            raise Refused(e) from None
+        if current.metadata.table_uuid != self._written_for.table_uuid:
+            raise Refused(StaleFiles(name, "the table was dropped and created anew"))
+        if not self._change.fits(current.metadata):
+            raise Refused(StaleFiles(name, "the schema was changed"))
+        if current.metadata.default_spec_id != self._written_for.default_spec_id:
+            raise Refused(StaleFiles(name, "the partition spec was changed"))
+
+    def change_at(self, current: Table) -> SchemaChange | None:
+        """Return what is still to be changed in the schema; None where nothing is, or another run has done it."""
+        return None if not self._change or self._change.is_made_in(current.metadata) else self._change
+
+    def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
+        changes = any(isinstance(update, SetCurrentSchemaUpdate) for update in updates)
+        if changes != (self.change_at(current) is not None):
+            # To be staged anew: PyIceberg would send the change again that another run has made, or undone.
+            raise NotApplied("the schema was changed since the commit was prepared")
+        metadata = current.metadata
+        required: list[TableRequirement] = [
+            AssertCurrentSchemaId.model_validate(
+                {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id}
+            ),
+            AssertDefaultSpecId.model_validate(
+                {"type": "assert-default-spec-id", "default-spec-id": self._written_for.default_spec_id}
+            ),
+        ]
+        if changes:
+            required.append(
+                AssertLastAssignedFieldId.model_validate(
+                    {"type": "assert-last-assigned-field-id", "last-assigned-field-id": metadata.last_column_id}
+                )
+            )
+        return tuple(required)
+
+    def _landed_by_others(self, current: Table) -> RangeSet:
+        ledgers = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
+        changes = self._landing.topics.items()
+        return union(
+            ledger.entry(identity).landed & change.landed for identity, change in changes for ledger in ledgers
+        )
+
+    def _create(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        snapshot_id = _only(AddSnapshotUpdate, updates).snapshot.snapshot_id
+        # The staged table has no history: the ledger after this landing is the landing alone.
+        properties = ledger_store.properties_after(table, self._group, snapshot_id, self._landing)
+        noted = {**properties, **self.notes}
+        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=noted)))
+
+    def _commit(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        self.asked = True
+        try:
+            return fitness.commit_table(self._catalog, table, requirements, updates)
+        except (CommitFailedException, TableAlreadyExistsError) as e:
+            # "Failed" may mean "applied, and the answer lost": only the table itself says which.
+            current = self._look_again(table)
+            if current is not None and self.landed_in(current) is not None:
+                log.info("The commit was reported as failed (%s), but it had been applied.", e)
+                return response_of(current)
+            if not isinstance(e, hive.NotTaken) and _may_be_applied_yet(current, requirements):
+                raise OutcomeUnknown(f"reported as failed ({e}), but nothing keeps it from being applied yet") from e
+            if any(isinstance(r, AssertCreate) for r in requirements):
+                raise Refused(StaleFiles(ledger_store.name_of(table), "another run created the table")) from e
+            raise self._not_applied(str(e)) from e
+
+    def _not_applied(self, why: str) -> Exception:
+        """Return what tells PyIceberg that nothing was applied; for this one it rebases the files and asks again."""
+        return CommitFailedException(why)
+
+    def _look_again(self, table: Table) -> Table | None:
+        try:
+            return self._catalog.load_table(table.name())
+        except NoSuchTableError:
+            return None
+        except Exception as e:
+            raise OutcomeUnknown(f"the commit was reported as failed, and the table can't be read: {e}") from e
+
+
+class HeadGuard(CommitGuard):
+    """The compare-and-set of a landing that takes files out: made for one head, it is made anew for another."""
+
+    def _not_applied(self, why: str) -> Exception:
+        return NotApplied(why)
+
+
+def _may_be_applied_yet(current: Table | None, requirements: tuple[TableRequirement, ...]) -> bool:
+    """Tell whether a request that was reported as failed could still be applied: main is where it asserts it to be.
+
+    So it is with Glue, whose "concurrent modification" may be the client's own first request, still under way.
+    """
+    if current is None:
+        return True
+    if any(isinstance(r, AssertCreate) for r in requirements):
+        return False
+    return ledger_store.facts_of(current.metadata).head_id == _only(AssertRefSnapshotId, requirements).snapshot_id
+
+
+def response_of(table: Table) -> CommitTableResponse:
+    """Return what a catalog answers to a commit whose outcome is the table as it is."""
+    return CommitTableResponse.model_construct(metadata=table.metadata, metadata_location=table.metadata_location)
+
+
+def _only(kind: Callable[..., Kind], items: tuple[Any, ...]) -> Kind:
+    found = [item for item in items if isinstance(item, cast(type, kind))]
+    if len(found) != 1:
+        raise AssertionError(f"a commit of a landing has exactly one {kind}, found {found}")
+    return cast(Kind, found[0])

@@ -1,0 +1,99 @@
+"""A table that the first landing creates: staged, so that it appears together with its first snapshot or not at all."""
+
+from __future__ import annotations
+
+import logging
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.schema import Schema
+from pyiceberg.table import CreateTableTransaction, Table
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg.commit import hive, retention
+from airflow_lakestream.iceberg.write import layout
+from airflow_lakestream.tables.design import TableDesign
+
+log = logging.getLogger(__name__)
+
+# A table that is landed into every minute stays as quick as a new one: its snapshots, its metadata files (of which the
+# ledger may need older ones after an expiry) and its manifests are bounded.
+DEFAULT_PROPERTIES = {
+    retention.KEEP: "1000",
+    "write.metadata.previous-versions-max": "100",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest-merge.enabled": "true",
+}
+
+
+class NewTable:
+    """A create-table transaction, and the namespace that was made for it (namespaces stand outside transactions)."""
+
+    def __init__(self, catalog: Catalog, name: str, transaction: CreateTableTransaction, made_namespace: bool) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._made_namespace = made_namespace
+        self.transaction = transaction
+        # Private in PyIceberg: the staged table, the only place that tells where its files belong.
+        self.table: Table = transaction._table
+
+    @classmethod
+    def stage(cls, catalog: Catalog, name: str, schema: Schema, design: TableDesign) -> NewTable:
+        """Stage a table of the design. Raises InvalidArgument before anything is made."""
+        fitness.check_properties(design.properties)
+        spec = layout.partition_spec(schema, design.partition_by)
+        order = layout.sort_order(schema, design.sort_order)
+        made = make_namespace(catalog, name)
+        try:
+            transaction = catalog.create_table_transaction(
+                name,
+                schema,
+                partition_spec=spec,
+                sort_order=order,
+                properties={**DEFAULT_PROPERTIES, **design.properties},
+            )
+        except BaseException as e:
+            if made:
+                _drop_namespace(catalog, name)
+            if isinstance(e, ValueError):
+                argument, remedy = (
+                    ("table", _ONE_LEVEL) if "hierarchical" in str(e) else ("iceberg_conn_id", _WAREHOUSE)
+                )
+                raise InvalidArgument(argument, f"the catalog can't create {name}: {e}.", remedy) from e
+            raise
+        return cls(catalog, name, transaction, made)
+
+    def drop_namespace_if_made(self) -> None:
+        """Leave no empty namespace behind when the table did not come to be; never raises."""
+        if self._made_namespace:
+            _drop_namespace(self._catalog, self._name)
+
+
+_ONE_LEVEL = "This catalog knows namespaces of one level only: name the table namespace.table."
+_WAREHOUSE = "Give the connection a `warehouse` in its extra, such as a bucket or a folder."
+
+
+def make_namespace(catalog: Catalog, name: str) -> bool:
+    """Make a table's namespace where it is missing; tell whether it was made here."""
+    namespace = catalog.namespace_from(name)
+    if catalog.namespace_exists(namespace):
+        return False
+    try:
+        if hive.is_hive(catalog):
+            hive.create_namespace(catalog, namespace)
+        else:
+            catalog.create_namespace(namespace)
+    except Exception as e:
+        # Another run made it meanwhile. SqlCatalog then says so by the database's error, not by PyIceberg's.
+        if isinstance(e, NamespaceAlreadyExistsError) or catalog.namespace_exists(namespace):
+            return False
+        raise
+    return True
+
+
+def _drop_namespace(catalog: Catalog, name: str) -> None:
+    try:
+        catalog.drop_namespace(catalog.namespace_from(name))
+    except Exception as e:  # noqa: BLE001  # another run may use it by now; the error under way matters more
+        log.info("The namespace of %s was kept: %s", name, e)

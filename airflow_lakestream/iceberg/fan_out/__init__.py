@@ -1,0 +1,1 @@
+"""One topic into many Iceberg tables, each record once."""

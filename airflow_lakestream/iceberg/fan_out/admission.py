@@ -1,0 +1,142 @@
+"""Which tables records may choose: asked for each route before a row is made, and again before one is written.
+
+What a record's value brings about is the record's own fault, and ends no run: see `decode.routing.Router`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.core.routing import SEPARATOR, NewTables, TableTemplate
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
+
+log = logging.getLogger(__name__)
+
+# Routes that are refused, and names without a table, are remembered up to so many: strangers can think up any number.
+REMEMBERED = 10_000
+# So many tables are looked for one by one and not found; then the catalog is asked once for all that it has.
+LOOKS = 100
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """Where records go. `decoding` is all that decides their rows beside schema and template."""
+
+    topic: str
+    template: TableTemplate
+    home: str
+    decoding: tuple[str, ...] = ()
+    new_tables: NewTables = NewTables.FAIL
+    max_tables: int = 100
+
+
+class Admission:
+    """Decides on each route once, from one look at the home to the next; several threads may ask.
+
+    :param written_down: returns the tables that the home knows, with the routes that name them.
+    :param is_there: looks whether a table is there. Raises NotItsOwn for one that no record may reach.
+    :param names: returns the names of all tables there are, None where the catalog does not tell.
+    :param lock: held while the other three are asked.
+    """
+
+    def __init__(
+        self,
+        fan_out: FanOut,
+        written_down: Callable[[], Mapping[str, str | None]],
+        is_there: Callable[[str], bool],
+        names: Callable[[], Iterable[str] | None],
+        lock: threading.RLock,
+    ) -> None:
+        self._fan_out = fan_out
+        self._written_down, self._is_there, self._names = written_down, is_there, names
+        self._lock = lock
+        # Routes that are admitted, with their tables: `max_tables` at most, beside those that the home knows.
+        self._tables: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        # By the table's name, of which many routes may be: why it is refused.
+        self._strangers: dict[str, str] = {}
+        # The last table that was not there, and is not to be made.
+        self._lacking: str | None = None
+        self._looked_in_vain = 0
+        self._all_names: frozenset[str] | None = None
+
+    def refusals(self, routes: Iterable[str]) -> dict[str, str]:
+        """Return why records may not go by routes; those that they may go by are left out.
+
+        Raises InvalidArgument where new tables are not to be made, and there is none yet: it is not the records then.
+        """
+        found = {}
+        for route in routes:
+            if route not in self._tables and (why := self._refused.get(route) or self._decide(route)) is not None:
+                found[route] = why
+        if self._lacking is not None and not self._tables and not self._written_down():
+            raise InvalidArgument(
+                "new_tables",
+                f'"fail" makes no table, and {self._fan_out.home} has none yet: {self._lacking} does not exist.',
+                'Give new_tables="create" until the tables are there, or create them.',
+            )
+        return found
+
+    def table_of(self, route: str) -> str:
+        """Return the table of a route that is admitted."""
+        return self._tables[route]
+
+    def _decide(self, route: str) -> str | None:
+        with self._lock:
+            name = self._fan_out.template.table(route.split(SEPARATOR))
+            why = self._why_not(name, route)
+            if why is None:
+                self._tables[route] = name
+            else:
+                _remember(self._refused, route, why)
+        return why
+
+    def _why_not(self, name: str, route: str) -> str | None:
+        fan_out = self._fan_out
+        known = {**self._written_down(), **{table: route for route, table in self._tables.items()}}
+        its = f"its {fan_out.template.describe(route)}"
+        # Some catalogs fold case.
+        if name.lower() == fan_out.home.lower():
+            return f"{its} names the home table {name}. Give another home_table."
+        if known.get(name) not in (None, route):
+            other = fan_out.template.describe(str(known[name]))
+            return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or route anew."
+        if name not in known and len(known) >= fan_out.max_tables:
+            return f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
+        try:
+            is_there = self._finds(name)
+        except NotItsOwn as e:
+            _remember(self._strangers, name, e.why)
+        if (why := self._strangers.get(name)) is not None:
+            return f"{its} names {name}, which {why.rstrip('.')}. {_REMEDY}"
+        if not is_there and fan_out.new_tables is NewTables.FAIL:
+            self._lacking = name
+            return f'{its} has no table yet: {name} does not exist. Give new_tables="create", or create it.'
+        return None
+
+    def _finds(self, name: str) -> bool:
+        if name in self._strangers:
+            return True
+        if self._fan_out.new_tables is NewTables.FAIL and self._looked_in_vain >= LOOKS:
+            if self._looked_in_vain == LOOKS:
+                self._looked_in_vain += 1
+                found = self._names()
+                self._all_names = None if found is None else frozenset(one.lower() for one in found)
+            if self._all_names is not None and name.lower() not in self._all_names:
+                return False
+        is_there = self._is_there(name)
+        self._looked_in_vain += not is_there and self._looked_in_vain < LOOKS
+        return is_there
+
+
+_REMEDY = "No value reaches a table that this fan-out did not make. Correct the producer, or give another template."
+
+
+def _remember(found: dict[str, str], key: str, why: str) -> None:
+    if len(found) >= REMEMBERED:
+        found.clear()
+    found[key] = why

@@ -1,0 +1,344 @@
+"""Fan-out: one topic into many tables, each record once, without a transaction over them.
+
+The rule: a home table holds no rows and has the ledger that planning asks; it commits last. Each target commits before
+it, with a ledger of its own in the same commit as its rows. A run that died in between left targets that hold offsets
+which the home lacks. They are read again, and each target leaves out what it holds already.
+
+That is right only while the same record goes to the same table as the same row. So the home keeps a fingerprint of
+the configuration. A run with another one takes over: it claims the home, then fences every target that the home knows
+(a target is written down there before it gets its first row), after which no earlier run can commit anywhere; what was
+half landed is then done again by replace, in every target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ports import Conflict, TableState
+from airflow_lakestream.core.routing import (
+    ROUTE,
+    ROUTE_COLUMNS,
+    ROUTE_OFFSET,
+    ROUTE_PARTITION,
+    NewTables,
+)
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument
+from airflow_lakestream.iceberg.fan_out.admission import Admission
+from airflow_lakestream.iceberg.fan_out.admission import FanOut as FanOut
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, Properties, Superseded
+from airflow_lakestream.iceberg.fan_out.one_worker import OneWorkerSink
+from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
+from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
+from airflow_lakestream.iceberg.fan_out.target import Target
+from airflow_lakestream.iceberg.replace.hits import Offsets
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema
+
+log = logging.getLogger(__name__)
+
+
+class TakenOver(Conflict):
+    """A run has just taken its tables over from another configuration, and looks at them anew."""
+
+    def __init__(self, home: str) -> None:
+        super().__init__(f"{home}: its tables were taken over from another configuration.")
+
+
+class TablesChanged(Conflict):
+    """Another run wrote a table down that this one meant for another value."""
+
+    def __init__(self, home: str) -> None:
+        super().__init__(f"{home}: another run wrote new tables down first.")
+
+
+class FanOutSink(OneWorkerSink):
+    """`core.ports.Sink` over a home and its targets; takes rows with the columns of `decode.routing.Router`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        fan_out: FanOut,
+        consumer_group: str,
+        design: TableDesign,
+        *,
+        allow_group_overlap: bool = False,
+    ) -> None:
+        self._catalog = catalog
+        self._fan_out = fan_out
+        self._group = consumer_group
+        self._design = design
+        self._allow_group_overlap = allow_group_overlap
+        # The configuration that the home was under when this run first saw it, or that this run put it under.
+        self._fingerprint: str | None = None
+        self._rows: dict[str, Counter[str]] = {}
+        self._payload: Schema | None = None
+        # Decoders, in threads of their own, ask for admission while rows are written and committed.
+        self._lock = threading.RLock()
+        self._begin(None)
+
+    @property
+    def rows_by_table(self) -> Counter[str]:
+        """The rows that the landings of this run brought, its earlier tries included, by table."""
+        return sum(self._rows.values(), Counter[str]())
+
+    def refusals(self, routes: Iterable[str], rows: pa.Schema) -> Mapping[str, str]:
+        """Return why records may not go by some of the routes; called by decoders, in several threads.
+
+        :param rows: the columns that rows have, but for those of the routes.
+        """
+        if self._payload is None:
+            with self._lock:
+                self._take_schema(rows)
+        return self._admission.refusals(routes)
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the home anew. Raises Superseded, and InvalidArgument where design and home contradict."""
+        with self._lock:
+            return self._load(run_id)
+
+    def _load(self, run_id: str) -> TableState:
+        home = self._begin(run_id)
+        state = home.load(run_id)
+        self._ledger = state.ledger
+        if (books := home.books) is not None:
+            if books.topic != self._fan_out.topic:
+                raise InvalidArgument(
+                    "home_table",
+                    f"{self._fan_out.home} is the home of the topic {books.topic!r}.",
+                    "Each topic has a home of its own: give another name, or put {topic} into it.",
+                )
+            if self._fingerprint not in (None, books.fingerprint):
+                raise Superseded(self._fan_out.home)
+            self._fingerprint = books.fingerprint
+            # A new table gets all columns of the home, also where fewer are given now.
+            self._payload = home.columns(None)[0]
+        for snapshot_id, landing in state.landed_by_run:
+            self._rows.setdefault(landing.landing_id, home.rows_of(snapshot_id))
+        return state
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit. Raises BadRecord for one of a route that decoders had no admission for."""
+        with self._lock:
+            self._take_schema(rows.schema)
+            for route, part in _by_route(rows):
+                self._target_of(route, part, identity).take(part)
+            self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Nothing: it is replacing that needs to know."""
+
+    def commit(self, landing: Landing) -> int:
+        """Commit each target, then the home; see `core.ports.Sink`. Returns the home's snapshot."""
+        with self._lock:
+            return self._commit(landing)
+
+    def _commit(self, landing: Landing) -> int:
+        [(identity, change)] = landing.topics.items()
+        fingerprint = self._own_fingerprint()
+        after = self._ledger.entry(identity) + change
+        for target in self._targets.values():
+            target.refuse_doubling(after)
+        self._write_tables_down(fingerprint)
+        self._take_over(fingerprint, identity)
+        rows = Counter({name: target.rows for name, target in self._targets.items() if target.rows})
+        for _, target in sorted(self._targets.items()):
+            target.land(landing, after, fingerprint, self._offsets_of(identity))
+        settled = not any(target.landed - after.landed for target in self._targets.values())
+        self._home.rows = rows
+        self._home.change = _Landed(self._fan_out, fingerprint, settled)
+        snapshot_id = self._home.commit(landing)
+        self._ledger = self._ledger.add(landing)
+        self._rows[landing.landing_id] = rows
+        self._read.clear()
+        return snapshot_id
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Refuse: replacing what is landed is not built for several tables yet."""
+        raise InvalidArgument("replace", "does not go with a table that records choose.")
+
+    def discard(self) -> None:
+        """Delete what was not committed; never raises."""
+        for target in self._targets.values():
+            target.discard()
+        self._home.discard()
+        self._read.clear()
+        self._new.clear()
+
+    def _begin(self, run_id: str | None) -> HomeSink:
+        self._run_id = run_id or ""
+        self._payload = self._design.schema
+        # A home has no rows to lay out.
+        bare = replace(self._design, partition_by=None, sort_order=None)
+        overlap = self._allow_group_overlap
+        self._home = HomeSink(self._catalog, self._fan_out.home, self._group, bare, allow_group_overlap=overlap)
+        self._ledger = Ledger(self._group)
+        self._targets: dict[str, Target] = {}
+        self._new: dict[str, str] = {}
+        self._sinks: dict[str, tuple[TargetSink, TableState]] = {}
+        self._admission = Admission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
+        self._read: list[pa.Table] = []
+        return self._home
+
+    def _take_schema(self, rows: pa.Schema) -> None:
+        """Let a home that is missing, and all new tables, have the columns of the first rows."""
+        if self._payload is None:
+            names = (*self._design.metadata.names, *ROUTE_COLUMNS)
+            payload = to_schema(pa.schema([f for f in rows if f.name not in names]))
+            self._home.take_schema(payload)
+            self._payload = payload
+
+    def _new_sink(self, name: str) -> TargetSink:
+        design = replace(self._design, schema=self._payload)
+        overlap = self._allow_group_overlap
+        sink = TargetSink(self._catalog, name, self._group, design, allow_group_overlap=overlap)
+        sink.home, sink.fingerprint = self._fan_out.home, self._own_fingerprint()
+        sink.known = name in self._written_down()
+        return sink
+
+    def _look_at(self, name: str) -> tuple[TargetSink, TableState]:
+        if (found := self._sinks.get(name)) is None:
+            sink = self._new_sink(name)
+            found = sink, sink.load(self._run_id)
+            if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
+                self._sinks[name] = found
+        return found
+
+    def _is_there(self, name: str) -> bool:
+        return self._look_at(name)[1].exists
+
+    def _names(self) -> Iterable[str] | None:
+        try:
+            return [".".join(name) for name in self._catalog.list_tables(self._fan_out.template.namespace)]
+        except Exception as e:  # noqa: BLE001  # not every connection may list tables
+            log.info("The catalog does not list the tables beside %s: %r", self._fan_out.home, e)
+            return None
+
+    def _open(self, name: str, identity: TopicIdentity) -> Target:
+        if name not in self._targets:
+            opened = self._look_at(name)
+            self._targets[name] = Target(name, partial(self._new_sink, name), opened, identity, self._run_id)
+        return self._targets[name]
+
+    def _target_of(self, route: str, rows: pa.Table, identity: TopicIdentity) -> Target:
+        for reason in self._admission.refusals([route]).values():
+            partition, offset = rows[ROUTE_PARTITION][0].as_py(), rows[ROUTE_OFFSET][0].as_py()
+            raise BadRecord(identity.topic, partition, offset, reason)
+        name = self._admission.table_of(route)
+        if self._written_down().get(name) is None:
+            self._new[name] = route
+        return self._open(name, identity)
+
+    def _written_down(self) -> Mapping[str, str | None]:
+        books = self._home.books
+        return {} if books is None else books.tables
+
+    def _own_fingerprint(self) -> str:
+        _, columns = self._home.columns(self._design.schema)
+        fields = [[f.name, str(f.type), f.nullable] for f in columns]
+        told = [1, self._fan_out.template.text, self._fan_out.decoding, fields]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+    def _write_tables_down(self, fingerprint: str) -> None:
+        """Claim the home for this configuration, and write new tables down there before they get their first row."""
+        books = self._home.books
+        if not self._new and (books is None or books.fingerprint == fingerprint):
+            return
+        self._home.rows = Counter()
+        self._home.change = _Claimed(self._fan_out, self._fingerprint, fingerprint, dict(self._new))
+        self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}))
+        self._fingerprint = fingerprint
+        self._new.clear()
+        log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
+
+    def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
+        """Fence all that earlier configurations may still write to, and look into all of it until it is settled."""
+        books = self._home.books
+        known = {} if books is None or books.settled else books.tables
+        strangers = []
+        for name in sorted({*known, *self._targets}):
+            try:
+                target = self._open(name, identity)
+            except NotItsOwn as e:
+                # It was dropped, and made anew by somebody else: no run of this home can write there.
+                log.info("%s leaves a table alone that is not its own any more: %s", self._fan_out.home, e)
+                continue
+            member = target.sink.member
+            # No run of this home has written to it yet, and none but those of this configuration can any more.
+            is_new = member is None and name not in known
+            if member != fingerprint and not is_new:
+                strangers.append(target)
+        for target in strangers:
+            target.fence(fingerprint)
+        if strangers:
+            raise TakenOver(self._fan_out.home)
+
+    def _offsets_of(self, identity: TopicIdentity) -> Callable[[], Offsets]:
+        def offsets() -> Offsets:
+            read = pa.concat_tables(self._read)
+            partitions = pc.unique(read[ROUTE_PARTITION]).to_pylist()
+            return {
+                (identity.topic, p): read.filter(pc.equal(read[ROUTE_PARTITION], p))[ROUTE_OFFSET].combine_chunks()
+                for p in partitions
+            }
+
+        return offsets
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """The books as they shall be before new tables, or another configuration, are written."""
+
+    fan_out: FanOut
+    seen: str | None
+    fingerprint: str
+    new: Mapping[str, str]
+
+    def __call__(self, properties: Properties) -> Properties:
+        books = Books.of(properties) or Books(self.fan_out.topic, self.fingerprint)
+        if books.fingerprint not in (self.seen, self.fingerprint):
+            raise Superseded(self.fan_out.home)
+        after = books.claimed(self.fingerprint)
+        if any(after.tables.get(name) not in (None, route) for name, route in self.new.items()):
+            raise TablesChanged(self.fan_out.home)
+        return {BOOKS: after.with_tables(self.new).encode()}
+
+
+@dataclass(frozen=True)
+class _Landed:
+    """The books as they shall be with a landing."""
+
+    fan_out: FanOut
+    fingerprint: str
+    settled: bool
+
+    def __call__(self, properties: Properties) -> Properties:
+        books = Books.of(properties) or Books(self.fan_out.topic, self.fingerprint)
+        if books.fingerprint != self.fingerprint:
+            raise Superseded(self.fan_out.home)
+        return {BOOKS: replace(books, settled=books.settled or self.settled).encode()}
+
+
+def _by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each route, in the order that they have."""
+    routes = rows[ROUTE].combine_chunks()
+    names = routes.dictionary.to_pylist()
+    order = pc.array_sort_indices(routes.indices)
+    ordered, at = rows.take(order), 0
+    for run in pc.value_counts(routes.indices.take(order)).to_pylist():
+        yield names[run["values"]], ordered.slice(at, run["counts"])
+        at += run["counts"]

@@ -1,0 +1,200 @@
+"""One target within a run: what the run has for it, and how that gets in exactly once, whatever a dead run left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity
+from airflow_lakestream.core.landing.refusing import look
+from airflow_lakestream.core.landing.unaccounted import Asked
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
+from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg.fan_out.books import stamped_run_id
+from airflow_lakestream.iceberg.fan_out.tables import TargetSink
+from airflow_lakestream.iceberg.replace.hits import Offsets
+
+log = logging.getLogger(__name__)
+
+
+class LandedOutside(LakestreamError, Terminal):
+    """A table holds offsets that no run of this fan-out landed there."""
+
+    def __init__(self, table: str, ranges: RangeSet, consumer_group: str, home: str) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {ranges} for consumer group {consumer_group!r} already, landed there outside of the "
+            f"fan-out of {home}. Nothing was landed past it, since its records would be there twice. Fan out into "
+            "other tables (another template), or begin behind them with another consumer_group."
+        )
+
+
+class ReplacedByAnother(Conflict):
+    """Another run of the same configuration did the half landed ranges again first."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"{table}: another run did the half landed ranges again first.")
+
+
+class Target:
+    """A table, and the rows that a run has read for it since its last commit.
+
+    Rows of offsets that the table holds already are kept aside: a dead or another run landed these in this table, and
+    died before, or has not yet come to, the commit of the home.
+
+    :param open_sink: returns a sink of the table, which is still to look at it.
+    :param opened: a sink that has looked at it, and what it saw.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[], TargetSink],
+        opened: tuple[TargetSink, TableState],
+        identity: TopicIdentity,
+        run_id: str,
+    ) -> None:
+        self.name = name
+        self._open_sink = open_sink
+        self._identity = identity
+        self._run_id = run_id
+        self.sink, state = opened
+        check_identity(state.ledger, identity, name)
+        self.exists = state.exists
+        self._state = state
+        self._group = state.ledger.consumer_group
+        self._entry = state.ledger.entry(identity)
+        self._aside: list[pa.Table] = []
+        self._fresh = 0
+        self.rows = 0
+
+    @property
+    def landed(self) -> RangeSet:
+        """What the table's own ledger holds of the topic."""
+        return self._entry.landed
+
+    def take(self, rows: pa.Table) -> None:
+        """Take routed rows of one partition for the next commit."""
+        self.rows += rows.num_rows
+        partition = rows[ROUTE_PARTITION][0].as_py()
+        intervals = self._entry.landed.intervals(self._identity.topic, partition)
+        held = _lies_in(rows[ROUTE_OFFSET], intervals)
+        if held is not None:
+            self._aside.append(rows.filter(held))
+            rows = rows.filter(pc.invert(held))
+        if rows.num_rows:
+            self._fresh += rows.num_rows
+            self.sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
+
+    def land(self, landing: Landing, after: TopicEntry, fingerprint: str, read: Callable[[], Offsets]) -> None:
+        """Commit what the landing has for this table. `after` is what the home's ledger will say of the topic then.
+
+        Ranges that the table holds by the same configuration hold the same rows, and are left out; those by another
+        one are done again. Raises LandedOutside, LandedByAnotherGroup, and what a sink's commit and replace raise.
+        """
+        ranges = landing.topics[self._identity].landed
+        self._refuse_landed_by_others(ranges)
+        if there := self._entry.landed & ranges:
+            landed_by = self.sink.landed_by(self._identity.topic)
+            if redo := there - landed_by.get(fingerprint, RangeSet()):
+                if self.sink.member is None or redo & landed_by.get(None, RangeSet()):
+                    raise LandedOutside(self.name, redo, self._group, self.sink.home)
+                self._do_again(redo, landing, fingerprint, read())
+        if self._fresh:
+            held = self._entry.held
+            change = TopicEntry(
+                # The home's ranges, too, of which no record came here: the table holds all that it shall have of them.
+                landed=after.landed - held,
+                lost=after.lost - held,
+                counts=Counts(read=self._fresh, written=self._fresh),
+                origin=after.origin,
+                epochs=after.epochs,
+            )
+            self.sink.commit(self._landing(landing, "", fingerprint, change))
+            self._entry += change
+            self.exists = True
+        self._aside, self._fresh, self.rows = [], 0, 0
+
+    def refuse_doubling(self, after: TopicEntry) -> None:
+        """Refuse another tool's rows in the table, at its first landing: those that the fan-out comes to, now or later.
+
+        `after` is what the home's ledger will say of the topic. Raises RowsUnaccounted.
+        """
+        if self._entry.landed or not self._fresh:
+            return
+        topic = self._identity.topic
+        ledgers = [self._state.ledger, *self._state.others.values()]
+        known = union(one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
+        ranges = None if after.origin else after.landed
+        look(self._state.look_for_rows, Asked(topic, known, after.origin, ranges), self.name, self._group)
+
+    def fence(self, fingerprint: str) -> None:
+        """Let no run of another configuration commit here any more; a table that is not there is created for that.
+
+        The target is not to be used afterwards: what it was looked at for has changed.
+        """
+        sink = self._open_sink()
+        sink.load(self._run_id)
+        sink.fences = True
+        name = f"fence {fingerprint} {self._run_id}"
+        sink.commit(Landing(f"{name} {self.name}", stamped_run_id(name, fingerprint), {}))
+
+    def discard(self) -> None:
+        """Delete what was not committed; never raises."""
+        self.sink.discard()
+
+    def _do_again(self, ranges: RangeSet, landing: Landing, fingerprint: str, read: Offsets) -> None:
+        log.info("%s: half landed under another configuration, done again: %s", self.name, ranges)
+        sink = self._open_sink()
+        sink.load(self._run_id)
+        sink.read = read
+        rows = [part for part in (self._within(aside, ranges) for aside in self._aside) if part is not None]
+        count = sum(part.num_rows for part in rows)
+        change = TopicEntry(replaced=ranges, counts=Counts(read=count, written=count))
+        try:
+            for part in rows:
+                sink.write(part.drop_columns(list(ROUTE_COLUMNS)), self._identity)
+            sink.replace(self._landing(landing, "/again", fingerprint, change))
+        except ReplacedMeanwhile as e:
+            sink.discard()
+            raise ReplacedByAnother(self.name) from e
+        except BaseException:
+            sink.discard()
+            raise
+
+    def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table | None:
+        partition = rows[ROUTE_PARTITION][0].as_py() if rows.num_rows else None
+        if partition is None:
+            return None
+        held = _lies_in(rows[ROUTE_OFFSET], ranges.intervals(self._identity.topic, partition))
+        return None if held is None else rows.filter(held)
+
+    def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
+        # The landing of the home and those of its targets are told to be one by their ids.
+        own_id = f"{landing.landing_id}/{self.name}{suffix}"
+        run_id = stamped_run_id(landing.run_id, fingerprint)
+        return Landing(own_id, run_id, {self._identity: change}, engine=landing.engine)
+
+    def _refuse_landed_by_others(self, ranges: RangeSet) -> None:
+        for other, ledger in self._state.others.items():
+            taken = ranges & ledger.entry(self._identity).landed
+            if taken and not self.sink.takes_overlap:
+                raise LandedByAnotherGroup(taken, self._group, other, self.name)
+
+
+def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.ChunkedArray | None:
+    """Tell for each offset whether it lies in one of the intervals; None when none does."""
+    ends = pc.min_max(offsets)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    found = None
+    for start, end in intervals:
+        if start <= high and low < end:
+            inside = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+            found = inside if found is None else pc.or_(found, inside)
+    return found

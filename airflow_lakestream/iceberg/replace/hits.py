@@ -1,0 +1,199 @@
+"""Which live rows of a table are the records of given offset ranges: by topic, partition and offset alone.
+
+Only looks. A row is a hit when its three metadata columns have values that lie in the ranges; NULL is no hit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import PrimitiveType
+
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
+from airflow_lakestream.tables.coordinates import COORDINATES as COORDINATES
+from airflow_lakestream.tables.coordinates import OFFSET as OFFSET
+from airflow_lakestream.tables.coordinates import PARTITION as PARTITION
+from airflow_lakestream.tables.coordinates import TOPIC as TOPIC
+from airflow_lakestream.tables.coordinates import Offsets as Offsets
+from airflow_lakestream.tables.coordinates import is_hit as is_hit
+from airflow_lakestream.tables.coordinates import is_of
+from airflow_lakestream.tables.coordinates import not_among as not_among
+
+EVERY_ROW = AlwaysTrue()
+# Tells for each row whether it is wanted beside the hits.
+Beside = Callable[[pa.Table], pa.ChunkedArray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FileHits:
+    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits.
+
+    `others` of its rows are wanted beside them.
+    """
+
+    task: FileScanTask
+    rows: int
+    offsets: Offsets
+    others: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows are hits, or wanted beside them."""
+        return sum(len(found) for found in self.offsets.values()) + self.others
+
+
+def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:
+    """Return a column's bounds in a data file, both ends included; None where the manifest has none.
+
+    Those of texts may be cut short, the upper one made greater.
+    """
+    if name not in schema.column_names or not file.lower_bounds or not file.upper_bounds:
+        return None
+    column = schema.find_field(name)
+    low, high = file.lower_bounds.get(column.field_id), file.upper_bounds.get(column.field_id)
+    if low is None or high is None:
+        return None
+    kind = cast(PrimitiveType, column.field_type)
+    return from_bytes(kind, low), from_bytes(kind, high)
+
+
+def live_files(table: Table) -> list[FileScanTask]:
+    """Return the data files of the table's head, each with the position deletes that apply to it."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return []
+    planner = ManifestGroupPlanner(table.metadata, table.io)
+    return list(planner.plan_files(snapshot.manifests(table.io)))
+
+
+def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
+    """Tell by the bounds of a data file whether it may hold a row of the ranges; without bounds it may."""
+    # Not by an expression of PyIceberg: for a thousand ranges that takes seconds.
+    lowest, highest = file.lower_bounds or {}, file.upper_bounds or {}
+    topic_id, partition_id, offset_id = _column_ids(metadata)
+    low_topic, high_topic = lowest.get(topic_id), highest.get(topic_id)
+    low_partition, high_partition = _integer(lowest.get(partition_id)), _integer(highest.get(partition_id))
+    low, high = _integer(lowest.get(offset_id)), _integer(highest.get(offset_id))
+    for topic, partition in ranges.partitions:
+        # Bounds of strings may be cut short, and are bounds all the same.
+        name = topic.encode()
+        if (low_topic is not None and name < low_topic) or (high_topic is not None and name > high_topic):
+            continue
+        if (low_partition is not None and partition < low_partition) or (
+            high_partition is not None and partition > high_partition
+        ):
+            continue
+        if overlapping(ranges.intervals(topic, partition), low, high):
+            return True
+    return False
+
+
+def _column_ids(metadata: TableMetadata) -> tuple[int, ...]:
+    schema = metadata.schema()
+    return tuple(schema.find_field(name).field_id for name in COORDINATES)
+
+
+def _integer(bound: bytes | None) -> int | None:
+    return None if bound is None else int.from_bytes(bound, "little", signed=True)
+
+
+def look_into(
+    metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet, beside: Beside | None = None
+) -> FileHits:
+    """Find the hits among the live rows of one data file; `beside` tells which rows are wanted, too."""
+    rows = others = 0
+    found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
+    for batch in read_rows(metadata, io, task, columns=COORDINATES):
+        rows += batch.num_rows
+        hits = batch.filter(is_hit(batch, ranges))
+        if beside is not None and (wanted := beside(batch)) is not None:
+            others += pc.sum(wanted).as_py() or 0
+        for key, parts in found.items() if hits.num_rows else ():
+            parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
+    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
+    return FileHits(task, rows, offsets, others)
+
+
+def read_rows(
+    metadata: TableMetadata,
+    io: FileIO,
+    task: FileScanTask,
+    *,
+    columns: Sequence[str] = (),
+    where: BooleanExpression = EVERY_ROW,
+) -> Iterator[pa.Table]:
+    """Yield the live rows of a data file in the table's current schema, positional deletes applied.
+
+    :param columns: those to read; default: all.
+    """
+    schema = metadata.schema()
+    scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
+    # Private in PyIceberg, whose public ways all hold the rows of a whole file in memory at once.
+    deletes = _read_all_delete_files(io, [task])
+    for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
+        yield pa.Table.from_batches([batch])
+
+
+def joined(parts: Iterable[FileHits], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
+    """Return the hits of several files together, with other offsets."""
+    by_partition: dict[PartitionKey, list[pa.Array]] = {}
+    for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
+        by_partition.setdefault(key, []).append(offsets)
+    return {key: pa.concat_arrays(arrays) for key, arrays in by_partition.items()}
+
+
+def equality_deletes(table: Table) -> list[str]:
+    """Return the paths of the live equality deletes; PyIceberg can't apply them."""
+    snapshot = table.current_snapshot()
+    manifests = snapshot.manifests(table.io) if snapshot is not None else []
+    return [
+        entry.data_file.file_path
+        for manifest in manifests
+        if manifest.content == ManifestContent.DELETES
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES
+    ]
+
+
+def rows_with_coordinates(table: Table, files: Iterable[FileScanTask]) -> tuple[int, list[str]]:
+    """Count the rows whose coordinates all have values, and name the files in which some have not.
+
+    By statistics; files without are read. Deleted rows that are still in their file count.
+    """
+    total, lacking = 0, []
+    for task in files:
+        known = _known_by_statistics(table.metadata, task.file)
+        if known is None:
+            known = _known_by_reading(table, task.file)
+        total += known
+        if known < task.file.record_count:
+            lacking.append(task.file.file_path)
+    return total, lacking
+
+
+def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
+    values, nulls = file.value_counts or {}, file.null_value_counts or {}
+    ids = _column_ids(metadata)
+    if any(i not in values or i not in nulls for i in ids):
+        return None
+    return min(values[i] - nulls[i] for i in ids)
+
+
+def _known_by_reading(table: Table, file: DataFile) -> int:
+    known = 0
+    for rows in read_rows(table.metadata, table.io, FileScanTask(file), columns=COORDINATES):
+        known += rows.drop_null().num_rows
+    return known

@@ -1,0 +1,320 @@
+"""A landing that repairs: rows of damaged ranges out, the right ones in, the ledger corrected, in one snapshot.
+
+Built from the parts of a replace. What differs: the rows of some ranges come from the table itself, one of each of
+those that are there several times; and ranges may come into the ledger that it did not hold. A repair may be planned
+anew at any time, since it puts in what Kafka says, whoever was there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
+from pyiceberg.expressions.parser import parse
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table
+
+from airflow_lakestream.core.ledger import Landing, Ledger, union
+from airflow_lakestream.core.ports import CannotReplace, Conflict, LedgerConflict, RangesNotLanded
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.guard import Refused
+from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.replace.hits import (
+    COORDINATES,
+    OFFSET,
+    PARTITION,
+    TOPIC,
+    Offsets,
+    is_hit,
+    live_files,
+    may_hold,
+    not_among,
+    read_rows,
+    rows_with_coordinates,
+)
+from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
+from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.since import FirstLook
+from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, Takeout, check_columns, key_of, shortly
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.tables.design import TableDesign
+
+# Of so many offsets at once the rows are compared, which bounds the memory.
+OFFSETS_AT_ONCE = 50_000
+
+
+class DoublesDiffer(CannotReplace):
+    """Rows of one record differ, and Kafka can't say any more which is right; `ranges` says where."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} has different rows for each offset of {shortly(ranges)}, and the topic no longer gives these "
+            "records: which of the rows is right can't be told. Nothing was changed. Delete the wrong ones, then "
+            "repair again."
+        )
+
+
+class ChangedMeanwhile(Conflict):
+    """What was to be repaired is not any more as it was when it was looked at; `ranges` says where."""
+
+    def __init__(self, table: str, ranges: RangeSet, what: str) -> None:
+        self.ranges = ranges
+        super().__init__(f"{table}: {shortly(ranges)} {what} since the audit.")
+
+
+@dataclass(frozen=True, slots=True)
+class Repairing:
+    """What a repair changes. `kept` are the ranges whose rows come from the table; `has_missing`: rows were missing.
+
+    `odd` are rows that no record can have, and go out; `lost` the paths of data files that are gone, and go out of the
+    table's metadata.
+    """
+
+    landing: Landing
+    kept: RangeSet
+    has_missing: bool
+    odd: tuple[NoPlace, ...] = ()
+    lost: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RepairDone:
+    """The snapshot, and how many rows went out of the table in it."""
+
+    snapshot_id: int
+    rows_out: int
+
+
+class RepairSink(IcebergSink):
+    """The sink of a repair: takes the rows that were read again, and commits them as one."""
+
+    def repair(self, repairing: Repairing) -> RepairDone:
+        """Commit the rows taken since the last commit, with what is kept of the table, in one snapshot.
+
+        Raises Conflict where the ledger of the ranges has changed since: look again. Raises CannotReplace where rows
+        can't be told apart. Whatever is raised, nothing was changed, and the rows taken are to be discarded.
+        """
+        landing, table = repairing.landing, self._table
+        ranges = union(entry.replaced | entry.landed for entry in landing.topics.values())
+        if table is None:
+            raise RangesNotLanded(self._name, ranges)
+        check_columns(self._design.metadata.names, self._name)
+        self._write_out()
+        self._collect(0)
+        guard = RepairGuard(
+            self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
+        )
+        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        finder = RepairFinder(
+            ranges,
+            self._files,
+            write,
+            self._passed_over,
+            kept=repairing.kept,
+            has_missing=repairing.has_missing,
+            odd=repairing.odd,
+            lost=repairing.lost,
+        )
+        attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
+        snapshot_id = self._drive(attempt, landing)
+        return RepairDone(snapshot_id, attempt.rows_out(snapshot_id))
+
+
+class RejectingRepairSink(RejectingSink):
+    """The sink of a repair, and the table's reject table: what turns out bad is rejected by the same landing."""
+
+    def __init__(
+        self, catalog: Catalog, table: str, consumer_group: str, design: TableDesign, records: pa.Schema
+    ) -> None:
+        self._repairing = RepairSink(catalog, table, consumer_group, design)
+        super().__init__(self._repairing, catalog, table, consumer_group, records)
+
+    def repair(self, repairing: Repairing) -> RepairDone:
+        """Write down what was rejected, then repair; rejected records of its ranges are replaced, too."""
+        done = self._repairing.repair(replace(repairing, landing=self.write_down(repairing.landing)))
+        self.settle()
+        return done
+
+
+class RepairGuard(ReplaceGuard):
+    """The compare-and-set of a repair: the ledgers of its ranges have to be those that it was planned by."""
+
+    def check_ledger(self, current: Table) -> None:
+        """Refuse what another landing, replace or receipt has changed of the ranges."""
+        name = ledger_store.name_of(current)
+        own = ledger_store.read_ledger(current, self._group)
+        others = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
+        for identity, change in self._landing.topics.items():
+            entry = own.entry(identity)
+            if gone := change.replaced - entry.landed:
+                raise Refused(RangesNotLanded(name, gone))
+            if taken := change.held & entry.lost | change.landed & entry.landed:
+                raise Refused(LedgerConflict(name, taken))
+            if forgotten := change.replaced & entry.forgotten:
+                raise Refused(ChangedMeanwhile(name, forgotten, "got a receipt of an intended deletion"))
+            theirs = union(e.landed for one in others for of, e in one.topics.items() if of.topic == identity.topic)
+            if shared := (change.replaced | change.landed) & theirs:
+                raise Refused(ChangedMeanwhile(name, shared, "were landed by another consumer group, too,"))
+
+    def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
+        return ChangedMeanwhile(table, ranges, "were replaced by another run")
+
+
+class RepairAttempt(ReplaceAttempt):
+    """A repair's way through PyIceberg's transaction."""
+
+    def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
+        # The ledger counted each record once, however many rows there were.
+        return self._landing
+
+
+@dataclass
+class RepairFinder(Finder):
+    """Finds the rows that a repair takes out, and those of them that it puts in again.
+
+    `kept` are the ranges that were not read again: one row of each of their offsets stays. `odd` rows, and the `lost`
+    files, go out with nothing in their place.
+    """
+
+    kept: RangeSet = RangeSet()
+    has_missing: bool = False
+    odd: tuple[NoPlace, ...] = ()
+    lost: frozenset[str] = frozenset()
+    _odd_now: tuple[NoPlace, ...] = ()
+    _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
+
+    def find(self, table: Table, landed: int) -> Takeout:
+        """Find it at the table's head. Raises CannotReplace, and Conflict where rows to keep have gone."""
+        self._look_at_ledgers(table)
+        ones = self._one_of_each(table) if self.kept else []
+        takeout = super().find(table, landed)
+        gone = [task.file for task in live_files(table) if task.file.file_path in self.lost]
+        return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
+
+    def _look_at_ledgers(self, table: Table) -> None:
+        """Spare what has landed at this head: what was looked at for other positions is looked at anew."""
+        ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
+        odd = tuple(one.beside(ledgers) for one in self.odd)
+        if odd != self._odd_now:
+            self._seen.clear()
+            self._kept.clear()
+            self._odd_now = odd
+
+    def _live_files(self, table: Table) -> list[FileScanTask]:
+        return [task for task in live_files(table) if task.file.file_path not in self.lost]
+
+    def _may_hold(self, table: Table, file: DataFile) -> bool:
+        return super()._may_hold(table, file) or any(one.may_be_in(table.schema(), file) for one in self._odd_now)
+
+    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        if not self._odd_now:
+            return None
+        return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
+
+    def _check_rows_can_be_told(self, table: Table, files: Sequence[FileScanTask], landed: int) -> None:
+        # Doubled rows make up for missing ones in any count; so none may be without its place.
+        if not self.has_missing:
+            return
+        _, lacking = rows_with_coordinates(table, files)
+        if lacking:
+            raise CannotReplace(
+                f"{ledger_store.name_of(table)} has rows without values in {', '.join(COORDINATES)}, such as in "
+                f"{lacking[0]}: whether they are those that are missing can't be told. Nothing was changed. Delete "
+                "those rows, move them to another table, or fill in their values."
+            )
+
+    def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+        return not_among(hits, read_again) - self.kept
+
+    def _one_of_each(self, table: Table) -> list[DataFile]:
+        tasks = [task for task in self._live_files(table) if may_hold(table.metadata, task.file, self.kept)]
+        key = frozenset(map(key_of, tasks))
+        if key not in self._ones:
+            name = ledger_store.name_of(table)
+            differing = union(different(rows) for rows in self._rows_to_keep(table, tasks))
+            if differing:
+                raise DoublesDiffer(name, differing)
+            files: list[DataFile] = []
+            found = 0
+            for rows in self._rows_to_keep(table, tasks):
+                ones = rows.filter(pc.invert(_repeats(rows)))
+                found += ones.num_rows
+                files += self._write([ones])
+            if found != self.kept.width:
+                raise ChangedMeanwhile(name, self.kept, "lost rows")
+            self._ones[key] = files
+        return self._ones[key]
+
+    def _rows_to_keep(self, table: Table, tasks: Sequence[FileScanTask]) -> Iterator[pa.Table]:
+        """Yield the rows of the kept ranges, sorted by offset; all rows of an offset come together."""
+        for piece in _pieces(self.kept, OFFSETS_AT_ONCE):
+            [(topic, partition)] = piece.partitions
+            intervals = piece.intervals(topic, partition)
+            where = parse(
+                # Kafka's names of topics have no quotes.
+                f"{TOPIC} == '{topic}' and {PARTITION} == {partition} "
+                f"and {OFFSET} >= {intervals[0][0]} and {OFFSET} < {intervals[-1][1]}"
+            )
+            parts = [
+                rows.filter(is_hit(rows, piece))
+                for task in tasks
+                if may_hold(table.metadata, task.file, piece)
+                for rows in read_rows(table.metadata, table.io, task, where=where)
+            ]
+            if parts:
+                rows = pa.concat_tables(parts, promote_options="permissive")
+                yield rows.take(pc.sort_indices(rows[OFFSET]))
+
+
+def different(rows: pa.Table) -> RangeSet:
+    """Return the offsets whose rows are not all the same; `rows` are of one partition, sorted by offset.
+
+    NaN is the same as NaN, NULL as NULL.
+    """
+    if rows.num_rows < 2:
+        return RangeSet()
+    unlike = pa.repeat(False, rows.num_rows - 1)
+    for column in rows.columns:
+        values = column.combine_chunks()
+        if pa.types.is_nested(values.type):
+            # Arrow neither compares nor encodes nested values.
+            values = pa.array(map(repr, values.to_pylist()), pa.string())
+        codes = values.dictionary_encode(null_encoding="encode").indices
+        unlike = pc.or_(unlike, pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1)))
+    both = pc.and_(unlike, _repeats(rows).slice(1))
+    topic, partition = rows[TOPIC][0].as_py(), rows[PARTITION][0].as_py()
+    offsets = set(rows[OFFSET].slice(1).filter(both).to_pylist())
+    return RangeSet(OffsetRange(topic, partition, offset, offset + 1) for offset in offsets)
+
+
+def _repeats(rows: pa.Table) -> pa.Array:
+    """Tell for each of the sorted rows whether the one before has the same offset."""
+    offsets = rows[OFFSET].combine_chunks()
+    again = pc.equal(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
+    return pa.concat_arrays([pa.array([False] * min(1, len(offsets))), again])
+
+
+def _pieces(ranges: RangeSet, width: int) -> Iterator[RangeSet]:
+    """Cut ranges into parts of one partition and at most so many offsets each."""
+    for topic, partition in ranges.partitions:
+        piece: list[OffsetRange] = []
+        room = width
+        for start, end in ranges.intervals(topic, partition):
+            while start < end:
+                until = min(end, start + room)
+                piece.append(OffsetRange(topic, partition, start, until))
+                room -= until - start
+                start = until
+                if not room:
+                    yield RangeSet(piece)
+                    piece, room = [], width
+        if piece:
+            yield RangeSet(piece)

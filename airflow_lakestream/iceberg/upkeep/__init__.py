@@ -1,0 +1,1 @@
+"""What is done to a table besides landing: expiry, changes of a ledger by hand, its history."""

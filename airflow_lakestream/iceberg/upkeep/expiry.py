@@ -1,0 +1,142 @@
+"""Snapshots that maintenance lets expire, and the landing without rows that keeps the ledger readable without them.
+
+Another engine removes the snapshots and knows nothing of the ledger. So before it does, one snapshot without files
+takes the ledgers of all groups to main's head, and notes them at each snapshot that is going to lose its parent.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+
+from airflow_lakestream.core import anchors, codec
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit import retention
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
+from airflow_lakestream.iceberg.upkeep import ledger_edit
+
+# In the summary of such a snapshot: how many were to expire.
+SUMMARY_EXPIRING = "lakestream.expiring"
+
+
+class AgesOfBranches(LakestreamError, Terminal):
+    """Iceberg lets a branch's snapshots expire by the branch's own age, whichever others it is told."""
+
+    def __init__(self, table: str, branches: Collection[str]) -> None:
+        super().__init__(
+            f"{table}: no snapshot was removed, since branch {', '.join(sorted(branches))} has a maximal age of its "
+            "snapshots of its own: Iceberg goes by it whatever it is told, and would remove some without which the "
+            "ledger can't be read. Set history.expire.max-snapshot-age-ms on the table instead (ALTER TABLE ... "
+            "REPLACE BRANCH without RETAIN takes the branch's own away)."
+        )
+
+
+@dataclass(frozen=True)
+class ExpiryRule:
+    """What may expire: snapshots older than `older_than` seconds, but for the newest `retain_last` of main.
+
+    The table's own `history.expire.*` properties count where they keep more.
+    """
+
+    older_than: float
+    retain_last: int = 1
+
+    def expiring(self, metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
+        """Return the snapshots that may go, oldest first.
+
+        Never one that a branch or tag names, nor a commit of another branch than main. A landing that was rolled back
+        stays until main has a later one: that one notes which rejected records count no more.
+        """
+        now = int(time.time() * 1000) if now_ms is None else now_ms
+        properties = metadata.properties
+        if properties.get(retention.GC_ENABLED, "true").lower() == "false":
+            return []
+        age = max(self.older_than * 1000, _number(properties.get(TableProperties.MAX_SNAPSHOT_AGE_MS)))
+        keep = max(self.retain_last, _number(properties.get(TableProperties.MIN_SNAPSHOTS_TO_KEEP)))
+        main = metadata.refs.get(MAIN_BRANCH)
+        keep = max(keep, (main and main.min_snapshots_to_keep) or 0)
+        on_main = list(ledger_store.live_ancestors(metadata))
+        kept = retention.protected(metadata) | {one.snapshot_id for one in on_main[:keep]}
+        landings = (one for one in on_main if codec.SUMMARY_GROUP in ledger_store.summary_of(one))
+        last = max((one.sequence_number or 0 for one in landings), default=0)
+        ancestors = {one.snapshot_id for one in on_main}
+        found = [
+            one
+            for one in metadata.snapshots
+            if one.snapshot_id not in kept
+            and one.timestamp_ms < now - age
+            and not (
+                one.snapshot_id not in ancestors
+                and codec.SUMMARY_GROUP in ledger_store.summary_of(one)
+                and (one.sequence_number or 0) > last
+            )
+        ]
+        if all(SUMMARY_EXPIRING in ledger_store.summary_of(one) for one in found):
+            # They have no files: to remove them would take one more such snapshot, each time anew.
+            return []
+        return [one.snapshot_id for one in sorted(found, key=lambda one: one.sequence_number or 0)]
+
+
+def prepare(catalog: Catalog, name: str, rule: ExpiryRule) -> list[int]:
+    """Make a table ready for the removal of snapshots, and return which; none where nothing is to be removed.
+
+    A table with ledgers gets a snapshot without files. Raises UndecidedLedger for a ledger that can't be read even
+    now, AgesOfBranches, and EditNotDone.
+    """
+    table = catalog.load_table(name)
+    expiring = rule.expiring(table.metadata)
+    if not expiring or not ledger_store.groups(table):
+        return expiring
+    fitness.check(catalog, table)
+    refs = table.metadata.refs.items()
+    aged = [n for n, ref in refs if ref.snapshot_ref_type == SnapshotRefType.BRANCH and ref.max_snapshot_age_ms]
+    if aged:
+        raise AgesOfBranches(name, aged)
+    guards: list[_Guard] = []
+
+    def attempt() -> AppendAttempt:
+        now = catalog.load_table(name)
+        guards.append(_Guard(catalog, now, rule))
+        return AppendAttempt(catalog, name, guards[-1], guards[-1].summary)
+
+    ledger_edit.drive(name, attempt)
+    return guards[-1].expiring
+
+
+class _Guard(ledger_edit.EditGuard):
+    """The compare-and-set of a snapshot that changes no ledger: it says again what they are, and at more places."""
+
+    def __init__(self, catalog: Catalog, table: Table, rule: ExpiryRule) -> None:
+        ledgers = {group: ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)}
+        edit_id = uuid.uuid4().hex
+        super().__init__(catalog, edit_id, table, ledgers, {})
+        self._rule = rule
+        self.expiring = rule.expiring(table.metadata)
+        self.summary = {
+            codec.SUMMARY_VERSION: str(codec.VERSION),
+            codec.SUMMARY_LANDING_ID: edit_id,
+            SUMMARY_EXPIRING: str(len(self.expiring)),
+        }
+
+    def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
+        # Anew: a tag may have come since, though main has not moved.
+        self.expiring = self._rule.expiring(current.metadata)
+        properties = {}
+        for group in ledger_store.groups(current):
+            value = ledger_store.read(current, group).property_after(snapshot_id, None)
+            properties[codec.property_key(group)] = codec.encode_property(value)
+            noted = anchors.anchors_after(lambda: ledger_store.history(current), group, self.expiring)
+            properties[codec.anchors_key(group)] = codec.encode_anchors(noted)
+        return properties
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

@@ -1,0 +1,181 @@
+"""Changes of a ledger by hand: each one a snapshot without files on main, by compare and set, like every landing.
+
+A commit of properties alone has no compare-and-set: of two from one base the second would win silently.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
+
+from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.anew import encode_anew
+from airflow_lakestream.core.codec import LedgerProperty
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ports import Conflict
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused, response_of
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.design import TableDesign
+
+TRIES = 8
+RETRY_PAUSE = 0.2
+
+# What the ledgers shall be, decided from the table as it is: asked again when another writer came first.
+Decide = Callable[[Table], Mapping[str, Ledger]]
+# Table properties that are to be set in the same commit.
+Properties = Callable[[Table], Mapping[str, str]]
+
+
+class HeadMoved(Conflict):
+    """Another writer committed since the change was decided."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"{table}: another writer committed since the change of the ledger was decided.")
+
+
+class EditNotDone(LakestreamError, Transient):
+    """The change lost against other writers, or the catalog never said what became of it."""
+
+    def __init__(self, table: str, last: BaseException | None) -> None:
+        super().__init__(
+            f"{table}: the ledger could not be changed in {TRIES} tries (last: {last}). Pause the DAGs that land in "
+            "the table, look with `lakestream ledger show` whether it was changed after all, and run the command again."
+        )
+
+
+class EditGuard(CommitGuard):
+    """The compare-and-set of a change by hand: only on the very head that it was decided for."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        edit_id: str,
+        table: Table,
+        ledgers: Mapping[str, Ledger],
+        properties: Mapping[str, str],
+    ) -> None:
+        super().__init__(catalog, next(iter(ledgers)), Landing(edit_id, edit_id, {}), table.metadata)
+        self._decided_at = ledger_store.head_of(table.metadata)
+        self._ledgers = ledgers
+        self._more = properties
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """Commit, unless main has moved. Called by PyIceberg on every attempt."""
+        current = self._catalog.load_table(table.name())
+        if self.landed_in(current) is not None:
+            return response_of(current)
+        self.check_fit(current)
+        [added] = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
+        properties = self._properties(current, added.snapshot.snapshot_id)
+        return self._commit(table, requirements, (*updates, SetPropertiesUpdate(updates=properties)))
+
+    def landed_in(self, table: Table) -> int | None:
+        """Return the snapshot of this change, if it is in main's history."""
+        for snapshot in ledger_store.live_ancestors(table.metadata):
+            if ledger_store.summary_of(snapshot).get(codec.SUMMARY_LANDING_ID) == self._landing.landing_id:
+                return snapshot.snapshot_id
+        return None
+
+    def check_fit(self, current: Table) -> None:
+        """Refuse when the head is no longer the one that the change was decided for."""
+        super().check_fit(current)
+        if ledger_store.head_of(current.metadata) != self._decided_at:
+            raise Refused(HeadMoved(ledger_store.name_of(current)))
+
+    def _not_applied(self, why: str) -> Exception:
+        # Not a CommitFailedException: PyIceberg would put the change on a head that it was not decided for.
+        return ValidationException(why)
+
+    def _properties(self, current: Table, snapshot_id: int) -> dict[str, str]:
+        after = {group: LedgerProperty(snapshot_id, ledger, ()) for group, ledger in self._ledgers.items()}
+        for other in ledger_store.groups(current):
+            if other not in after:
+                try:
+                    after[other] = ledger_store.read(current, other).property_after(snapshot_id, None)
+                except (lineage.UndecidedLedger, codec.UnreadableLedger):
+                    continue
+        properties = {codec.property_key(group): codec.encode_property(value) for group, value in after.items()}
+        for group in self._ledgers:
+            properties |= ledger_store.newcomer_properties(current, group)
+        return properties | dict(self._more)
+
+
+def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
+    """Give the ledger of a group to another name; its rejected records stay its own. Raises as `start_anew` does."""
+
+    def former(table: Table) -> Mapping[str, str]:
+        names = [one for one in ledger_store.names_of(table.properties, group) if one != to]
+        return {ledger_store.FORMER_NAMES + to: json.dumps(names)}
+
+    return start_anew(catalog, name, decide, former)
+
+
+def start_anew(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
+    """Let the ledgers that `decide` returns start anew with what it says; return the snapshot's id.
+
+    Raises what `decide` raises, and EditNotDone.
+    """
+    return drive(name, lambda: _attempt(catalog, name, decide, properties))
+
+
+def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
+    """Commit a snapshot without files; return its id. `make` is asked anew after another writer came first.
+
+    Raises what `make` and its guard raise, and EditNotDone.
+    """
+    attempt: AppendAttempt | None = None
+    last: BaseException | None = None
+    for number in range(TRIES):
+        if number:
+            # Growing: the writer that got in first needs the time.
+            time.sleep(RETRY_PAUSE * number)
+        attempt = attempt or make()
+        try:
+            snapshot_id = attempt.commit([])
+        except (Refused, CommitFailedException, ValidationException) as e:
+            attempt.clean_up(keep=None)
+            attempt, last = None, e
+        except Exception as e:
+            # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
+            if not attempt.reached_catalog:
+                attempt.clean_up(keep=None)
+                raise
+            # Unknown whether it was applied: the same attempt, asked again, finds its own snapshot or can't be.
+            last = e
+        else:
+            attempt.clean_up(keep=snapshot_id)
+            return snapshot_id
+    raise EditNotDone(name, last)
+
+
+def forget(catalog: Catalog, name: str, group: str, identity: TopicIdentity, ranges: RangeSet, removed: Counts) -> int:
+    """Write the receipt of an intended deletion; return the snapshot's id. Raises what a landing raises."""
+    entry = TopicEntry(forgotten=ranges, removed=removed)
+    this = f"ledger forget {uuid.uuid4().hex}"
+    sink = IcebergSink(catalog, name, group, TableDesign(metadata=pa.schema([])), allow_group_overlap=True)
+    sink.load(this)
+    return sink.commit(Landing(this, this, {identity: entry}))
+
+
+def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties) -> AppendAttempt:
+    table = catalog.load_table(name)
+    fitness.check(catalog, table)
+    ledgers = decide(table)
+    edit_id = uuid.uuid4().hex
+    guard = EditGuard(catalog, edit_id, table, ledgers, properties(table))
+    summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_anew(ledgers)}
+    return AppendAttempt(catalog, name, guard, summary)

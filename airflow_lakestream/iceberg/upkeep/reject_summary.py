@@ -1,0 +1,83 @@
+"""What stands in a reject table, for people: how many records by stage and reason, with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.bad_records import kind_of
+from airflow_lakestream.iceberg.replace.hits import COORDINATES
+
+COLUMNS = ("stage", "error", "value", "run_id", "rejected_at")
+_MOST_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One rejected record."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: str
+    value: bytes | None
+    run_id: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; the value as text, as far as it is one."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "error": self.error,
+            "value": None if self.value is None else self.value.decode(errors="backslashreplace"),
+            "run_id": self.run_id,
+        }
+
+    @property
+    def text(self) -> str:
+        """The record in one line."""
+        value = "null" if self.value is None else self.value[: _MOST_SHOWN + 1].decode(errors="backslashreplace")
+        value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+        return f"{self.topic}[{self.partition}] offset {self.offset}: {self.error}: {value}"
+
+
+@dataclass
+class Reason:
+    """The rejected records of one group, stage and kind of reason."""
+
+    consumer_group: str
+    stage: str
+    kind: str
+    count: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+
+def by_reason(parts: Iterable[pa.Table], examples: int) -> list[Reason]:
+    """Return rejected records by group, stage and kind of reason, the most frequent first."""
+    found: dict[tuple[str, str, str], Reason] = {}
+    for part in parts:
+        counted = part.group_by(["consumer_group", "stage", "error"]).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            reason = _reason(found, row)
+            reason.count += row["count_all"]
+            if len(reason.examples) < examples:
+                reason.examples += _examples(part, row, examples - len(reason.examples))
+    return sorted(found.values(), key=lambda one: (-one.count, one.consumer_group, one.stage, one.kind))
+
+
+def _reason(found: dict[tuple[str, str, str], Reason], row: dict[str, Any]) -> Reason:
+    key = row["consumer_group"], row["stage"], kind_of(row["error"])
+    return found.setdefault(key, Reason(*key))
+
+
+def _examples(part: pa.Table, row: dict[str, Any], most: int) -> Iterator[Example]:
+    same = pc.and_(pc.equal(part["error"], row["error"]), pc.equal(part["stage"], row["stage"]))
+    same = pc.and_(same, pc.equal(part["consumer_group"], row["consumer_group"]))
+    for one in part.filter(same).slice(0, most).to_pylist():
+        topic, partition, offset = (one[name] for name in COORDINATES)
+        yield Example(topic, partition, offset, one["error"], one["value"], one["run_id"])

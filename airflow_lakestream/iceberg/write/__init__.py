@@ -1,0 +1,1 @@
+"""Rows to the data files of an Iceberg table."""

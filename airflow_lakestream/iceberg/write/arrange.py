@@ -1,0 +1,158 @@
+"""Which rows go into which data file, and in which order: by partition, then by the table's sort order.
+
+One stable sort arranges all rows, so the cost does not grow with the number of partitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey
+from pyiceberg.schema import Schema
+from pyiceberg.table import TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
+from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform
+from pyiceberg.types import NestedField, StructType
+from pyiceberg.utils.properties import property_as_int
+
+from airflow_lakestream.tables.schema.value_ranges import out_of_range
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The rows of one data file: all of `rows`, or those at `positions`, in that order."""
+
+    rows: pa.Table
+    positions: pa.Array | None
+    partition: PartitionKey | None
+
+    def read(self) -> pa.Table:
+        """Return the rows as they go into the file."""
+        return self.rows if self.positions is None else self.rows.take(self.positions)
+
+
+def arrange(metadata: TableMetadata, rows: pa.Table) -> Iterator[Piece]:
+    """Yield the pieces of conforming rows, at least one and none empty, for the table's current spec and order."""
+    schema, spec = metadata.schema(), metadata.spec()
+    values = [_partition_values(rows, schema, field) for field in spec.fields]
+    codes = _codes(values, rows.num_rows)
+    counts = sorted((run["values"], run["counts"]) for run in pc.value_counts(codes).to_pylist())
+    keys = [key for field in metadata.sort_order().fields for key in _sort_keys(rows, schema, field)]
+    positions = _positions([(codes, "ascending"), *keys] if len(counts) > 1 else keys)
+    if positions is not None:
+        rows = rows.combine_chunks()
+    target = _target_size(metadata) * rows.num_rows // max(1, rows.nbytes)
+    start = 0
+    for _, count in counts:
+        first = start if positions is None else positions[start].as_py()
+        key = _partition_key(metadata, [value[first] for value in values]) if values else None
+        for low, high in _cuts(start, count, max(1, target)):
+            if positions is None:
+                yield Piece(rows.slice(low, high - low), None, key)
+            else:
+                yield Piece(rows, positions.slice(low, high - low), key)
+        start += count
+
+
+def _target_size(metadata: TableMetadata) -> int:
+    """Return the target size of a file; like PyIceberg, it is measured in memory."""
+    name, default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
+    return property_as_int(metadata.properties, name, default) or default
+
+
+def _cuts(start: int, count: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` rows into even parts of at most `most`."""
+    parts = -(-count // most)
+    return itertools.pairwise(start + count * part // parts for part in range(parts + 1))
+
+
+def _partition_key(metadata: TableMetadata, values: Sequence[pa.Scalar]) -> PartitionKey:
+    spec = metadata.spec()
+    return PartitionKey(
+        [PartitionFieldValue(field, _python(value)) for field, value in zip(spec.fields, values, strict=True)],
+        spec,
+        metadata.schema(),
+    )
+
+
+def _python(value: pa.Scalar) -> Any:
+    # Python has no datetime past the year 9999; PyIceberg takes the count of microseconds as well.
+    return value.value if arrow.is_timestamp(value.type) or arrow.is_date(value.type) else value.as_py()
+
+
+def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> pa.Array:
+    """Return the values that a partition field has. Raises ValueError where one is out of range for its type."""
+    values = _transformed(rows, schema, field)
+    if isinstance(field.transform, TruncateTransform) and (
+        arrow.is_integer(values.type) or arrow.is_decimal(values.type)
+    ):
+        # The next multiple below the lowest values is lower than the type goes: integers wrap round.
+        too_low = pc.any(pc.greater(values, _transformed(rows, schema, field, IdentityTransform()))).as_py()
+        if too_low or out_of_range(pa.table({field.name: values})):
+            raise ValueError(f"{field.name}: {field.transform} of a value is below the lowest {values.type}")
+    return values
+
+
+def _transformed(
+    rows: pa.Table, schema: Schema, field: PartitionField | SortField, other: Transform[Any, Any] | None = None
+) -> pa.Array:
+    names, source = _find(schema.as_struct(), field.source_id)
+    column = rows.column(names[0])
+    if len(names) > 1:
+        column = pc.struct_field(column, names[1:])
+    transform: Transform[Any, Any] = other or field.transform
+    result = transform.pyarrow_transform(source.field_type)(column)
+    if isinstance(result, pa.ChunkedArray):
+        result = result.combine_chunks()
+    return result.storage if isinstance(result, pa.ExtensionArray) else result
+
+
+def _find(struct: StructType, field_id: int) -> tuple[list[str], NestedField]:
+    for field in struct.fields:
+        if field.field_id == field_id:
+            return [field.name], field
+        if isinstance(field.field_type, StructType):
+            names, found = _find(field.field_type, field_id)
+            if names:
+                return [field.name, *names], found
+    return [], struct.fields[0]
+
+
+def _codes(values: Sequence[pa.Array], length: int) -> pa.Array:
+    """Give each distinct combination of values a number; nulls and NaNs are values like others."""
+    codes = pa.repeat(pa.scalar(0, pa.int64()), length)
+    for value in values:
+        encoded = value.dictionary_encode(null_encoding="encode")
+        wide = pc.multiply(codes, pa.scalar(len(encoded.dictionary), pa.int64()))
+        codes = pc.add(wide, encoded.indices.cast(pa.int64())).dictionary_encode().indices.cast(pa.int64())
+    return codes
+
+
+def _sort_keys(rows: pa.Table, schema: Schema, field: SortField) -> Iterator[tuple[pa.Array, str]]:
+    column = _transformed(rows, schema, field)
+    descending = field.direction is SortDirection.DESC
+    has_nan = arrow.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()
+    if column.null_count or has_nan:
+        # Iceberg counts NaN as the greatest value, Arrow puts it beside the nulls wherever they go.
+        nan_rank, value_rank = (1, 2) if descending else (2, 1)
+        rank = pa.repeat(pa.scalar(value_rank, pa.int8()), len(column))
+        if has_nan:
+            rank = pc.if_else(pc.fill_null(pc.is_nan(column), False), pa.scalar(nan_rank, pa.int8()), rank)
+        null_rank = 0 if field.null_order is NullOrder.NULLS_FIRST else 3
+        yield pc.if_else(column.is_null(), pa.scalar(null_rank, pa.int8()), rank), "ascending"
+    yield column, "descending" if descending else "ascending"
+
+
+def _positions(keys: Sequence[tuple[pa.Array, str]]) -> pa.Array | None:
+    if not keys:
+        return None
+    names = [str(at) for at in range(len(keys))]
+    table = pa.table([column for column, _ in keys], names=names)
+    return pc.sort_indices(table, sort_keys=[(name, order) for name, (_, order) in zip(names, keys, strict=True)])

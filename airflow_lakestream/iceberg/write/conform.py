@@ -1,0 +1,54 @@
+"""Rows brought into the Arrow schema of a table's data files, field ids included, losing nothing on the way."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema_with_ids, fields_from_arrow
+from airflow_lakestream.tables.schema.columns import fits
+from airflow_lakestream.tables.schema.required import all_optional, with_required
+from airflow_lakestream.tables.schema.type_text import type_text
+
+
+def conform(rows: pa.Table, schema: Schema) -> pa.Table:
+    """Return the table's columns in its order: cast where that is lossless, null where the rows have none.
+
+    A column in the types of `arrow_schema` is taken as it is, without a copy; any other is cast to PyIceberg's large
+    types, which hold all that strings of other engines can.
+    """
+    known = {field.name for field in schema.fields}
+    strangers = [name for name in rows.column_names if name not in known]
+    if strangers:
+        raise InvalidArgument("rows", f"the table has no column {', '.join(map(repr, strangers))}.")
+    given = {field.name: field for field in fields_from_arrow(rows.schema, "rows")}
+    plain, large = arrow_schema_with_ids(schema), arrow_schema_with_ids(schema, large=True)
+    columns, fields = [], []
+    for at, field in enumerate(schema.fields):
+        if field.name not in given:
+            column, target = pa.chunked_array([pa.nulls(rows.num_rows, plain.field(at).type)]), plain.field(at)
+        else:
+            column, target = _cast(rows.column(field.name), given[field.name], field, plain.field(at), large.field(at))
+        columns.append(with_required(column, target))
+        fields.append(target)
+    # The ids come with the schema, not with a cast: Arrow holds types equal that differ in metadata only.
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _cast(
+    column: pa.ChunkedArray, given: NestedField, wanted: NestedField, plain: pa.Field, large: pa.Field
+) -> tuple[pa.ChunkedArray, pa.Field]:
+    if column.type == plain.type:
+        return column, plain
+    # Arrow's cast alone would parse strings, and drop members of a struct that the target lacks.
+    if not fits(given.field_type, wanted.field_type):
+        problem = (
+            f"column {wanted.name!r} is {type_text(given.field_type)}, in the table {type_text(wanted.field_type)}."
+        )
+        raise InvalidArgument("rows", problem)
+    try:
+        return column.cast(all_optional(large.type)), large
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument("rows", f"column {wanted.name!r}: {error}") from error

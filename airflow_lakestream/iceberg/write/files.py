@@ -1,0 +1,174 @@
+"""Rows to Parquet data files of a table: split by partition, sorted, with statistics; nothing is committed here.
+
+Public parts of PyIceberg only. Its `_dataframe_to_data_files` is not used: it turns a null list of structs into an
+empty list, loses the rows of a NaN partition, can't partition by a uuid, and reads all rows once for each partition.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import TableProperties
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.write.arrange import Piece, arrange
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.nowhere import Nowhere
+from airflow_lakestream.iceberg.write.parquet import write_parquet
+from airflow_lakestream.tables.trial import culprits
+
+# In bytes, of the 255 that file systems have; all folders of a path together have some 1,000 in object stores.
+_LONGEST_FOLDER = 200
+
+
+def write_data_files(
+    metadata: TableMetadata,
+    io: FileIO,
+    rows: pa.Table,
+    prefix: str,
+    counter: Iterator[int] | None = None,
+    *,
+    folder: str = "",
+) -> list[DataFile]:
+    """Write rows as data files for the table's current schema, spec and sort order.
+
+    File names begin with `prefix` and go on with the next number of `counter`. When a file can't be written, or the
+    caller is interrupted, those of this call are removed before the error goes on.
+
+    :param folder: name of a folder of the table's data, to write below it.
+    """
+    check_file_format(metadata.properties)
+    if rows.num_rows == 0:
+        return []
+    numbers = itertools.count() if counter is None else counter
+    locations = _locations(metadata, folder)
+    plans = [
+        _Plan(metadata, io, piece, _path(locations, piece, prefix, next(numbers)))
+        for piece in arrange(metadata, conform(rows, metadata.schema()))
+    ]
+    if len(plans) == 1:
+        return _write_alone(plans[0])
+    return _write_side_by_side(plans)
+
+
+def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
+    """Return which rows can't be written, and why, by trying: no file is made. Columns of no table are left out.
+
+    Raises what writing raises where it is not the rows' fault.
+    """
+    known = {field.name for field in metadata.schema().fields}
+    return culprits(rows.select([name for name in rows.column_names if name in known]), partial(_try, metadata))
+
+
+def _try(metadata: TableMetadata, rows: pa.Table) -> None:
+    check_file_format(metadata.properties)
+    locations, conforming = _locations(metadata, ""), conform(rows, metadata.schema())
+    pieces = arrange(metadata, conforming) if rows.num_rows else [Piece(conforming, None, None)]
+    for piece in pieces:
+        _Plan(metadata, Nowhere(), piece, _path(locations, piece, "trial", 0)).write()
+
+
+def data_folder(metadata: TableMetadata, folder: str) -> str:
+    """Return where the files lie that are written below a folder of the table's data."""
+    return f"{load_location_provider(metadata.location, metadata.properties).data_path}/{folder}"
+
+
+def delete_files(io: FileIO, paths: Iterable[str]) -> list[str]:
+    """Delete files as well as it goes; return those that may be left. Never raises."""
+    left = []
+    for path in paths:
+        try:
+            io.delete(path)
+        except FileNotFoundError:
+            continue
+        except Exception:  # noqa: BLE001  Runs while another error is on its way, which must not be hidden.
+            left.append(path)
+    return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    metadata: TableMetadata
+    io: FileIO
+    piece: Piece
+    path: str
+
+    def write(self) -> DataFile:
+        """Write the one file and describe it, statistics included."""
+        piece, metadata = self.piece, self.metadata
+        output = self.io.new_output(self.path)
+        statistics = write_parquet(output, metadata.schema(), metadata.properties, piece.read())
+        data_file = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=self.path,
+            file_format=FileFormat.PARQUET,
+            partition=piece.partition.partition if piece.partition else Record(),
+            file_size_in_bytes=len(output),
+            sort_order_id=metadata.default_sort_order_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+        data_file.spec_id = metadata.default_spec_id
+        return data_file
+
+
+def check_file_format(properties: Mapping[str, str]) -> None:
+    """Refuse a table whose files are to be of another format. Raises InvalidArgument."""
+    name = properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
+    if name.lower() != "parquet":
+        raise InvalidArgument(
+            "table_properties", f"{TableProperties.WRITE_FILE_FORMAT} is {name!r}.", "Only parquet can be written."
+        )
+
+
+def _locations(metadata: TableMetadata, folder: str) -> LocationProvider:
+    if not folder:
+        return load_location_provider(metadata.location, metadata.properties)
+    # The provider puts partitions, or the hashes of an object store, behind it: one listing finds all files of a run.
+    properties = {**metadata.properties, TableProperties.WRITE_DATA_PATH: data_folder(metadata, folder)}
+    return load_location_provider(metadata.location, properties)
+
+
+def _path(locations: LocationProvider, piece: Piece, prefix: str, number: int) -> str:
+    # The writer overwrites without asking, and two processes may count from zero under one prefix.
+    name = f"{prefix}-{number:05d}-{uuid.uuid4().hex[:12]}.parquet"
+    key = piece.partition
+    if key is not None and any(len(part) > _LONGEST_FOLDER for part in key.to_path().split("/")):
+        # No file system takes such a name. Which rows the file has, the manifest says, not the path.
+        key = None
+    return locations.new_data_location(name, key)
+
+
+def _write_alone(plan: _Plan) -> list[DataFile]:
+    try:
+        return [plan.write()]
+    except BaseException:
+        delete_files(plan.io, [plan.path])
+        raise
+
+
+def _write_side_by_side(plans: Sequence[_Plan]) -> list[DataFile]:
+    executor = ExecutorFactory.get_or_create()
+    futures: list[Future[DataFile]] = []
+    try:
+        futures.extend(executor.submit(plan.write) for plan in plans)
+        return [future.result() for future in futures]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # A file still being written would appear after its deletion.
+        delete_files(plans[0].io, [plan.path for plan in plans])
+        raise

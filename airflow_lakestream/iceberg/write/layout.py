@@ -1,0 +1,228 @@
+"""How a table is laid out: its partition spec and its sort order, from the words a user writes.
+
+PyIceberg's `parse_transform` answers an unknown name such as `days` with an UnknownTransform and no error, so names
+are looked up here, in a closed table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    VoidTransform,
+    YearTransform,
+)
+from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType, TimeType
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.type_text import did_you_mean, type_text
+
+AnyTransform = Transform[Any, Any]
+
+_PLAIN: dict[str, Callable[[], AnyTransform]] = {
+    "identity": IdentityTransform,
+    **dict.fromkeys(("year", "years"), YearTransform),
+    **dict.fromkeys(("month", "months"), MonthTransform),
+    **dict.fromkeys(("day", "days"), DayTransform),
+    **dict.fromkeys(("hour", "hours"), HourTransform),
+}
+_SIZED: dict[str, Callable[[int], AnyTransform]] = {"bucket": BucketTransform, "truncate": TruncateTransform}
+_MAX_SIZE = 2**31 - 1
+
+_CALL = re.compile(r"(?P<name>\w+)\s*\((?P<inside>.*)\)", re.DOTALL)
+_SIZE_FIRST = re.compile(r"(?P<size>\d+)\s*,(?P<column>.*)", re.DOTALL)
+_SIZE_LAST = re.compile(r"(?P<column>.*),\s*(?P<size>\d+)", re.DOTALL)
+_DIRECTION = re.compile(
+    r"(?P<term>.*?)(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE | re.DOTALL
+)
+_SPLIT = re.compile(r""",(?=(?:[^"`]|"[^"]*"|`[^`]*`)*\Z)(?![^()]*\))""")
+
+_REMEDY = "Leave the argument out to keep the table's own, or evolve the table."
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A transform of one column, such as `bucket(16, user_id)`."""
+
+    column: str
+    source_id: int
+    kind: IcebergType
+    transform: AnyTransform
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What makes two terms the same, whatever their names and ids."""
+        return self.source_id, str(self.transform)
+
+
+def partition_spec(schema: Schema, partition_by: Sequence[str] | str | None) -> PartitionSpec:
+    """Build the spec that `partition_by` asks for, its fields named as Spark and PyIceberg name them."""
+    fields: list[PartitionField] = []
+    taken = set(schema.column_names)
+    for term in _partition_terms(schema, partition_by):
+        name = _partition_name(term, taken)
+        taken.add(name)
+        fields.append(PartitionField(term.source_id, PARTITION_FIELD_ID_START + len(fields), term.transform, name))
+    return PartitionSpec(*fields)
+
+
+def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder:
+    """Build the order that `sort_by` asks for; ascending has nulls first, descending last, unless said."""
+    fields = _sort_fields(schema, sort_by)
+    return SortOrder(*fields) if fields else SortOrder(order_id=0)
+
+
+def check_layout(
+    table: Table, partition_by: Sequence[str] | str | None, sort_by: Sequence[str] | str | None = None
+) -> None:
+    """Refuse an existing table that is partitioned or sorted otherwise than asked for; None asks for nothing."""
+    schema = table.schema()
+    name = ".".join(table.name())
+    if partition_by is not None:
+        asked = [term.key for term in _partition_terms(schema, partition_by)]
+        held = [(f.source_id, f.transform) for f in table.spec().fields if not isinstance(f.transform, VoidTransform)]
+        if sorted(asked) != sorted((source_id, str(transform)) for source_id, transform in held):
+            there = ", ".join(_term_text(schema, source_id, transform) for source_id, transform in held)
+            wanted = ", ".join(_items(partition_by)) or "nothing"
+            raise InvalidArgument(
+                "partition_by", f"{wanted} asked for; {name} is partitioned by {there or 'nothing'}.", _REMEDY
+            )
+    if sort_by is not None:
+        order = [_sort_text(schema, field) for field in _sort_fields(schema, sort_by)]
+        there_order = [_sort_text(schema, field) for field in table.sort_order().fields]
+        if order != there_order:
+            wanted, there = ", ".join(order) or "nothing", ", ".join(there_order) or "nothing"
+            raise InvalidArgument("sort_order", f"{wanted} asked for; {name} is sorted by {there}.", _REMEDY)
+
+
+def _items(value: Sequence[str] | str | None) -> list[str]:
+    parts: Iterable[str] = _SPLIT.split(value) if isinstance(value, str) else value or ()
+    return [part.strip() for part in parts if part.strip() or not isinstance(value, str)]
+
+
+def _partition_terms(schema: Schema, partition_by: Sequence[str] | str | None) -> list[Term]:
+    terms: list[Term] = []
+    for text in _items(partition_by):
+        term = _term(schema, text, "partition_by")
+        # A NaN equals nothing, so no reader would find its partition. PyIceberg can't write the bucket of a time.
+        if isinstance(term.transform, IdentityTransform) and isinstance(term.kind, FloatType | DoubleType):
+            raise InvalidArgument("partition_by", f"{text!r}: a {type_text(term.kind)} makes no partitions.")
+        if isinstance(term.transform, BucketTransform) and isinstance(term.kind, TimeType):
+            raise InvalidArgument("partition_by", f"{text!r}: a time can't be put into buckets by PyIceberg.")
+        _refuse_repeated(term, terms, text)
+        terms.append(term)
+    return terms
+
+
+def _refuse_repeated(term: Term, earlier: list[Term], text: str) -> None:
+    for other in earlier:
+        if other.key == term.key:
+            raise InvalidArgument("partition_by", f"{text!r} is there twice.", "Remove one.")
+        if other.source_id == term.source_id:
+            raise InvalidArgument(
+                "partition_by",
+                f"{text!r}: {term.column!r} is partitioned by already, and PyIceberg writes one partition a column.",
+                "Keep the finer of the two.",
+            )
+
+
+def _sort_fields(schema: Schema, sort_by: Sequence[str] | str | None) -> list[SortField]:
+    fields: list[SortField] = []
+    seen: set[tuple[int, str]] = set()
+    for text in _items(sort_by):
+        match = _DIRECTION.fullmatch(text)
+        assert match is not None
+        plain = text in schema.column_names
+        term = _term(schema, text if plain else match["term"], "sort_order")
+        if term.key in seen:
+            raise InvalidArgument("sort_order", f"{text!r} is there twice.", "Remove one.")
+        seen.add(term.key)
+        descending = not plain and (match["direction"] or "").lower() == "desc"
+        nulls = "" if plain else (match["nulls"] or "").lower()
+        fields.append(
+            SortField(
+                term.source_id,
+                term.transform,
+                SortDirection.DESC if descending else SortDirection.ASC,
+                NullOrder.NULLS_LAST if nulls == "last" or (descending and not nulls) else NullOrder.NULLS_FIRST,
+            )
+        )
+    return fields
+
+
+def _term(schema: Schema, text: str, argument: str) -> Term:
+    call = None if text in schema.column_names else _CALL.fullmatch(text)
+    if call is None:
+        return _bound(schema, text, text, IdentityTransform(), argument)
+    name, inside = call["name"].lower(), call["inside"].strip()
+    if name in _PLAIN:
+        return _bound(schema, inside, text, _PLAIN[name](), argument)
+    if name not in _SIZED:
+        hint = did_you_mean(name, (*_PLAIN, *_SIZED))
+        raise InvalidArgument(argument, f"{text!r}: unknown transform {call['name']!r}.", hint)
+    sized = _SIZE_FIRST.fullmatch(inside) or _SIZE_LAST.fullmatch(inside)
+    if sized is None or not 1 <= int(sized["size"]) <= _MAX_SIZE:
+        raise InvalidArgument(
+            argument, f"{text!r}: {name} takes a number of 1 or more and a column.", f"{name}(16, id)"
+        )
+    return _bound(schema, sized["column"].strip(), text, _SIZED[name](int(sized["size"])), argument)
+
+
+def _bound(schema: Schema, column: str, text: str, transform: AnyTransform, argument: str) -> Term:
+    if column not in schema.column_names and len(column) > 2 and column[0] == column[-1] and column[0] in '"`':
+        column = column[1:-1].replace(column[0] * 2, column[0])
+    if column not in schema.column_names:
+        hint = did_you_mean(column, schema.column_names)
+        raise InvalidArgument(argument, f"{text!r}: there is no column {column!r}.", hint)
+    field = dict(_single_columns(schema.as_struct())).get(column)
+    if field is None:
+        raise InvalidArgument(argument, f"{text!r}: {column!r} lies in a list or map, so a row has many of it.")
+    if not transform.can_transform(field.field_type) or not field.field_type.is_primitive:
+        what = f"{str(transform).partition('[')[0]} takes no {type_text(field.field_type)}"
+        raise InvalidArgument(argument, f"{text!r}: {what}, which {column!r} is.")
+    return Term(column, field.field_id, field.field_type, transform)
+
+
+def _single_columns(struct: StructType, path: str = "") -> Iterator[tuple[str, NestedField]]:
+    """Yield the columns that have one value a row: those outside lists and maps."""
+    for field in struct.fields:
+        yield path + field.name, field
+        if isinstance(field.field_type, StructType):
+            yield from _single_columns(field.field_type, f"{path}{field.name}.")
+
+
+def _partition_name(term: Term, taken: set[str]) -> str:
+    word = str(term.transform).replace("truncate", "trunc").replace("[", "_").rstrip("]")
+    if word == "identity":
+        return term.column
+    name, number = f"{term.column}_{word}", 2
+    while name in taken:
+        name, number = f"{term.column}_{word}_{number}", number + 1
+    return name
+
+
+def _term_text(schema: Schema, source_id: int, transform: AnyTransform) -> str:
+    column = schema.find_column_name(source_id) or f"a dropped column ({source_id})"
+    name, _, size = str(transform).rstrip("]").partition("[")
+    if name == "identity":
+        return column
+    return f"{name}({size}, {column})" if size else f"{name}({column})"
+
+
+def _sort_text(schema: Schema, field: SortField) -> str:
+    nulls = "nulls first" if field.null_order is NullOrder.NULLS_FIRST else "nulls last"
+    return f"{_term_text(schema, field.source_id, field.transform)} {field.direction.value} {nulls}"

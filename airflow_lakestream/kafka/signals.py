@@ -1,0 +1,122 @@
+"""Debezium's signal topic: records that tell a connector to do something, keyed by its topic.prefix.
+
+Two signals that reach Debezium 3.2 at once leave its streaming halted for good, so that nobody may be in a hurry here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, open_client
+
+# The connector looks for signals every five seconds.
+PAUSE_SECONDS = 30
+# So many of the last signals are looked at.
+_TAIL = 100
+_TIMEOUT = 15.0
+_FROM = "lakestream-from"
+
+
+class NotSignalled(LakestreamError, Transient):
+    """The signal could not be written."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(
+            f"signal topic {topic}: {why}. Nothing was changed. Make the topic with one partition, where it is "
+            "missing, name it in the connector (signal.kafka.topic, signal.kafka.bootstrap.servers, and kafka in "
+            "signal.enabled.channels), or name another with --signal-topic."
+        )
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One that asked for a snapshot of a table: `starts` are the ends of the table's topic before, by partition."""
+
+    collection: str
+    starts: Mapping[int, int]
+    age: float
+
+
+@dataclass(frozen=True)
+class SignalTopic:
+    """The signal topic of one connector; `key` is the connector's topic.prefix."""
+
+    connection: Mapping[str, Any]
+    where: str
+    topic: str
+    key: str
+
+    def last(self, collection: str) -> Signal | None:
+        """Return the last signal that was sent from here for a table. Raises NotSignalled."""
+        found = None
+        for message in self._tail():
+            starts = dict(message.headers() or ()).get(_FROM)
+            if starts is None or _asked_for(message) != collection:
+                continue
+            ends = {int(partition): offset for partition, offset in json.loads(starts).items()}
+            found = Signal(collection, ends, time.time() - message.timestamp()[1] / 1000)
+        return found
+
+    def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> Signal:
+        """Ask for a snapshot of a table, some time after any other signal. Raises NotSignalled."""
+        ages = [time.time() - message.timestamp()[1] / 1000 for message in self._tail()]
+        if ages and min(ages) < PAUSE_SECONDS:
+            wait(PAUSE_SECONDS - max(0.0, min(ages)))
+        value = {
+            "id": uuid.uuid4().hex,
+            "type": "execute-snapshot",
+            "data": {"data-collections": [collection], "type": "blocking"},
+        }
+        errors, failed = ClientErrors(), list[str]()
+        producer = open_client(Producer, admin_config(self.connection, errors), self.where)
+        try:
+            producer.produce(
+                self.topic,
+                json.dumps(value).encode(),
+                self.key.encode(),
+                headers={_FROM: json.dumps(starts).encode()},
+                on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
+            )
+            left = producer.flush(_TIMEOUT)
+        except KafkaException as e:
+            raise NotSignalled(self.topic, e.args[0].str()) from e
+        if failed or left:
+            raise NotSignalled(self.topic, failed[0] if failed else errors.last or "the broker does not answer")
+        return Signal(collection, dict(starts), 0.0)
+
+    def _tail(self) -> Iterator[Message]:
+        consumer = open_client(
+            Consumer, consumer_config(self.connection, "lakestream-signals", ClientErrors()), self.where
+        )
+        try:
+            # A connector reads partition 0 alone.
+            low, end = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=_TIMEOUT)
+            at = max(low, end - _TAIL)
+            consumer.assign([TopicPartition(self.topic, 0, at)])
+            deadline = time.monotonic() + _TIMEOUT
+            while at < end and time.monotonic() < deadline:
+                for message in consumer.consume(max(1, end - at), 1.0):
+                    if message.error() is None and message.key() == self.key.encode():
+                        yield message
+                (position,) = consumer.position([TopicPartition(self.topic, 0)])
+                at = max(at, position.offset)
+        except KafkaException as e:
+            raise NotSignalled(self.topic, e.args[0].str()) from e
+        finally:
+            consumer.close()
+
+
+def _asked_for(message: Message) -> str | None:
+    try:
+        found = json.loads(message.value() or b"null")["data"]["data-collections"][0]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    return str(found)

@@ -1,0 +1,166 @@
+"""What a driver is told: the operator's arguments and the connections, in a file that only its owner can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.driver.backends import CONFIG_FILE, forget_secrets
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
+from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.hooks.registry import registry_of
+from airflow_lakestream.spark.app_config import AVAILABLE_NOW, AppConfig
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
+from airflow_lakestream.spark.inputs import fingerprint, inputs_of
+from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
+
+# Of earlier drivers, for their logs.
+_KEPT_FOLDERS = 10
+
+
+@dataclass(frozen=True)
+class ConnectionIds:
+    """Airflow's connections that say where records come from and go to."""
+
+    kafka: str | None
+    iceberg: str | None
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class DriverConfig:
+    """A configuration that is complete; `content` holds secrets, `inputs` and `fingerprint` do not."""
+
+    content: Mapping[str, Any]
+    fingerprint: str
+    inputs: Mapping[str, str]
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, and return the file's path."""
+        file = folder / CONFIG_FILE
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            json.dump(self.content, opened)
+        return file
+
+
+def bundled(app: str, told: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    """Configure a bundled app. Raises InvalidArgument, which names the key, before anything is submitted.
+
+    :param told: the app's own arguments.
+    :param query: checkpoint_location, trigger, max_batches, max_offsets_per_trigger, owner; without a query
+        lease_location and run_id.
+    """
+    check_app(app)
+    given = {key: value for key, value in query.items() if is_given(value)}
+    if app == MAINTAIN_ICEBERG:
+        return _maintenance(told, given, connections)
+    return _landing(app, told, given, connections)
+
+
+def _landing(
+    app: str, landing: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds
+) -> DriverConfig:
+    if connections.kafka is None:
+        raise InvalidArgument("kafka_conn_id", f"is None, which the app {app!r} can't do without.")
+    kafka = KafkaHook(connections.kafka)
+    told = dict(landing)
+    formats = (told.get("format", "json"), told.get("key_format"))
+    if (registry := registry_of(told.get("schema_registry"), kafka, *formats)) is not None:
+        told["schema_registry"] = registry
+    given = {
+        "app": app,
+        "kafka": kafka.configuration(),
+        **_lake(app, connections),
+        "landing": told,
+        **query,
+    }
+    config = AppConfig.parse(given)
+    return DriverConfig(config.to_dict(), fingerprint(config), inputs_of(config))
+
+
+def _maintenance(work: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
+    kept = {key: query[key] for key in ("owner", "lease_location") if key in query}
+    for key, usual in (("trigger", AVAILABLE_NOW), ("max_batches", None), ("max_offsets_per_trigger", None)):
+        if query.get(key) != usual:
+            raise InvalidArgument(key, f"goes with a query, which {MAINTAIN_ICEBERG} has not.", "Leave it out.")
+    given = {"app": MAINTAIN_ICEBERG, **_lake(MAINTAIN_ICEBERG, connections), "maintenance": dict(work), **kept}
+    config = MaintenanceConfig.parse(given)
+    content = config.to_dict()
+    _check_json(content)
+    return DriverConfig(content, config.fingerprint, config.inputs)
+
+
+def own(
+    application: str,
+    app_config: Mapping[str, Any],
+    query: Mapping[str, Any],
+    connections: ConnectionIds,
+) -> DriverConfig:
+    """Configure a program of the user's: what it was given, the query's arguments, the connections, and its lease."""
+    kafka = KafkaHook(connections.kafka).configuration() if connections.kafka else {}
+    catalog = _catalog(connections.iceberg) if connections.iceberg else {}
+    storage = _storage(connections.storage) if connections.storage else {}
+    inputs = {"application": Path(application).name}
+    same = {**query, "app_config": dict(app_config), "application": application, "catalog": catalog.get("name")}
+    same |= {"owner": "", "run_id": "", "kafka": kafka.get("bootstrap.servers")}
+    content = {
+        **app_config,
+        **{key: value for key, value in query.items() if is_given(value)},
+        **({"kafka": kafka} if kafka else {}),
+        **({"catalog": catalog} if catalog else {}),
+        **({"storage": storage} if storage else {}),
+        "inputs": inputs,
+        "fingerprint": fingerprint_of(same),
+    }
+    _check_json(content)
+    return DriverConfig(content, content["fingerprint"], inputs)
+
+
+def new_folder(root: Path, stream_id: str) -> Path:
+    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed."""
+    stream = root / fingerprint_of({"location": stream_id})
+    earlier = sorted(path for path in stream.glob("*") if path.is_dir())
+    for path in earlier:
+        forget_secrets(path)
+    for path in earlier[: -_KEPT_FOLDERS + 1]:
+        shutil.rmtree(path, ignore_errors=True)
+    folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+def _check_json(content: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(content)
+    except TypeError as e:
+        raise InvalidArgument("app_config", f"it has no JSON: {e}.") from e
+
+
+def _lake(app: str, connections: ConnectionIds) -> dict[str, Any]:
+    if app in DELTA_APPS:
+        return {"storage": _storage(connections.storage)}
+    if is_given(connections.storage):
+        apps = " and ".join(map(repr, DELTA_APPS))
+        raise InvalidArgument("storage_conn_id", f"goes with {apps}: a catalog says where the others' tables lie.")
+    if connections.iceberg is None:
+        raise InvalidArgument("iceberg_conn_id", f"is None, which the app {app!r} can't do without.")
+    return {"catalog": _catalog(connections.iceberg)}
+
+
+def _storage(conn_id: str | None) -> dict[str, str]:
+    return dict(DeltaStorageHook(conn_id if is_given(conn_id) else None).open_storage().options)
+
+
+def _catalog(conn_id: str) -> dict[str, Any]:
+    return {"name": conn_id, "properties": IcebergHook(conn_id).properties()}

@@ -1,0 +1,75 @@
+"""Where lease and progress of a task's driver lie: beside its checkpoint; without a query, in a place of the run."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_lakestream.core.policies import ModeName, choose, is_given
+from airflow_lakestream.driver.backends import BackendKind
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
+from airflow_lakestream.spark.app_config import LANDING_APPS
+
+# Of runs that are over; nobody asks for them again.
+_KEPT_S = 30 * 86_400
+
+
+@dataclass(frozen=True)
+class Place:
+    """`location` is the checkpoint's, or that of the run; `stream` names what has one folder for its drivers."""
+
+    location: str
+    stream: str
+    is_query: bool
+
+
+def place_of(operator: StreamArguments, run: str, kind: BackendKind) -> Place:
+    """Return the place of a task run's driver. Raises InvalidArgument where there is none that all can see.
+
+    :param run: what all tries of the task run have in common.
+    """
+    given = str(operator.checkpoint_location) if is_given(operator.checkpoint_location) else ""
+    if _is_query(operator, given):
+        if not given:
+            raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
+        return Place(given, given, is_query=True)
+    name = fingerprint_of({"run": run})
+    stream = f"{operator.dag_id}/{operator.task_id}"
+    if given:
+        return Place(f"{given.rstrip('/')}/{name}", stream, is_query=False)
+    if kind is not BackendKind.DETACHED:
+        raise InvalidArgument(
+            "checkpoint_location",
+            "is missing: without a query it has no checkpoint, but the driver's lease and progress.",
+            "Give a path or URI that workers, triggerer and the cluster share.",
+        )
+    root = folder_of(operator) / "runs"
+    _forget(root)
+    return Place(str(root / name), stream, is_query=False)
+
+
+def folder_of(operator: StreamArguments) -> Path:
+    """Return where drivers beside the worker have their folders."""
+    if is_given(operator.driver_folder):
+        return Path(str(operator.driver_folder))
+    from airflow.configuration import AIRFLOW_HOME
+
+    return Path(AIRFLOW_HOME) / "lakestream"
+
+
+def _is_query(operator: StreamArguments, location: str) -> bool:
+    if operator.app is None:
+        return bool(location)
+    if operator.app not in LANDING_APPS:
+        return False
+    return choose(ModeName, "app_config.mode", operator.app_config.get("mode", ModeName.RESUME)) is ModeName.RESUME
+
+
+def _forget(root: Path) -> None:
+    for old in root.glob("*.lakestream"):
+        if old.stat().st_mtime < time.time() - _KEPT_S:
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""What a task tells of its driver while it runs: log lines, an XCom, links and metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from airflow_lakestream.driver.backends import Handle, forget_secrets
+from airflow_lakestream.driver.progress import Progress
+from airflow_lakestream.driver.supervisor import DriverState
+from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
+
+log = logging.getLogger(__name__)
+
+XCOM_KEY = "progress"
+_COUNTS = ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
+# How often the log says how far a batch is.
+DOING_EVERY_S = 60.0
+
+
+class Told:
+    """Tells each thing once.
+
+    :param begun: what was there before the run began, as `Progress.sums` gave it: sums are told without it.
+    :param what: of `topic`, `table` and `consumer_group` those that are known, for the report.
+    """
+
+    def __init__(self, ti: Any, begun: dict[str, Any], what: Mapping[str, Any]) -> None:
+        self._ti = ti
+        self._tags = tags_of(ti, what, engine="spark")
+        self._started_generation = 0
+        self._driver = ""
+        self._what = {name: what[name] for name in ("topic", "table", "consumer_group") if name in what}
+        self._doing, self._doing_told_at = "", time.monotonic()
+        self.begun = begun
+        self.restarts = 0
+        self.progress = Progress()
+        self.handle: Handle | None = None
+
+    def __call__(self, look: Look) -> None:
+        """Tell what a look has seen."""
+        if look.progress.batches >= self.progress.batches:
+            self.progress = look.progress
+        if look.lease is not None and look.sight.driver is not DriverState.STARTING:
+            self._started(look)
+        if look.sight.driver != self._driver:
+            self._driver = look.sight.driver
+            log.info("The driver is %s%s", self._driver, f": {look.sight.error}" if look.sight.error else "")
+        for batch in look.batches:
+            log.info("%s", batch)
+        measure_batches(look.batches, self._tags)
+        if self._tells_doing() or look.batches:
+            self._ti.xcom_push(key=XCOM_KEY, value=self.summary() | {"doing": self.progress.doing})
+
+    def _tells_doing(self) -> bool:
+        """Log how far a batch is, now and then."""
+        doing, now = self.progress.doing, time.monotonic()
+        if doing == self._doing or now - self._doing_told_at < DOING_EVERY_S:
+            return False
+        self._doing, self._doing_told_at = doing, now
+        log.info("%s", doing)
+        return True
+
+    def report(self) -> dict[str, Any]:
+        """Return what the run landed, under the names of `KafkaExtractOperator`'s report, and `summary`."""
+        since = self.progress.since(self.begun)
+        topics: dict[str, list[list[int]]] = {}
+        for topic, *landed in since["landed"]:
+            topics.setdefault(topic, []).append(landed)
+        one = str(self._what.get("topic"))
+        # Of a regex by topic, as the extract operator has it.
+        of_one = {"ranges": topics.get(one, [])} if one in topics or not topics else None
+        return {
+            **self._what,
+            **self.summary(),
+            "read": since["rows_in"],
+            "rows": since["rows_out"],
+            "tables": since["tables"],
+            **(of_one or {"topics": {topic: {"ranges": ranges} for topic, ranges in sorted(topics.items())}}),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the sums since the run began, and the newest batch."""
+        since = self.progress.since(self.begun)
+        newest = self.progress.newest
+        return {
+            **{name: since[name] for name in _COUNTS},
+            "restarts": self.restarts,
+            "lag": newest.lag if newest else None,
+            "input_rate": newest.input_rate if newest else None,
+            "processing_rate": newest.processing_rate if newest else None,
+            "batch_duration": newest.duration if newest else None,
+            "batch_id": newest.batch_id if newest else None,
+            "snapshot_ids": list(newest.snapshot_ids) if newest else [],
+        }
+
+    def pages(self, topic_url: str | None, table_url: str | None) -> None:
+        """Link to the pages of topic and table, where there are such."""
+        for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
+            if url and (value := self._what.get(name)):
+                self._ti.xcom_push(key=link.xcom_key, value=url.replace(f"{{{name}}}", quote(str(value), safe="")))
+
+    def restarted(self, reason: str) -> None:
+        """Tell of a restart."""
+        self.restarts += 1
+        measure_restart(self._tags)
+        log.warning("Restart %s, since the driver %s", self.restarts, reason)
+
+    def failed(self, reason: str, log_tail: list[str]) -> None:
+        """Tell why a driver is not wanted any more, and what it said last."""
+        log.warning("The driver %s", reason)
+        for line in log_tail:
+            log.warning("driver: %s", line)
+
+    def finished(self, progress: Progress) -> None:
+        """Take the last sums."""
+        self.progress = progress
+
+    def submitted(self, handle: Handle | None) -> None:
+        """Remember how the driver is found."""
+        self.handle = handle
+
+    def _started(self, look: Look) -> None:
+        lease = look.lease
+        assert lease is not None, "see the caller"
+        if lease.generation <= self._started_generation:
+            return
+        self._started_generation = lease.generation
+        log.info("Driver: %s; its pages: %s", lease, lease.ui_url or "none")
+        if lease.ui_url:
+            self._ti.xcom_push(key=SparkUILink().xcom_key, value=lease.ui_url)
+            self._ti.xcom_push(key=DriverLogLink().xcom_key, value=f"{lease.ui_url}/logs/")
+        if self.handle is not None and self.handle.log:
+            # It has read them: else it had no lease.
+            forget_secrets(Path(self.handle.log).parent)

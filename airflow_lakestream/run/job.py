@@ -1,0 +1,121 @@
+"""The extract path put together: the job that a configuration describes.
+
+No Airflow in here: the operator, the command line and the tests all come through `build_job`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from pyiceberg.catalog import Catalog
+
+from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.landing.algorithm import Job
+from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
+from airflow_lakestream.core.ports import Rejects, Sink
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
+from airflow_lakestream.decode.routing import Router
+from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.iceberg.fan_out.sink import FanOut, FanOutSink
+from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource
+
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.storage import Tables
+
+# What tables are opened with: an Iceberg catalog, or the store that Delta tables lie in.
+Lake: TypeAlias = "Catalog | Tables"
+
+
+def build_job(
+    config: ExtractConfig,
+    kafka: Mapping[str, Any],
+    catalog: Lake,
+    *,
+    run_id: str,
+    where: str = "the Kafka connection",
+    stop: threading.Event | None = None,
+) -> Job:
+    """Put the parts together. Nothing is connected yet.
+
+    :param kafka: librdkafka configuration of the connection.
+    :param catalog: where the tables are: for Delta's, their store.
+    :param run_id: the same for every try of one task run, another for another run.
+    :param where: what to call the Kafka connection in errors.
+    :param stop: set it to stop the run between two batches.
+    """
+    fan_out = config.fan_out
+    on_error = choose(OnError, "on_error", config.on_error)
+    table = config.table if fan_out is None else fan_out.home
+    sink = _sink(config, catalog, fan_out)
+    router = None if fan_out is None else _router(fan_out, sink)
+    sql = config.statement.transform if config.statement is not None else None
+    tombstones = choose(Tombstones, "tombstones", config.tombstones)
+    decoders = RowDecoders(config.payload, tuple(config.metadata_columns), router, on_error, tombstones, sql)
+    return Job(
+        run_id=run_id,
+        table=table,
+        consumer_group=config.consumer_group,
+        source=KafkaSource(kafka, config.topic, config.consumer_group, config.start, where),
+        reader=KafkaReader(
+            kafka,
+            config.consumer_group,
+            poll_timeout=config.poll_seconds,
+            where=where,
+            with_keys=decoders.needs_keys,
+            with_headers=decoders.needs_headers,
+        ),
+        decoders=decoders,
+        sink=sink,
+        rejects=cast(Rejects, sink),
+        limits=config.limits,
+        on_data_loss=choose(OnDataLoss, "on_data_loss", config.on_data_loss),
+        allow_group_overlap=config.allow_group_overlap,
+        mode=config.coverage,
+        replaces=config.replaces,
+        stop=stop or threading.Event(),
+        # A mirror's table is founded by its events.
+        foresee=None if isinstance(config, MirrorConfig) else decoders.foreseen,
+    )
+
+
+def _router(fan_out: FanOut, sink: Sink) -> Router:
+    assert isinstance(sink, RejectingSink), "that is what there is for Iceberg"
+    assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
+    return Router(fan_out.template, sink.inner.refusals)
+
+
+def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
+    if config.is_delta:
+        return _delta_sink(config, cast("Tables", lake))
+    catalog, group, overlap = cast(Catalog, lake), config.consumer_group, config.allow_group_overlap
+    if fan_out is not None:
+        home: Sink = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
+        return RejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+    if isinstance(config, MirrorConfig):
+        mirror = MirrorSink(catalog, config.table, group, config.mirror, allow_group_overlap=overlap)
+        return RejectingSink(mirror, catalog, config.table, group, RECORD_SCHEMA)
+    sink = IcebergSink(catalog, config.table, group, config.design, allow_group_overlap=overlap)
+    return RejectingSink(sink, catalog, config.table, group, RECORD_SCHEMA)
+
+
+def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
+    # Not a dependency of every installation.
+    from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
+    from airflow_lakestream.delta.sink import DeltaSink
+
+    assert config.delta is not None
+    table, group, overlap = config.table, config.consumer_group, config.allow_group_overlap
+    if isinstance(config, MirrorConfig):
+        from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+
+        mirror = DeltaMirrorSink(tables, table, group, config.mirror, allow_group_overlap=overlap)
+        return RejectingDeltaSink(mirror, tables, table, group, RECORD_SCHEMA)
+    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=overlap)
+    return RejectingDeltaSink(sink, tables, table, group, RECORD_SCHEMA)

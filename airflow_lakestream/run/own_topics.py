@@ -1,0 +1,76 @@
+"""Topics of Debezium's own among those that a regex takes in: told by what they hold, and left out of the landing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.connect.debezium_own import own_record, own_schema
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.registry.client import RegistryClient
+
+log = logging.getLogger(__name__)
+
+# Offsets at the beginning and at the end of each partition.
+_LOOKED_AT = 20
+_HEADER = 5
+
+
+@dataclass(frozen=True)
+class OwnTopics:
+    """Tells what a topic that can't be landed holds."""
+
+    config: ExtractConfig
+
+    def kinds_for(self, job: Job, error: LakestreamError) -> str:
+        """Return what a topic holds that failed for what it holds, as `kinds` does; empty where that can't be said."""
+        if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal):
+            return ""
+        try:
+            return self.kinds(job)
+        except LakestreamError as e:
+            log.warning("What the topic holds can't be looked into: %s", e)
+            return ""
+
+    def kinds(self, job: Job) -> str:
+        """Return what the oldest and the newest records of the job's topic are, in words.
+
+        Empty where one of them may be a table's event, and where there is none to see. Raises what reading raises.
+        """
+        values = list(self._values(job))
+        kinds = [self._kind(value) for value in values]
+        return "" if None in kinds else " and ".join(sorted({kind for kind in kinds if kind}))
+
+    def _kind(self, value: bytes) -> str | None:
+        registry = self.config.payload.registry
+        if registry is None or value[:1] != b"\0" or len(value) < _HEADER:
+            return own_record(value)
+        schema = RegistryClient(registry).schema(int.from_bytes(value[1:_HEADER], "big"))
+        return own_schema(schema.text)
+
+    def _values(self, job: Job) -> Iterator[bytes]:
+        state = job.source.look()
+        plan = Plan(state, _ends(state))
+        if not plan.ranges:
+            return
+        with closing(job.reader.read(plan, job.stop)) as chunks:
+            for chunk in chunks:
+                yield from (value for value in chunk.batch.values.to_pylist() if value is not None)
+
+
+def _ends(state: TopicState) -> RangeSet:
+    topic = state.identity.topic
+    parts = []
+    for p, marks in state.marks.items():
+        for low, end in ((marks.low, min(marks.low + _LOOKED_AT, marks.end)), (marks.end - _LOOKED_AT, marks.end)):
+            if max(low, marks.low) < end:
+                parts.append(RangeSet.of(topic, p, max(low, marks.low), end))
+    return union(parts)

@@ -1,0 +1,400 @@
+"""Repair: what a full audit finds missing is landed again, what is doubled is there once, in one snapshot.
+
+The parts are those of the audit and of the extract path. Below Airflow, like both.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from bisect import bisect_left
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.audit.books import Books
+from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
+from airflow_lakestream.audit.log import bridged
+from airflow_lakestream.audit.result import AuditResult, Repaired
+from airflow_lakestream.audit.run import Audit, load
+from airflow_lakestream.audit.tally import Tally
+from airflow_lakestream.config.landing import DECODING, ExtractConfig
+from airflow_lakestream.config.sql import landed_through
+from airflow_lakestream.core.bad_records import USUAL, BadRecords
+from airflow_lakestream.core.landing.job import Job, check_still_there, read_rows
+from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
+from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
+from airflow_lakestream.decode.values.pick import pick
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
+from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing
+from airflow_lakestream.iceberg.replace.takeout import shortly
+from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.run.job import build_job
+from airflow_lakestream.tables.design import TableDesign
+
+log = logging.getLogger(__name__)
+
+TRIES = 5
+
+
+class RowsLost(LakestreamError, Terminal):
+    """Rows are missing that Kafka can't give again; `ranges` says among which offsets."""
+
+    def __init__(self, ranges: RangeSet, rows: int, table: str) -> None:
+        self.ranges, self.rows = ranges, rows
+        super().__init__(
+            f"{rows} rows of {table} are missing among {shortly(ranges)}, which Kafka no longer has. Nothing was "
+            'repaired. If they are gone for good, repair once with on_data_loss="record": the rest is repaired, and '
+            "the ledger keeps these ranges as lost, by receipt."
+        )
+
+
+class FilesLost(LakestreamError, Terminal):
+    """Data files are gone with rows that come from no record, or may do so; `files` names them."""
+
+    def __init__(self, table: str, files: Sequence[str]) -> None:
+        self.files = tuple(files)
+        super().__init__(
+            f"{table}: {files[0]} is lost{f' and {len(files) - 1} more files' if len(files) > 1 else ''}, with rows "
+            "that have no Kafka offset, or may have none: nothing here can bring them back. Nothing was repaired. Put "
+            "the files back (from a backup, or a version that the store kept). If they are gone for good, repair once "
+            'with on_data_loss="record": the files go out of the table, and what Kafka still has is landed again.'
+        )
+
+
+class NotRepaired(LakestreamError, Transient):
+    """The table kept changing under the repair."""
+
+    def __init__(self, table: str, last: Conflict) -> None:
+        super().__init__(
+            f"{table} was changed {TRIES} times in a row between the audit and the repair (last: {last}) Nothing was "
+            "repaired. Pause the DAGs that land in it, and repair again."
+        )
+
+
+class RecordsWithoutRow(LakestreamError, Terminal):
+    """Records of damaged ranges became no row when they were read again, and they had one."""
+
+    def __init__(self, counts: Counts, covers: OffsetRange, table: str) -> None:
+        super().__init__(
+            f"{table}: of records of {covers} that have, or had, a row, {counts.filtered} are filtered and "
+            f"{counts.skipped} skipped now. Nothing was repaired. Give the repair the same sql, and the same other "
+            "arguments, that they were landed with."
+        )
+
+
+class RowsNowBad(LakestreamError, Terminal):
+    """Most of the records that are to be landed again had a row, and are bad when they are read again."""
+
+    def __init__(self, table: str, read: int, bad: BadRecords, before: int) -> None:
+        self.read, self.bad, self.before = read, bad, before
+        cause = f" Likely cause: {bad.likely_cause}." if bad.likely_cause else ""
+        super().__init__(
+            f"{table}: {bad.count} of the {read} records that are to be repaired are bad, and the ledger counts "
+            f"{before} of them as rejected: most rows would become rejected records. Nothing was repaired.{cause} Bad "
+            f"records: {bad}. Give the repair the same format, and the same other arguments, that they were landed "
+            'with. If they fit no row any more, land their ranges with mode="ranges", replace=True, max_rejected=1.0.'
+        )
+
+
+class MissingNoMore(Conflict):
+    """Records that the audit saw are gone from Kafka; `ranges` says which."""
+
+    def __init__(self, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(f"{shortly(ranges)} left Kafka between the audit and the repair.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What to repair: all damage that a full `audit` finds of its table, group and topic.
+
+    :param format: how values are decoded, as for the extract path.
+    :param unknown_fields: what to do with fields that the table has no column for, as for the extract path; so are
+        `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `sql`, `sql_input` and `schema`, which goes with
+        `sql_input="decoded"`. Rows that a statement made can only be repaired by that statement.
+    :param tombstones: what to do with records whose value is null, as for the extract path.
+    :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
+    """
+
+    audit: Audit
+    format: str = ExtractConfig.format
+    unknown_fields: str = ExtractConfig.unknown_fields
+    key_format: str | None = None
+    envelope: str | None = None
+    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
+    writer_schemas: Sequence[str] | str | None = None
+    sql: str | None = None
+    sql_input: str = ExtractConfig.sql_input
+    schema: str | Schema | pa.Schema | None = None
+    tombstones: str = ExtractConfig.tombstones
+    on_data_loss: str = ExtractConfig.on_data_loss
+
+    def __post_init__(self) -> None:
+        _ = self.decoding
+        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        choose(Tombstones, "tombstones", self.tombstones)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How values and keys are decoded, as arguments of the extract path. Raises InvalidArgument."""
+        if self.unknown_fields == UnknownFields.EVOLVE:
+            raise InvalidArgument(
+                "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
+            )
+        if is_given(self.schema) and self.sql_input != SqlInput.DECODED:
+            raise InvalidArgument("schema", 'goes with sql_input="decoded": else the columns are those of the table.')
+        arguments = {name: getattr(self, name) for name in DECODING}
+        ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
+        return arguments
+
+    def run(self, catalog: Catalog) -> AuditResult:
+        """Look, repair in one snapshot what is to be repaired, and look again; the result says both.
+
+        Raises what the audit raises, RowsLost, CannotReplace, BadRecord, NotRepaired and the errors of the Kafka side;
+        whatever is raised, nothing was changed.
+        """
+        audit = replace(self.audit, full=True)
+        last: Conflict | None = None
+        for _ in range(TRIES):
+            once = _Try(self, audit, catalog)
+            try:
+                result, repaired = once.run()
+            except Conflict as conflict:
+                last = conflict
+                log.info("%s Looking again.", conflict)
+                continue
+            if repaired.snapshot_id is not None:
+                result = audit.run(catalog)
+            result.repaired = repaired
+            return result
+        assert last is not None
+        raise NotRepaired(audit.table, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What the ledger is to learn of one topic, and the ranges whose rows come from the table.
+
+    `odd` are rows to take out, and `removed` says in words which.
+    """
+
+    entry: TopicEntry
+    kept: RangeSet
+    left: RangeSet = RangeSet()
+    odd: NoPlace | None = None
+    removed: tuple[str, ...] = ()
+
+
+@dataclass
+class _Try:
+    repair: Repair
+    audit: Audit
+    catalog: Catalog
+    id: str = field(default_factory=lambda: f"repair {uuid.uuid4().hex}")
+    names: tuple[str, ...] = ()
+
+    def run(self) -> tuple[AuditResult, Repaired]:
+        """Look, and repair what was seen. Raises Conflict to begin anew."""
+        sink, table = self._open()
+        result = self.audit.run(self.catalog)
+        books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
+        damage = damage_of(result, books)
+        self._refuse_losses(damage)
+        try:
+            return result, self._set_right(damage, sink, table)
+        except BaseException:
+            sink.discard()
+            raise
+
+    def _open(self) -> tuple[RejectingRepairSink, TableState]:
+        """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
+        table = load(self.catalog, self.audit.table)
+        columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
+        if read is not None and not is_given(self.repair.sql):
+            raise InvalidArgument(
+                "sql",
+                f"consumer group {self.audit.consumer_group!r} landed in {self.audit.table} through SQL that reads "
+                f"{read} records, so only the same statement makes the rows that are to be repaired.",
+                f"Give it: sql, with sql_input={read!r}" + (" and its schema." if read == SqlInput.DECODED else "."),
+            )
+        names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
+        self.names = names
+        design = TableDesign(metadata=metadata_schema(names))
+        sink = RejectingRepairSink(self.catalog, self.audit.table, self.audit.consumer_group, design, RECORD_SCHEMA)
+        return sink, sink.load(self.id)
+
+    def _refuse_losses(self, damage: Damage) -> None:
+        if choose(OnDataLoss, "on_data_loss", self.repair.on_data_loss) is OnDataLoss.FAIL:
+            rows = sum(one.rows_gone for one in damage.topics)
+            if rows:
+                raise RowsLost(union(one.gone for one in damage.topics if one.rows_gone), rows, self.audit.table)
+            if files := [one.path for one in damage.lost if one.nulls != 0]:
+                raise FilesLost(self.audit.table, files)
+
+    def _set_right(self, damage: Damage, sink: RejectingRepairSink, table: TableState) -> Repaired:
+        changes = {one.identity: self._read_again(one, sink, table) for one in damage.topics}
+        left = [*damage.left]
+        left += [
+            f"{shortly(change.left)}: a row and a rejected record, or several; Kafka no longer has it to tell which."
+            for change in changes.values()
+            if change.left
+        ]
+        done = {identity: change for identity, change in changes.items() if change.entry != TopicEntry()}
+        odd = tuple(change.odd for change in changes.values() if change.odd is not None)
+        if not (done or odd or damage.lost):
+            return Repaired(left=tuple(left))
+        landing = Landing(self.id, self.id, {identity: change.entry for identity, change in done.items()})
+        kept = union(change.kept for change in done.values())
+        has_missing = any(one.missing for one in damage.topics)
+        lost = frozenset(one.path for one in damage.lost)
+        committed = sink.repair(Repairing(landing, kept, has_missing, odd, lost))
+        return Repaired(
+            snapshot_id=committed.snapshot_id,
+            rows_out=committed.rows_out,
+            rows_in=landing.counts.written,
+            rejected=landing.counts.rejected,
+            landed=union(one.missing for one in damage.topics),
+            undoubled=union(one.doubled | one.beside for one in damage.topics) - union(c.left for c in done.values()),
+            adopted=union(entry.landed for entry in landing.topics.values()),
+            lost=union(entry.lost for entry in landing.topics.values()),
+            left=tuple(left),
+            removed=(*(text for c in changes.values() for text in c.removed), *(one.text for one in damage.lost)),
+        )
+
+    def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
+        """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
+        job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
+        state = _look(job.source, damage.identity)
+        nothing = RangeSet(), Counts(), BadRecords()
+        read, counts, bad = nothing if state is None else self._read(job, state, damage, table)
+        if gone := damage.missing - read:
+            raise MissingNoMore(gone)
+        kept, left = damage.doubled - read, damage.beside - read
+        adopted = read & damage.unexpected
+        counted = (read - adopted).width + kept.width
+        removed = counted + damage.rows_gone
+        lost = damage.gone if damage.rows_gone else RangeSet()
+        odd, removed_odd = _odd_rows(damage, state)
+        if not (read or kept or lost):
+            return _Change(TopicEntry(), kept, left, odd, removed_odd)
+        # Of what is missing the ledger only says how many were rejected.
+        lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
+        rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
+        # What was rejected before may well be again.
+        if not USUAL.allows(counts.read, counts.rejected - rejected, at_commit=True):
+            raise RowsNowBad(self.audit.table, counts.read, bad, rejected)
+        entry = TopicEntry(
+            landed=adopted,
+            lost=lost,
+            replaced=(read - adopted) | kept,
+            counts=counts + Counts(read=kept.width, written=kept.width),
+            removed=Counts(read=removed, written=removed - rejected, rejected=rejected),
+            epochs=leader_epochs(state) if read and state is not None else {},
+        )
+        return _Change(entry, kept, left, odd, removed_odd)
+
+    def _job(self, topic: str) -> Job:
+        """Return the extract path's job for one topic: its source, its reader and its decoders are the repair's."""
+        config = ExtractConfig(
+            topic=topic,
+            table=self.audit.table,
+            consumer_group=self.audit.consumer_group,
+            **self.repair.decoding,
+            metadata_columns=self.names,
+            on_error=OnError.REJECT,
+            tombstones=self.repair.tombstones,
+            poll_timeout=self.audit.poll_timeout,
+        )
+        return build_job(
+            config, self.audit.kafka, self.catalog, run_id=self.id, where=self.audit.where, stop=self.audit.stop
+        )
+
+    def _read(
+        self, job: Job, state: TopicState, damage: TopicDamage, table: TableState
+    ) -> tuple[RangeSet, Counts, BadRecords]:
+        """Let the sink have what becomes of all records in the damaged ranges; return their offsets, and count them."""
+        check_log(damage.entry, state, job.table)
+        topic = damage.identity.topic
+        in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
+        there = damage.ranges & in_kafka
+        plan = Plan(state, RangeSet(bridged(there)), known_epochs=damage.entry.epochs)
+        found: dict[PartitionKey, Tally] = {}
+        counts, bad = Counts(), BadRecords()
+        job = replace(job, reader=_Only(job.reader, there))
+        with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
+            for _, chunk in results:
+                if (outcome := chunk.outcome) is not None:
+                    if outcome.counts.skipped or outcome.counts.filtered:
+                        raise RecordsWithoutRow(outcome.counts, chunk.covers, job.table)
+                    job.sink.write(outcome.rows, damage.identity)
+                    if outcome.rejected is not None and job.rejects is not None:
+                        job.rejects.reject(outcome.rejected)
+                    if outcome.rowless is not None:
+                        job.sink.pass_over(damage.identity, chunk.covers.partition, outcome.rowless)
+                    counts, bad = counts + outcome.counts, bad + outcome.bad
+                    found.setdefault((topic, chunk.covers.partition), Tally()).add_offsets(chunk.offsets)
+        check_still_there(job, damage.identity)
+        read = RangeSet(OffsetRange(*key, *ends) for key, tally in found.items() for ends in tally.intervals())
+        return read, counts, bad
+
+
+def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | None, tuple[str, ...]]:
+    """Return which rows of the topic no record can have, and in words what was seen of them; none without the topic."""
+    if state is None:
+        return None, ()
+    topic = damage.identity.topic
+    ends = {partition: marks.end for partition, marks in state.marks.items()}
+    beyond = damage.unexpected - union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
+    if not (damage.odd or beyond):
+        return None, ()
+    return NoPlace(topic, ends), (*damage.odd, *(f"{r}, where the log has nothing yet" for r in beyond))
+
+
+def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
+    """Return the topic as it is now; None when it is no more, or another one."""
+    try:
+        state = source.look()
+    except TopicMissing:
+        return None
+    return state if state.identity == identity else None
+
+
+@dataclass(frozen=True)
+class _Only:
+    """Reads the records of some ranges out of a plan that has more, to be one range where they lie close together."""
+
+    reader: Reader
+    ranges: RangeSet
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        """Yield the plan's chunks, each with the records in the ranges alone; see `core.ports.Reader`."""
+        with closing(self.reader.read(plan, cancelled)) as chunks:
+            for chunk in chunks:
+                yield replace(chunk, batch=only(chunk.batch, self.ranges))
+
+
+def only(batch: RawBatch, ranges: RangeSet) -> RawBatch:
+    """Return the records of a batch that lie in the ranges."""
+    if not len(batch):
+        return batch
+    intervals = overlapping(ranges.intervals(batch.topic, batch.partition), batch.offsets[0], batch.offsets[-1])
+    parts = [range(bisect_left(batch.offsets, start), bisect_left(batch.offsets, end)) for start, end in intervals]
+    picked = [index for part in parts for index in part]
+    if len(picked) == len(batch):
+        return batch
+    return pick(batch, picked)

@@ -1,0 +1,317 @@
+"""Rejected records landed again, once a schema or a setting has been corrected: read from the reject table.
+
+A replace of exactly their offsets, by the one algorithm; only its records do not come from Kafka, which may have lost
+them, and is not asked. Each record is in the table or among the rejected ones at any time, since both are decided by
+the one commit of the main table.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from airflow_lakestream.audit.run import load, load_both
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.sql import landed_through
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
+from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
+from airflow_lakestream.core.policies import OnError, is_given
+from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import METADATA_NAMES, NO_TIMESTAMP, metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.fan_out.books import note_on
+from airflow_lakestream.iceberg.reject_table import counting_rows, rejects_of
+from airflow_lakestream.iceberg.replace.hits import OFFSET, PARTITION
+from airflow_lakestream.run.job import build_job
+
+log = logging.getLogger(__name__)
+
+# So many bytes of values are landed at once, each time in a snapshot.
+BATCH_BYTES = 64 * 2**20
+TRIES = 5
+# What the reject table could not hold of such a record, its reason tells.
+_BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
+
+
+class CannotReplay(LakestreamError, Terminal):
+    """The table's rejected records can't be landed again."""
+
+
+class NotReplayed(LakestreamError, Transient):
+    """Other runs kept changing the same records."""
+
+    def __init__(self, table: str, last: BaseException) -> None:
+        super().__init__(
+            f"{table}: {TRIES} times in a row another run changed the records between the look and the commit (last: "
+            f"{last}) What was replayed before stays; the others are rejected as they were. Replay again."
+        )
+
+
+class TakenMeanwhile(LakestreamError, Transient):
+    """Rejected records are not there any more, or do not count any more."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        super().__init__(f"{table}: {ranges} are not among the rejected records any more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which rejected records: those of a stage, those whose reason has a text in it, at most so many."""
+
+    stage: str | None = None
+    reason: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise InvalidArgument("limit", f"{self.limit} is not a number of records above 0.")
+
+    def among(self, rows: pa.Table) -> pa.Table:
+        """Return those of the rows; the limit is the caller's."""
+        if self.stage is not None:
+            rows = rows.filter(pc.equal(rows["stage"], self.stage))
+        if self.reason is not None:
+            rows = rows.filter(pc.match_substring(rows["error"], self.reason))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did: the records by what became of them, and the snapshots of the table."""
+
+    counts: Counts = Counts()
+    snapshot_ids: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "replayed": self.counts.read,
+            "rows": self.counts.written,
+            "still_rejected": self.counts.rejected,
+            "skipped": self.counts.skipped,
+            "filtered": self.counts.filtered,
+            # As text: browsers would round 64-bit numbers.
+            "snapshot_ids": [str(one) for one in self.snapshot_ids],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What to replay: the chosen rejected records of one table and group.
+
+    :param decoding: arguments of the extract path that say what becomes of a record: `format`, `schema`,
+        `unknown_fields`, `schema_evolution`, `key_format`, `schema_registry`, `tombstones`, `sql` and so on.
+    """
+
+    table: str
+    consumer_group: str
+    chosen: Chosen = Chosen()
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._config("any", RangeSet.of("any", 0, 0, 1), ())
+
+    def run(self, catalog: Catalog) -> Replayed:
+        """Land them again; those that are still bad stay rejected, with the new reason.
+
+        Raises TableMissing, CannotReplay, NotReplayed, and what a replace raises; what one raises has changed nothing.
+        """
+        done = Replayed()
+        tried: dict[TopicIdentity, RangeSet] = {}
+        last: BaseException | None = None
+        for _ in range(TRIES):
+            try:
+                for identity, ranges in self._batches(catalog, tried):
+                    done = self._land(catalog, identity, ranges, done)
+                    tried[identity] = tried.get(identity, RangeSet()) | ranges
+                return done
+            except (ReplacedMeanwhile, TakenMeanwhile) as e:
+                last = e
+                log.info("%s Looking again.", e)
+        assert last is not None
+        raise NotReplayed(self.table, last)
+
+    def _batches(
+        self, catalog: Catalog, tried: Mapping[TopicIdentity, RangeSet]
+    ) -> Iterator[tuple[TopicIdentity, RangeSet]]:
+        """Yield the offsets of the chosen records, as many at once as are to be landed at once."""
+        main, rejects = load_both(catalog, self.table)
+        if note := note_on(main.metadata.properties):
+            raise CannotReplay(
+                f"{self.table}: {note} A record of a fan-out is landed in several tables by one ledger, and can't be "
+                "replaced. Nothing was changed."
+            )
+        read = landed_through(main.properties, self.consumer_group)
+        if read is not None and not is_given(self.decoding.get("sql")):
+            raise InvalidArgument(
+                "sql",
+                f"consumer group {self.consumer_group!r} landed in {self.table} through SQL that reads {read} records, "
+                "so only a statement makes rows of its rejected records.",
+                f"Give it, with sql_input={read!r}.",
+            )
+        if rejects is None:
+            return
+        left = self.chosen.limit
+        if left is not None:
+            left -= sum(ranges.width for ranges in tried.values())
+        for identity, entry in ledger_store.read_ledger(main, self.consumer_group).topics.items():
+            ranges = entry.landed - tried.get(identity, RangeSet())
+            found: list[OffsetRange] = []
+            size = 0
+            columns = ("stage", "error", "value")
+            for part in counting_rows(
+                rejects, main, self.consumer_group, topic=identity.topic, ranges=ranges, columns=columns
+            ):
+                rows = self.chosen.among(part.filter(pc.equal(part["topic_id"], identity.topic_id)))
+                rows = rows if left is None else rows.slice(0, left)
+                left = None if left is None else left - len(rows)
+                lengths = pc.fill_null(pc.binary_length(rows["value"]), 0).to_pylist()
+                places = zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), lengths, strict=True)
+                for partition, offset, length in places:
+                    found.append(OffsetRange(identity.topic, partition, offset, offset + 1))
+                    size += length
+                    if size >= BATCH_BYTES:
+                        yield identity, RangeSet(found)
+                        found, size = [], 0
+            if found:
+                yield identity, RangeSet(found)
+
+    def _land(self, catalog: Catalog, identity: TopicIdentity, ranges: RangeSet, done: Replayed) -> Replayed:
+        columns = load(catalog, self.table).schema().column_names
+        names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
+        config = self._config(identity.topic, ranges, names)
+        job = build_job(config, {}, catalog, run_id=f"replay {uuid.uuid4().hex}", stop=self.stop)
+        records = RejectedRecords(catalog, self.table, self.consumer_group, identity)
+        # Nobody but this process has the reader; a handful of records is not worth children.
+        report = land(replace(job, source=records, reader=records, children=None))
+        return Replayed(done.counts + report.counts, (*done.snapshot_ids, *report.snapshot_ids))
+
+    def _config(self, topic: str, ranges: RangeSet, names: tuple[str, ...]) -> ExtractConfig:
+        return ExtractConfig(
+            topic=topic,
+            table=self.table,
+            consumer_group=self.consumer_group,
+            **self.decoding,
+            metadata_columns=names,
+            on_error=OnError.REJECT,
+            # All of these were bad before: that many still are is no sign of a wrong setting.
+            max_rejected=1.0,
+            mode="ranges",
+            ranges=[[r.partition, r.from_offset, r.until_offset] for r in ranges],
+            replace=True,
+        )
+
+
+@dataclass(frozen=True)
+class RejectedRecords:
+    """`core.ports.Source` and `core.ports.Reader` on a reject table: of a topic there is what the ledger says."""
+
+    catalog: Catalog
+    table: str
+    group: str
+    topic: TopicIdentity
+
+    def look(self) -> TopicState:
+        """Return the topic as the ledger knows it."""
+        ends: dict[int, int] = {}
+        for r in self._entry().held:
+            ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
+        return TopicState(self.topic, {p: Watermarks(0, end) for p, end in ends.items()})
+
+    def identity(self) -> TopicIdentity:
+        """Return the incarnation whose records were rejected."""
+        return self.topic
+
+    def starts(self, state: TopicState) -> Mapping[int, int]:
+        """Return where the ledger begins."""
+        return dict(self._entry().origin)
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        """Refuse: a replay has no interval."""
+        raise AssertionError("a replay asks for offsets, not for times")
+
+    def mirror(self, offsets: Mapping[int, int]) -> None:
+        """Do nothing: no offset is landed anew."""
+
+    def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
+        """Yield the plan's records; all of a partition come with the first of its ranges."""
+        batches = self._batches(plan.ranges)
+        for r in plan.ranges:
+            if cancelled.is_set():
+                return
+            batch = batches.pop((r.topic, r.partition), None)
+            if batch is None:
+                batch = RawBatch(r.topic, r.partition, [], [], pa.array([], pa.binary()))
+            yield Chunk(r, batch, batch.values.nbytes)
+
+    def _batches(self, ranges: RangeSet) -> dict[PartitionKey, RawBatch]:
+        main, rejects = self._main(), self._rejects()
+        found = [] if rejects is None else list(counting_rows(rejects, main, self.group, ranges=ranges))
+        if not found:
+            raise TakenMeanwhile(self.table, ranges)
+        rows = pa.concat_tables(found)
+        rows = rows.filter(pc.equal(rows["topic_id"], self.topic.topic_id)).sort_by(OFFSET)
+        batches = {}
+        there = RangeSet()
+        for partition in pc.unique(rows[PARTITION]).to_pylist():
+            batch = _batch(self.topic.topic, partition, rows.filter(pc.equal(rows[PARTITION], partition)))
+            batches[self.topic.topic, partition] = batch
+            there |= RangeSet(OffsetRange(batch.topic, partition, o, o + 1) for o in batch.offsets)
+        if gone := ranges - there:
+            raise TakenMeanwhile(self.table, gone)
+        return batches
+
+    def _entry(self) -> TopicEntry:
+        return ledger_store.read_ledger(self._main(), self.group).entry(self.topic)
+
+    def _main(self) -> Table:
+        return load(self.catalog, self.table)
+
+    def _rejects(self) -> Table | None:
+        try:
+            return self.catalog.load_table(rejects_of(self.table))
+        except NoSuchTableError:
+            return None
+
+
+def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:
+    """Return rows of a reject table as the records that they were."""
+    key, headers = (rows[field.name].combine_chunks().cast(field.type) for field in metadata_schema(("key", "headers")))
+    return RawBatch(
+        topic,
+        partition,
+        rows[OFFSET].to_pylist(),
+        [_millis(*pair) for pair in zip(_stamps(rows), rows["error"].to_pylist(), strict=True)],
+        rows["value"].combine_chunks(),
+        keys=key,
+        headers=headers,
+    )
+
+
+def _stamps(rows: pa.Table) -> list[int | None]:
+    # Not by Python's datetime, which ends with the year 9999.
+    micros: list[int | None] = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
+    return micros
+
+
+def _millis(micros: int | None, error: str) -> int:
+    if micros is not None:
+        return micros // 1000
+    told = _BAD_TIMESTAMP.search(error)
+    return int(told[1]) if told else NO_TIMESTAMP

@@ -1,0 +1,1 @@
+"""`lakestream mirror resnapshot`: a mirror's rows are read anew from the database, aside, and take their place."""

@@ -1,0 +1,137 @@
+"""Having Debezium read a table anew, or finding where it has: where in the topic the new rows begin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.cdc.events.whole_snapshot import Snapshot, SnapshotSearch, origin_of_topic
+from airflow_lakestream.core.landing.job import Stopped
+from airflow_lakestream.core.landing.plan import TopicState
+from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.signals import Signal, SignalTopic
+from airflow_lakestream.kafka.source import KafkaSource
+
+LOOK_SECONDS = 1.0
+# So far back from the topic's end an event is looked for that names its connector.
+_LOOK_BACK = 1_000
+# Who asked longer ago has given up.
+_ASKED_SECONDS = 24 * 3600
+
+
+class NotAnswered(LakestreamError, Transient):
+    """Debezium did not read the table, or not to its end."""
+
+    def __init__(self, topic: str, signals: str, rows: int, timeout: float) -> None:
+        what = f"{rows} rows of it came, and then none" if rows else "no row of it came"
+        super().__init__(
+            f"{topic}: Debezium was asked by signal topic {signals} to read the table anew, and {what} for "
+            f"{timeout:g} s. The mirror is as it was. Is the connector running? It needs kafka in "
+            f"signal.enabled.channels, signal.kafka.topic={signals} and signal.kafka.bootstrap.servers. A table "
+            "without rows sends none: TRUNCATE it in the database, and the mirror follows. Run the command again to "
+            "wait on; with --anew it asks once more."
+        )
+
+
+class NoSnapshot(LakestreamError, Terminal):
+    """The topic has no snapshot of the whole table."""
+
+    def __init__(self, topic: str, ranges: RangeSet) -> None:
+        super().__init__(
+            f"{topic}: there is no snapshot of the whole table, from its first row to its last, in "
+            f"{ranges or 'an empty topic'}. The mirror is as it was. Leave out --no-signal to have Debezium read the "
+            "table now."
+        )
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Asks for the rows of one topic.
+
+    :param connection: librdkafka configuration.
+    :param where: what to call it in errors.
+    :param payload: what the topic's values hold.
+    :param timeout: seconds without a row after which Debezium does not answer.
+    :param say: is told what goes on.
+    """
+
+    connection: Mapping[str, object]
+    where: str
+    source: KafkaSource
+    payload: Payload
+    consumer_group: str
+    timeout: float
+    say: Callable[[str], object]
+    stop: threading.Event
+
+    def find(self, since: Mapping[int, int]) -> tuple[Mapping[int, int], Snapshot]:
+        """Return where the search begins, and the last snapshot of the whole table. Raises NoSnapshot."""
+        state = self.source.look()
+        topic = state.identity.topic
+        begin = {p: max(marks.low, since.get(p, 0)) for p, marks in state.marks.items()}
+        self.say(f"{topic}: looking for the last snapshot of the whole table.")
+        found = self._search(begin).look(state, self.stop)
+        if found is None:
+            looked = {p: m.end for p, m in state.marks.items() if begin[p] < m.end}
+            raise NoSnapshot(topic, union(RangeSet.of(topic, p, begin[p], end) for p, end in looked.items()))
+        return begin, found
+
+    def ask(self, signal_topic: str | None, entry: TopicEntry, *, anew: bool) -> tuple[Mapping[int, int], Snapshot]:
+        """Return where the topic ended when Debezium was asked, and what it has read. Raises NotAnswered, NotSignalled.
+
+        :param entry: what the mirror has landed.
+        :param anew: whether to ask once more where it has been asked already.
+        """
+        state = self.source.look()
+        recent = self._search({p: max(m.low, m.end - _LOOK_BACK) for p, m in state.marks.items()})
+        recent.look(state, self.stop)
+        origin = recent.origin or origin_of_topic(state.identity.topic)
+        topic = SignalTopic(self.connection, self.where, signal_topic or f"{origin.prefix}-signal", origin.prefix)
+        asked = None if anew else self._asked_before(topic, origin.collection, state, entry)
+        if asked is None:
+            self.say(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} anew.")
+            asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
+        return asked.starts, self._await(self._search(asked.starts), topic)
+
+    def _asked_before(self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry) -> Signal | None:
+        """Return the last signal, where its snapshot is still to come, or to be landed."""
+        asked = topic.last(table)
+        if asked is None or asked.age > _ASKED_SECONDS:
+            return None
+        found = self._search(asked.starts).look(state, self.stop)
+        if found is not None and _is_landed(found, state.identity, entry):
+            return None
+        self.say(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago, and is not asked twice.")
+        return asked
+
+    def _await(self, search: SnapshotSearch, topic: SignalTopic) -> Snapshot:
+        since, seen = time.monotonic(), 0
+        while True:
+            state = self.source.look()
+            if (found := search.look(state, self.stop)) is not None:
+                return found
+            if search.rows > seen:
+                since, seen = time.monotonic(), search.rows
+                self.say(f"{state.identity.topic}: Debezium has read {seen} rows so far.")
+            if time.monotonic() - since > self.timeout:
+                raise NotAnswered(state.identity.topic, topic.topic, seen, self.timeout)
+            self._wait(LOOK_SECONDS)
+
+    def _search(self, starts: Mapping[int, int]) -> SnapshotSearch:
+        reader = KafkaReader(self.connection, self.consumer_group, poll_timeout=30, where=self.where, with_keys=True)
+        return SnapshotSearch(self.payload, reader, dict(starts))
+
+    def _wait(self, seconds: float) -> None:
+        if self.stop.wait(seconds):
+            raise Stopped
+
+
+def _is_landed(found: Snapshot, identity: TopicIdentity, entry: TopicEntry) -> bool:
+    lasts = union(RangeSet.of(identity.topic, p, end - 1, end) for p, end in found.ends.items())
+    return not lasts - entry.held

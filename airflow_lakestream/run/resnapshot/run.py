@@ -1,0 +1,250 @@
+"""The steps: find or ask for the new rows, build them aside, and let one commit put them in the mirror's place.
+
+What Debezium reads, and all events behind it, are landed in a mirror aside, `<table>__resnapshot`, by the one algorithm
+of all landings. It has a ledger of its own, so a run that was killed is taken up where it was. Then `cdc.swap.iceberg`
+commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.swap.exchange import CannotSwap
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Committed, Job
+from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
+from airflow_lakestream.core.ledger import Engine, Landing, Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.names import ANEW
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.ports import Boundary, Conflict, Source
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.run.job import Lake, build_job
+from airflow_lakestream.run.resnapshot.asking import Asking
+from airflow_lakestream.run.resnapshot.lakes import Tables
+
+log = logging.getLogger(__name__)
+
+TRIES = 10
+
+
+class AsideTooOld(LakestreamError, Terminal):
+    """An earlier run built the table aside, and Kafka no longer has what comes next."""
+
+    def __init__(self, aside: str, cause: DataLoss) -> None:
+        super().__init__(
+            f"{aside} was begun by an earlier run, and Kafka no longer has the events that it lacks: {cause.ranges}. "
+            "The mirror is as it was. Begin once more, with --anew."
+        )
+
+
+class NotReplaced(LakestreamError, Transient):
+    """The mirror kept moving."""
+
+    def __init__(self, table: str, last: BaseException) -> None:
+        super().__init__(
+            f"{table}: {TRIES} times in a row an app landed more before the new rows could be committed (last: {last}) "
+            "The mirror is as it was, and the new rows are kept aside. Stop the app, and run the command again."
+        )
+
+
+@dataclass(frozen=True)
+class Resnapshotted:
+    """What was done: the snapshot, or version, that replaced the rows, and how many there were before and after.
+
+    None for both where an earlier run had committed it.
+    """
+
+    table: str
+    snapshot_id: int
+    rows_before: int | None
+    rows: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "table": self.table,
+            # As text: browsers would round 64-bit numbers.
+            "snapshot_id": str(self.snapshot_id),
+            "rows_before": self.rows_before,
+            "rows": self.rows,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resnapshot:
+    """Reads one mirror anew.
+
+    :param table: the mirror: namespace.table, or the place of a Delta table.
+    :param kafka: librdkafka configuration.
+    :param topic: default: the one that the ledger of the group has.
+    :param decoding: arguments of the app that say what a record holds: `format`, `schema_registry`, `schema`, `key`.
+    :param signal_topic: default: as Debezium's, `<topic.prefix>-signal`.
+    :param by_signal: whether Debezium is asked; else the last snapshot in the topic is taken.
+    :param since: by partition, from where on it is looked for.
+    :param anew: whether what an earlier run has left is no use.
+    :param timeout: seconds without a row after which Debezium does not answer.
+    :param say: is told what goes on.
+    """
+
+    table: str
+    consumer_group: str
+    kafka: Mapping[str, Any] = field(repr=False)
+    where: str = "the Kafka connection"
+    topic: str | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    signal_topic: str | None = None
+    by_signal: bool = True
+    since: Mapping[int, int] = field(default_factory=dict)
+    anew: bool = False
+    timeout: float = 300
+    say: Callable[[str], object] = log.info
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._config("any")
+
+    def run(self, lake: Lake) -> Resnapshotted:
+        """Read it anew. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and what a landing raises."""
+        tables = Tables(lake, self.table)
+        held = tables.design()
+        if self.anew:
+            tables.drop_aside()
+        begun = tables.aside_id()
+        state = tables.sink(self.consumer_group, soft_delete=held.soft_delete).load(_run_of(begun or "none"))
+        if begun is not None and state.landed_by_run:
+            self.say(f"{self.table}: an earlier run has replaced the rows; what it left aside is removed.")
+            tables.drop_aside()
+            return Resnapshotted(self.table, state.landed_by_run[-1][0], None, None)
+        topic = self._topic_of(state.ledger)
+        if begun is None:
+            starts, key = self._find(topic, state.ledger, held)
+        else:
+            self.say(f"{tables.aside}: an earlier run has begun to build it; this one goes on.")
+            starts, key = {}, tables.key_aside()
+        return self._replace(tables, self._job(lake, topic, starts, key), key, held)
+
+    def _config(self, topic: str, **more: Any) -> MirrorConfig:
+        form = TableFormat.DELTA if "/" in self.table else TableFormat.ICEBERG
+        table = f"{self.table.rstrip('/')}{ANEW}"
+        given = {**self.decoding, **more}
+        return MirrorConfig(topic=topic, table=table, consumer_group=self.consumer_group, table_format=form, **given)
+
+    def _find(self, topic: str, ledger: Ledger, held: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
+        """Return where the new rows begin, by partition, and the columns of their key."""
+        config = self._config(topic)
+        source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
+        held_by = config.payload
+        payload = Payload(
+            format=held_by.format,
+            envelope=held_by.envelope,
+            registry=held_by.registry,
+            writer_schemas=held_by.writer_schemas,
+        )
+        asking = Asking(self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop)
+        if self.by_signal:
+            entry = ledger.entry(source.identity())
+            begin, snapshot = asking.ask(self.signal_topic, entry, anew=self.anew)
+        else:
+            begin, snapshot = asking.find(self.since)
+        starts = {**begin, **snapshot.starts}
+        at = ", ".join(f"{topic}[{p}] offset {offset}" for p, offset in sorted(snapshot.starts.items()))
+        self.say(f"{topic}: the snapshot has {snapshot.rows} rows, from {at} on.")
+        return starts, config.mirror.key or snapshot.key or held.key or ()
+
+    def _job(self, lake: Lake, topic: str, starts: Mapping[int, int], key: tuple[str, ...]) -> Job:
+        config = self._config(topic, key=list(key))
+        job = build_job(config, self.kafka, lake, run_id=f"aside {uuid.uuid4().hex}", where=self.where, stop=self.stop)
+        return replace(job, source=_From(job.source, starts), committed=self._tell)
+
+    def _tell(self, committed: Committed) -> None:
+        self.say(f"{committed.table}: {committed.landing.counts.read} events landed aside.")
+
+    def _replace(self, tables: Tables, job: Job, key: tuple[str, ...], held: MirrorDesign) -> Resnapshotted:
+        last: BaseException | None = None
+        for _ in range(TRIES):
+            try:
+                land(job)
+            except DataLoss as e:
+                raise AsideTooOld(tables.aside, e) from e
+            run_id = _run_of(str(tables.aside_id()))
+            sink = tables.sink(self.consumer_group, soft_delete=held.soft_delete)
+            landing, reach = self._landing(run_id, sink.load(run_id).ledger, job)
+            try:
+                snapshot_id = sink.exchange(landing, key, reach)
+            except Conflict as e:
+                self.say(f"{e} Reading on.")
+                last = e
+                continue
+            except CannotSwap:
+                tables.drop_aside()
+                raise
+            self.say(f"{self.table}: all rows are replaced; what was built aside is removed.")
+            tables.drop_aside()
+            assert sink.swap is not None, "it was committed"
+            return Resnapshotted(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
+        assert last is not None
+        raise NotReplaced(self.table, last)
+
+    def _landing(self, run_id: str, ledger: Ledger, job: Job) -> tuple[Landing, RangeSet]:
+        """Return what the mirror's ledger lacks of all that the new rows cover, and all of that."""
+        identity = job.source.identity()
+        check_identity(ledger, identity, self.table)
+        known, built = ledger.entry(identity), job.sink.load(run_id).ledger.entry(identity)
+        ends = dict(built.origin)
+        for r in built.held:
+            ends[r.partition] = max(r.until_offset, ends.get(r.partition, 0))
+        reach = union(RangeSet.of(identity.topic, p, 0, end) for p, end in ends.items() if end)
+        below = union(RangeSet.of(identity.topic, p, 0, first) for p, first in known.origin.items() if first)
+        origin = {} if known.origin else dict.fromkeys(ends, 0)
+        entry = TopicEntry(landed=reach - below - known.held, counts=built.counts, origin=origin, epochs=built.epochs)
+        return Landing(uuid.uuid4().hex, run_id, {identity: entry}, engine=Engine.EXTRACT), reach
+
+    def _topic_of(self, ledger: Ledger) -> str:
+        if self.topic is not None:
+            return self.topic
+        topics = sorted({one.topic for one in ledger.topics})
+        if len(topics) != 1:
+            problem = f"is needed: the ledger of {self.consumer_group!r} on {self.table} has "
+            raise InvalidArgument("--topic", problem + f"{', '.join(topics) or 'no topic'}.", "Is the group right?")
+        return topics[0]
+
+
+@dataclass(frozen=True)
+class _From:
+    """`core.ports.Source` of a topic from given offsets on, whose group in Kafka is left alone."""
+
+    inner: Source
+    begin: Mapping[int, int]
+
+    def look(self) -> TopicState:
+        """Return the topic as it is now."""
+        return self.inner.look()
+
+    def identity(self) -> TopicIdentity:
+        """Return which incarnation of the topic is there."""
+        return self.inner.identity()
+
+    def starts(self, state: TopicState) -> Mapping[int, int]:
+        """Return the offsets, or where the log begins by now."""
+        return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
+
+    def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
+        """Return where a time stands."""
+        return self.inner.boundaries(state, at_ms)
+
+    def mirror(self, offsets: Mapping[int, int]) -> None:
+        """Do nothing: the rows are aside."""
+
+
+def _run_of(aside_id: str) -> str:
+    return f"resnapshot {aside_id}"

@@ -1,0 +1,206 @@
+"""One run with all that it fans out to: each topic of a regex in turn, and what was landed in which table.
+
+No Airflow in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.routing import (
+    NoTopicMatches,
+    check_name_by_topic,
+    is_pattern,
+    matching,
+    near_names,
+    rivals,
+)
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
+from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic
+from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.kafka.topics import list_topics
+from airflow_lakestream.run import job as extract
+from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.own_topics import OwnTopics
+from airflow_lakestream.runtime.processes import Children
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunReport:
+    """What one run landed: the reports by topic, and the rows by table. `topic` and `table` are as they were given."""
+
+    topic: str
+    table: str
+    consumer_group: str
+    reports: dict[str, LandingReport] = field(default_factory=dict)
+    tables: Counter[str] = field(default_factory=Counter)
+    # Whether records chose their tables.
+    by_record: bool = False
+
+    @property
+    def counts(self) -> Counts:
+        """The records of all topics, by what became of them."""
+        return sum((report.counts for report in self.reports.values()), Counts())
+
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether there was nothing to land, and no loss to write down."""
+        return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
+
+    @property
+    def recovered(self) -> int:
+        """How many snapshots earlier tries of the run had landed."""
+        return sum(report.recovered for report in self.reports.values())
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots the run has landed, in all its tries."""
+        return sum(len(report.snapshot_ids) for report in self.reports.values())
+
+    @property
+    def remaining_lag(self) -> int:
+        """How many offsets the group still lacks."""
+        return sum(report.remaining_lag for report in self.reports.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values: one topic's own, or the sums with those of each topic in `topics`."""
+        given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
+        if not is_pattern(self.topic):
+            (report,) = self.reports.values()
+            # The report is of the table that has the ledger.
+            home = {"home_table": report.table} if self.by_record else {}
+            return report.to_dict() | given | home
+        counts = self.counts
+        return {
+            **given,
+            "consumer_group": self.consumer_group,
+            **counts_to_dict(counts),
+            "bad": sum(report.bad.count for report in self.reports.values()),
+            "remaining_lag": self.remaining_lag,
+            "complete": all(report.completes for report in self.reports.values()),
+            "schema_changes": [
+                f"{report.table}: {text}" for report in self.reports.values() for text in report.schema_changes
+            ],
+            "topics": {topic: report.to_dict() for topic, report in self.reports.items()},
+        }
+
+
+def land_run(
+    config: ExtractConfig,
+    kafka: Mapping[str, Any],
+    catalog: extract.Lake,
+    *,
+    run_id: str,
+    where: str = "the Kafka connection",
+    stop: threading.Event | None = None,
+    children: Children | None = None,
+    prepare: Callable[[Job], Job] | None = None,
+) -> RunReport:
+    """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
+
+    A topic that can't be landed keeps no other from it: its error is raised when all have had their turn, one that a
+    retry may mend before one that it does not. Raises NoTopicMatches, and what a landing raises.
+
+    :param children: processes that may read; see `reader_processes`.
+    :param prepare: changes the job of each topic before it is landed.
+    """
+    stop = stop or threading.Event()
+    run = RunReport(config.topic, config.table, config.consumer_group, by_record=bool(config.template.by_record))
+    failed: list[LakestreamError] = []
+    topics = topics_of(config, kafka, where)
+    own = OwnTopics(config)
+    for topic in topics:
+        left = _left(config, run)
+        if left == 0:
+            log.info("%s and what comes behind it wait for the next run: max_records are landed.", topic)
+            break
+        own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
+        job: Job | None = None
+        try:
+            job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
+            job = replace(job, children=children)
+            report = land(job if prepare is None else prepare(job))
+        except Stopped:
+            raise
+        except LakestreamError as e:
+            if not is_pattern(config.topic):
+                raise
+            if job is not None and (kinds := own.kinds_for(job, e)):
+                log.info("%s is left out: it holds %s of Debezium's own, and no table's events.", topic, kinds)
+                continue
+            log.error("%s: %s", topic, e)
+            failed.append(e)
+            continue
+        run.reports[topic] = report
+        run.tables.update(_rows_by_table(job, report))
+    if failed:
+        raise min(failed, key=lambda e: isinstance(e, Terminal))
+    return run
+
+
+def job_of(
+    config: ExtractConfig,
+    topic: str,
+    topics: Sequence[str],
+    kafka: Mapping[str, Any],
+    catalog: extract.Lake,
+    run_id: str,
+    where: str,
+    stop: threading.Event | None = None,
+) -> Job:
+    """Return the job of one of the topics; see `run.job.build_job` for the other arguments.
+
+    A name that only a regex found reaches no table of another stream.
+    """
+    one = config.of_topic(topic)
+    job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
+    if is_pattern(config.topic) and config.template.by_topic:
+        check_name_by_topic(one.table, topic)
+        sink = _inner(job)
+        # With tables that records choose, too, the home knows its topic.
+        if isinstance(sink, IcebergSink):
+            sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))
+    return job
+
+
+def _inner(job: Job) -> Sink:
+    return job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
+
+
+def _rows_by_table(job: Job, report: LandingReport) -> Mapping[str, int]:
+    sink = _inner(job)
+    if isinstance(sink, FanOutSink):
+        return sink.rows_by_table
+    return {job.table: report.counts.written}
+
+
+def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:
+    """Return the topic, or the topics that the regex matches now. Raises NoTopicMatches."""
+    if not is_pattern(config.topic):
+        return [config.topic]
+    known = list_topics(kafka, where)
+    topics = matching(config.topic, known)
+    if not topics:
+        raise NoTopicMatches(config.topic, where, near_names(config.topic, known))
+    log.info("%r matches %s topics: %s", config.topic, len(topics), ", ".join(topics))
+    return topics
+
+
+def _left(config: ExtractConfig, run: RunReport) -> int | None:
+    """How many records the run may still take; None for any number."""
+    most = config.limits.max_records
+    return None if most is None else max(0, most - run.counts.read)

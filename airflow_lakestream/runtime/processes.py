@@ -1,0 +1,312 @@
+"""Child processes that are forked from this one and work for it, each at the other end of a pipe.
+
+Forked, not started anew: a new interpreter takes a second of processor time for the imports alone, more than half of
+what reading a million records takes, and holds a copy of all that it imported. What they need to know, secrets
+included, they have from memory; nothing of it is in arguments, in the environment or in files.
+
+A fork is safe only where no other thread holds a lock that nobody would release in the child. So it is done before
+this package has made any client, and not at all where other Python threads run. Of native threads there may be those
+of a BLAS library, which takes care of forks itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.runtime.collector import frozen
+
+log = logging.getLogger(__name__)
+
+# How long a child may take to end when it is asked to; then it is killed.
+PATIENCE = 10.0
+# At each end of a run it is waited for: a longer interval shows, and this one costs nothing.
+_LOOK = 0.002
+
+
+class ProcessDied(LakestreamError, Transient):
+    """A child process came to an end that it did not announce."""
+
+    def __init__(self, number: int, pid: int, status: int) -> None:
+        self.status = status
+        killed = os.WIFSIGNALED(status)
+        how = f"was killed by signal {os.WTERMSIG(status)}" if killed else f"ended with {os.WEXITSTATUS(status)}"
+        why = " (the kernel does that when memory runs out)" if killed and os.WTERMSIG(status) == signal.SIGKILL else ""
+        super().__init__(
+            f"reader process {number} (pid {pid}) {how}{why}. What was not committed yet was discarded. Retry; where "
+            "memory is short, set a smaller max_batch_bytes, or parallelism=1."
+        )
+
+
+class FailedInChild(LakestreamError, Transient):
+    """An error of a child that can't be sent as it is; the text is its own."""
+
+
+def can_fork(idle_threads: Sequence[str] = ()) -> bool:
+    """Tell whether forking is safe here and now; the log says why it is not.
+
+    :param idle_threads: parts of the names of threads that only wait, and hold no lock that a child would need.
+    """
+    if not sys.platform.startswith("linux"):
+        # The frameworks of macOS do not survive a fork; Windows has none.
+        return False
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    others = [name for name in names if not any(idle in name for idle in idle_threads)]
+    if others:
+        log.info("One process reads: none can be forked while other threads run (%s).", ", ".join(others[:5]))
+    return not others
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Failed:
+    """An error that a child ran into, to be raised by its parent as the same error."""
+
+    def __init__(self, error: Exception) -> None:
+        text = "In a reader process:\n" + "".join(traceback.format_exception(error))
+        error.add_note(text)
+        # As parts: what makes an error of ours is not the text that it has.
+        self._parts: Any = (type(error), error.args, error.__dict__)
+        try:
+            pickle.loads(pickle.dumps(self._parts))  # noqa: S301  # written in the same line
+        except Exception:  # noqa: BLE001  # whatever pickling raises, the text gets through
+            self._parts = (FailedInChild, (f"{type(error).__name__}: {error}\n{text}",), {})
+
+    @property
+    def error(self) -> Exception:
+        """The error, made anew."""
+        kind, args, state = self._parts
+        error: Exception = kind.__new__(kind, *args)
+        error.__dict__.update(state)
+        return error
+
+
+class Child:
+    """What a child process has of its parent: what it is asked, and where its answers go."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._asked: list[Any] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._hear: Callable[[Any], bool] | None = None
+
+    def send(self, message: Any) -> None:
+        """Send a message to the parent."""
+        with self._sending:
+            self._connection.send(message)
+
+    def requests(self, hear: Callable[[Any], bool]) -> Iterator[Any]:
+        """Yield what the parent asks, until it wants no more.
+
+        :param hear: called in another thread with each message, as soon as it comes, and with None when the parent is
+            gone or this process is told to end; a message that it returns True for is done with that.
+        """
+        self._hear = hear
+        threading.Thread(target=self._listen, name="lakestream-listen", daemon=True).start()
+        while True:
+            with self._changed:
+                while not self._asked and not self._is_over:
+                    # A signal's handler sets the flag without the condition: look at it now and then.
+                    self._changed.wait(0.5)
+                if self._is_over:
+                    return
+                request = self._asked.pop(0)
+            yield request
+
+    def give_up(self) -> None:
+        """Ask for nothing more, and stop what is under way. Takes no lock: a signal's handler may call it."""
+        self._is_over = True
+        if self._hear is not None:
+            self._hear(None)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                # Also when the parent was killed: nobody else has its end of the pipe.
+                break
+            if self._hear is not None and not self._hear(message):
+                with self._changed:
+                    self._asked.append(message)
+                    self._changed.notify_all()
+        self.give_up()
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _Parent:
+    """One child as its parent sees it."""
+
+    def __init__(self, number: int, pid: int, connection: Connection) -> None:
+        self.number, self.pid, self.connection = number, pid, connection
+        self.status: int | None = None
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the child, whose pipe is closed on this side; kill it when it takes too long."""
+        if self.status is not None:
+            return
+        waited = threading.Event()
+        for _ in range(int(timeout / _LOOK)):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = status
+                return
+            waited.wait(_LOOK)
+        log.warning("Reader process %s (pid %s) does not end, and is killed.", self.number, self.pid)
+        os.kill(self.pid, signal.SIGKILL)
+        self.status = os.waitpid(self.pid, 0)[1]
+
+
+class Children:
+    """Forked processes that run `main` with their end of the pipe; they end when the context is left, or this process.
+
+    Use in a `with`. `main` runs until the parent closes its end.
+    """
+
+    def __init__(self, count: int, main: Callable[[Child], None]) -> None:
+        self._count = count
+        self._main = main
+        self._children: list[_Parent] = []
+        self.are_broken = False
+
+    def __enter__(self) -> Children:
+        try:
+            # What is here is no garbage, and not to be touched in a child: touched pages are copied for each.
+            with frozen():
+                for number in range(self._count):
+                    self._children.append(self._fork(number))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def send(self, number: int, message: Any) -> None:
+        """Send a message to one child; that it is gone is found by `receive`."""
+        try:
+            self._children[number].connection.send(message)
+        except OSError:
+            log.debug("Reader process %s took no message.", number)
+
+    def receive(self, numbers: Sequence[int], timeout: float) -> list[tuple[int, Any]]:
+        """Wait for messages of these children; an empty list when none came in time.
+
+        Logs what they log. Raises ProcessDied.
+        """
+        ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
+        found = []
+        for ready in wait(list(ends), timeout):
+            number = ends[ready]
+            try:
+                message = self._children[number].connection.recv()
+            except (EOFError, OSError):
+                raise self._death(number) from None
+            if isinstance(message, logging.LogRecord):
+                logging.getLogger(message.name).handle(message)
+            else:
+                found.append((number, message))
+        return found
+
+    def kill(self, number: int) -> None:
+        """Kill a child that does not answer."""
+        self.are_broken = True
+        child = self._children[number]
+        if child.status is None:
+            os.kill(child.pid, signal.SIGKILL)
+        child.join(PATIENCE)
+
+    def _death(self, number: int) -> ProcessDied:
+        self.are_broken = True
+        child = self._children[number]
+        child.connection.close()
+        child.join(PATIENCE)
+        return ProcessDied(number, child.pid, child.status or 0)
+
+    def _fork(self, number: int) -> _Parent:
+        here, there = Pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 and later count native threads too, such as those of BLAS.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            there.close()
+            return _Parent(number, pid, here)
+        # Never back into the caller's frames, whatever happens: they belong to the parent.
+        try:
+            here.close()
+            for sibling in self._children:
+                # Else it would not see that the parent is gone.
+                sibling.connection.close()
+            _run(Child(there), self._main, number)
+        finally:
+            os._exit(0)
+
+    def _end(self) -> None:
+        for child in self._children:
+            child.connection.close()
+        for child in self._children:
+            child.join(PATIENCE)
+        self._children = []
+
+
+def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
+    # The parent's handlers would tell Airflow of the end of a task that goes on. Asked to end, what is half written
+    # is deleted first. Ctrl-C reaches both, and is the parent's to act on.
+    signal.signal(signal.SIGTERM, lambda *_: child.give_up())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in list(logging.Logger.manager.loggerDict):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+    logging.getLogger().handlers = [_ToParent(child, number)]
+    try:
+        main(child)
+    except BaseException:  # noqa: BLE001  # the last place where it can be told
+        sys.stderr.write(traceback.format_exc())
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class _ToParent(logging.Handler):
+    """Sends records to the parent, whose handlers know where they belong and what to mask."""
+
+    def __init__(self, child: Child, number: int) -> None:
+        super().__init__()
+        self._child = child
+        self._number = number
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info))
+        told = ("name", "levelno", "levelname", "pathname", "filename", "lineno", "funcName", "created")
+        plain = {name: getattr(record, name) for name in told}
+        try:
+            self._child.send(logging.makeLogRecord(plain | {"msg": f"[reader {self._number}] {text}"}))
+        except OSError:
+            # The parent is gone, and with it the log.
+            return

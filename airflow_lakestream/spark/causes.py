@@ -1,0 +1,123 @@
+"""What an error of Spark's comes from: the root cause in plain words, what Spark said of it, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+_LONGEST = 500
+_TRACE = "Traceback (most recent call last):"
+# The first that is found in what Spark says, anywhere. Causes come before what they bring about.
+_KNOWN = (
+    (
+        r"ChecksumException|Checksum error|Incomplete log file|Log file was malformed|Failed to read log file",
+        "a file of the checkpoint is damaged",
+        "Delete the checkpoint: nothing is lost by it, since the query then starts from what the table's ledger lacks.",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded",
+        "a disk is full",
+        "Free room where it says, in spark.local.dir of the executors, or in the table's own store.",
+    ),
+    (
+        r"SaslAuthenticationException|SslAuthenticationException|AuthorizationException|Authentication failed",
+        "Kafka refused the credentials, the certificate or the permission",
+        "Check sasl.mechanism, sasl.username, sasl.password, ssl.ca.location and the ACLs of that user.",
+    ),
+    (
+        r"UnknownTopicOrPartition|UnknownTopicIdException|This server does not host this topic",
+        "the topic was deleted, or was never there",
+        "Create it, or correct `topic` (names are case sensitive).",
+    ),
+    (
+        r"OffsetOutOfRange|Partition offset was changed|Cannot fetch offset .*out of range",
+        "the offsets are no longer in the topic",
+        'The topic deletes them before they are landed: on_data_loss="skip" goes on behind them, and writes it down.',
+    ),
+    (
+        r"Failed to construct kafka|No resolvable bootstrap|Timed out waiting for a node|TimeoutException: ",
+        "Kafka did not answer",
+        "Check bootstrap.servers, security.protocol and the network between the driver and the brokers.",
+    ),
+    (
+        r"OutOfMemoryError|MemoryError|ArrowMemoryError|malloc of size|exceeding .*memory|OOMKilled",
+        "an executor, or a Python worker of it, ran out of memory",
+        "Give it more (spark.executor.memory, spark.executor.memoryOverhead), or land less at once "
+        "(max_offsets_per_trigger).",
+    ),
+    (
+        r"ExecutorLostFailure|Executor heartbeat timed out|Remote RPC client disassociated|worker lost",
+        "an executor was lost",
+        "Look into its own log. Most are killed for their memory: raise spark.executor.memoryOverhead, or land less at "
+        "once (max_offsets_per_trigger).",
+    ),
+    (
+        r"Python worker exited unexpectedly|Python worker keep-alive",
+        "a Python worker of an executor was killed, or crashed",
+        "Most are killed for their memory: raise spark.executor.memoryOverhead, or land less at once "
+        "(max_offsets_per_trigger).",
+    ),
+    (
+        r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|Connection refused.*py4j",
+        "the driver's JVM ended",
+        "Look into the driver's own log: it was stopped, or killed for its memory (spark.driver.memory).",
+    ),
+    (r"SPARK_JOB_CANCELLED|cancelled as part of", "somebody cancelled the job", "Start it again."),
+)
+
+
+class QueryFailed(LakestreamError, Transient):
+    """Spark ended a query, for a reason that is not one of ours."""
+
+    def __init__(self, location: str, cause: str) -> None:
+        super().__init__(f"checkpoint {location}: Spark ended the query: {cause} What was committed stays landed.")
+
+
+class QueryRefused(QueryFailed, Terminal):
+    """The same, for a reason that a restart can't help."""
+
+
+def query_failed(location: str, error: Exception) -> QueryFailed:
+    """Return the error of ours for what Spark ended a query with."""
+    known = _found(str(error))
+    is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused"))
+    return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
+
+
+def cause_of(error: Exception) -> str:
+    """Return the root cause of an error that has come through the JVM: plain words, Spark's own, and the remedy."""
+    said, known = _said(str(error)) or type(error).__name__, _found(str(error))
+    return f"{said}." if known is None else f"{known[1]} ({said}). {known[2]}"
+
+
+def _found(text: str) -> tuple[str, str, str] | None:
+    return next((known for known in _KNOWN if re.search(known[0], text)), None)
+
+
+def _said(text: str) -> str:
+    """Return the line that says most."""
+    lines = text.splitlines()
+    python = _of_python(lines)
+    if python:
+        return python[:_LONGEST]
+    saying = [line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")]
+    known = [line for line in saying if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
+    causes = [line for line in saying if line.startswith("Caused by: ")]
+    # Of a cause without words, such as java.io.EOFException, what is above it says more.
+    told = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
+    told = told or [line for line in saying if "Exception" in line or "Error" in line][:1] or saying[:1]
+    return (told[0] if told else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
+
+
+def _of_python(lines: list[str]) -> str:
+    """Return the last line of a task's own traceback, which names what was raised; empty where there is none."""
+    last = ""
+    within = False
+    for line in lines:
+        if line.endswith(_TRACE):
+            within = True
+        elif within and line and not line[0].isspace():
+            # Behind the frames, which are indented.
+            last, within = line.strip(), False
+    return last.rstrip(".")

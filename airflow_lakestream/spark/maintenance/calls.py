@@ -1,0 +1,130 @@
+"""Iceberg's own procedures in Spark, called for one table."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.spark.maintenance.config import Compaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Snapshots are told by id alone. Without this, Iceberg also removes all that are older than five days.
+_NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
+# What Iceberg says when another writer was first: its own retries are over, or the files are not there any more.
+_LOST = (
+    "Cannot commit rewrite",
+    "rewrite commits failed",
+    "CommitFailedException",
+    "database is locked",
+    "SQLITE_BUSY",
+)
+
+
+class CompactionLost(LakestreamError, Transient):
+    """Other writers were quicker each time."""
+
+    def __init__(self, table: str, tries: int, last: str) -> None:
+        super().__init__(
+            f"{table}: not compacted, since in each of {tries} tries another writer took files out, or committed too "
+            f"often meanwhile (last: {last}). Nothing was changed. Compact while less is replaced, narrow it by "
+            "`where`, or commit part by part: maintenance.compact.partial_progress."
+        )
+
+
+@dataclass(frozen=True)
+class Size:
+    """The files that a table's head has, deletes included."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Procedures:
+    """The procedures of one table.
+
+    :param catalog: the name of Spark's catalog, which is PyIceberg's.
+    :param table: namespace.table.
+    """
+
+    spark: SparkSession
+    catalog: str
+    table: str
+
+    def size(self) -> Size:
+        """Count the files of the head."""
+        place = ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
+        row = self.spark.sql(f"SELECT count(*) n, coalesce(sum(file_size_in_bytes), 0) size FROM {place}.files").head()  # noqa: S608  # names in backticks
+        assert row is not None, "an aggregate has one row"
+        return Size(row["n"], row["size"])
+
+    def compact(self, how: Compaction) -> None:
+        """Rewrite small files. Landings that come meanwhile stay: Iceberg puts its commit on top of them.
+
+        Raises CompactionLost.
+        """
+        options = {"partial-progress.enabled": str(how.in_parts).lower(), **how.options}
+        arguments = {"strategy": how.strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
+        for number in range(1, how.most_tries + 1):
+            try:
+                self._call("rewrite_data_files", arguments)
+            except Exception as e:
+                if not any(word in str(e) for word in _LOST):
+                    raise
+                log.info("%s: compaction %s of %s lost against another writer.", self.table, number, how.most_tries)
+                last = next(iter(str(e).splitlines()), "")
+                if number == how.most_tries:
+                    raise CompactionLost(self.table, number, last) from e
+            else:
+                return
+
+    def rewrite_manifests(self) -> None:
+        """Put the entries of manifests in the order of partitions."""
+        self._call("rewrite_manifests", {})
+
+    def expire(self, snapshot_ids: Sequence[int]) -> None:
+        """Remove exactly these snapshots, and the files that only they have."""
+        ids = _Sql(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
+        self._call("expire_snapshots", {"older_than": _Sql(_NO_OTHERS), "snapshot_ids": ids})
+
+    def remove_orphans(self, age: float, *, by_prefix: bool) -> int:
+        """Delete the files in the table's folder that no snapshot has and that are older; return how many.
+
+        :param age: seconds.
+        :param by_prefix: list by Iceberg's own client of the store, not by Hadoop's.
+        """
+        before = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - age))
+        arguments = {
+            "older_than": _Sql(f"TIMESTAMP '{before} UTC'"),
+            "prefix_listing": _Sql("true") if by_prefix else None,
+        }
+        return self._call("remove_orphan_files", arguments)
+
+    def _call(self, procedure: str, arguments: Mapping[str, Any]) -> int:
+        place = ".".join(f"`{part}`" for part in self.table.split("."))
+        given = {"table": place, **{key: value for key, value in arguments.items() if value is not None}}
+        text = ", ".join(f"{key} => {_literal(value)}" for key, value in given.items())
+        return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
+
+
+class _Sql(str):
+    """Text that is SQL itself, not a value."""
+
+    __slots__ = ()
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, _Sql):
+        return value
+    if isinstance(value, Mapping):
+        return f"map({', '.join(_literal(str(item)) for pair in value.items() for item in pair)})"
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

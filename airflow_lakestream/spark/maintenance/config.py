@@ -1,0 +1,242 @@
+"""What `maintain_iceberg` is told: which tables, and which of the four works are to be done on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
+from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
+from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
+from airflow_lakestream.spark.settings.catalog import catalog_settings, identity_of
+
+Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
+
+_DAY = 86_400.0
+_DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
+
+
+class Strategy(StrEnum):
+    """How rows are put into new files: as they come, or sorted."""
+
+    BINPACK = "binpack"
+    SORT = "sort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    """How small files become large ones.
+
+    :param strategy: "binpack" or "sort".
+    :param sort_order: for "sort", such as "user_id, timestamp DESC NULLS LAST" or "zorder(a, b)"; default: the table's.
+    :param where: only files that may hold such rows, as SQL.
+    :param partial_progress: commit part by part. A long compaction loses less to a conflict; each part is a snapshot.
+    :param tries: how often a compaction is begun that lost against another writer.
+    :param options: more of Iceberg's options of `rewrite_data_files`.
+    """
+
+    strategy: str = Strategy.BINPACK
+    sort_order: str | None = None
+    where: str | None = None
+    partial_progress: bool | str = False
+    tries: int | str = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.strategy not in list(Strategy):
+            raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, Strategy))
+        if self.sort_order and self.strategy != Strategy.SORT:
+            raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
+        if not isinstance(self.options, Mapping):
+            raise InvalidArgument("maintenance.compact.options", "is not a mapping.")
+        _ = self.in_parts, self.most_tries
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each part is committed by itself."""
+        return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
+
+    @property
+    def most_tries(self) -> int:
+        """How often it is begun at most."""
+        return arguments.count("maintenance.compact.tries", self.tries, "tries") or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expiry:
+    """Which snapshots go.
+
+    :param older_than: seconds, or text such as "5d" or "36h".
+    :param retain_last: so many of main stay, however old.
+    """
+
+    older_than: float | str = "5d"
+    retain_last: int | str = 1
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def rule(self) -> ExpiryRule:
+        """The rule. Raises InvalidArgument."""
+        keep = arguments.count("maintenance.expire.retain_last", self.retain_last, "snapshots") or 1
+        return ExpiryRule(duration("maintenance.expire.older_than", self.older_than), keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanRemoval:
+    """Which files without a snapshot go.
+
+    :param older_than: seconds, or text such as "3d": younger files may be of a run under way, and stay.
+    :param longest_run: how long the longest run takes that writes into the tables, retries of its commit included.
+    """
+
+    older_than: float | str = "3d"
+    longest_run: float | str = "1d"
+
+    def __post_init__(self) -> None:
+        name = "maintenance.remove_orphans.older_than"
+        longest = duration("maintenance.remove_orphans.longest_run", self.longest_run)
+        if self.age <= longest:
+            problem = f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of runs would go."
+            raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
+        if self.age < _DAY:
+            raise InvalidArgument(name, f"{self.older_than} is less than a day, which Iceberg refuses.")
+
+    @property
+    def age(self) -> float:
+        """Seconds that a file has to be old."""
+        return duration("maintenance.remove_orphans.older_than", self.older_than)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maintenance:
+    """The section `maintenance`. A work is done when it is `true` or a mapping of its settings.
+
+    :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
+    """
+
+    tables: tuple[str, ...]
+    compact: Compaction | None = None
+    expire: Expiry | None = None
+    remove_orphans: OrphanRemoval | None = None
+    rewrite_manifests: bool = False
+
+    @classmethod
+    def parse(cls, given: Any) -> Maintenance:
+        """Return what a mapping says. Raises InvalidArgument, which names the key."""
+        if not isinstance(given, Mapping):
+            raise InvalidArgument("maintenance", f"is a {type(given).__name__}, not a mapping.")
+        check_keys("maintenance", given, [one.name for one in fields(cls)])
+        tables = arguments.items("maintenance.tables", given.get("tables")) or ()
+        if not tables:
+            raise InvalidArgument("maintenance.tables", "is missing.", 'Write ["lake.clicks", "lake.orders*"].')
+        for name in tables:
+            _check_name(name)
+        found = cls(
+            tables=tables,
+            compact=_work("compact", Compaction, given.get("compact")),
+            expire=_work("expire", Expiry, given.get("expire")),
+            remove_orphans=_work("remove_orphans", OrphanRemoval, given.get("remove_orphans")),
+            rewrite_manifests=arguments.flag("maintenance.rewrite_manifests", given.get("rewrite_manifests")),
+        )
+        if not any((found.compact, found.expire, found.remove_orphans, found.rewrite_manifests)):
+            remedy = "Set compact, expire, remove_orphans or rewrite_manifests."
+            raise InvalidArgument("maintenance", "says nothing to do.", remedy)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceConfig(Configuration):
+    """The configuration of `maintain_iceberg`.
+
+    :param maintenance: see `Maintenance`.
+
+    Raises InvalidArgument, which names the key, for what can't be.
+    """
+
+    app: str = MAINTAIN_ICEBERG
+    maintenance: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.app != MAINTAIN_ICEBERG:
+            raise InvalidArgument("app", f"{self.app!r} has another program.", f"This one is {MAINTAIN_ICEBERG!r}.")
+        self.check_sections("maintenance")
+        _ = self.work, self.catalog_settings
+
+    @property
+    def work(self) -> Maintenance:
+        """What is to be done."""
+        return Maintenance.parse(self.maintenance)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the place of the lease belongs to for good."""
+        return {"app": self.app, "catalog": self.catalog_name}
+
+    @property
+    def fingerprint(self) -> str:
+        """What two configurations have in common exactly if a driver of one may be taken for one of the other."""
+        same = {"maintenance": self.maintenance, "spark": self.spark}
+        return fingerprint_of({**same, "catalog": identity_of(self.catalog_name, self.catalog_properties)})
+
+    @property
+    def catalog_settings(self) -> dict[str, str]:
+        """The settings of Spark's catalog. Raises InvalidArgument."""
+        return catalog_settings(self.catalog_name, self.catalog_properties, self.spark)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> MaintenanceConfig:
+        """Return the configuration that a mapping says. Raises InvalidArgument."""
+        check_keys("", given, [one.name for one in fields(cls)])
+        for key in ("app", "catalog", "maintenance"):
+            if key not in given:
+                raise InvalidArgument(key, "is missing in the configuration of the app.")
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: str | Path) -> MaintenanceConfig:
+        """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+        return cls.parse(read_object(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets among them."""
+        kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return {"app": self.app, **kept}
+
+    def write(self, path: str | Path) -> Path:
+        """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
+        return write_object(path, self.to_dict())
+
+
+def duration(argument: str, value: object) -> float:
+    """Return seconds from a number or text such as "3d", "36h", "90m". Raises InvalidArgument."""
+    if (match := _DAYS.fullmatch(str(value))) is not None:
+        return float(match[1]) * _DAY
+    try:
+        return seconds(argument, value)
+    except InvalidArgument:
+        raise InvalidArgument(argument, f"{value!r} is no length of time.", 'Write "3d" or "36h".') from None
+
+
+def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
+    if isinstance(given, Mapping):
+        check_keys(f"maintenance.{key}", given, [one.name for one in fields(kind)])
+        return kind(**given)
+    return kind() if arguments.flag(f"maintenance.{key}", given) else None
+
+
+def _check_name(name: str) -> None:
+    if "/" in name or ":" in name:
+        remedy = "Write namespace.table. Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them."
+        raise InvalidArgument("maintenance.tables", f"{name!r} is a location, not a table of the catalog.", remedy)
+    if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):
+        raise InvalidArgument("maintenance.tables", f"{name!r} is no name of a table.", "Write namespace.table.")

@@ -1,0 +1,201 @@
+"""The maintenance of Iceberg tables that are landed into: one table after the other, the ledger kept readable."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+
+from airflow_lakestream.driver.lease import Lease, LeaseLost
+from airflow_lakestream.driver.progress import BatchProgress
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.iceberg.commit import retention
+from airflow_lakestream.iceberg.upkeep import expiry
+from airflow_lakestream.spark.at_once import Supervised, supervised
+from airflow_lakestream.spark.inputs import lease_for
+from airflow_lakestream.spark.maintenance.calls import Procedures, Size
+from airflow_lakestream.spark.maintenance.config import Maintenance, MaintenanceConfig
+from airflow_lakestream.spark.maintenance.tables import inside, select
+from airflow_lakestream.spark.session import check_class, start_session
+from airflow_lakestream.spark.settings import catalog as catalog_options
+from airflow_lakestream.spark.settings.catalog import catalog_packages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
+# It reads sort orders.
+EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+
+class _Undone(LakestreamError):
+    """Some tables could not be maintained; the others were. `failed` says why, by the table's name."""
+
+    def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
+        # Texts of errors that are not ours may hold anything, and this one goes further than the log.
+        self.failed = {
+            table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, of which the log says more"
+            for table, e in failed.items()
+        }
+        why = "; ".join(f"{table} ({text})" for table, text in self.failed.items())
+        super().__init__(f"{len(failed)} tables were not maintained as asked, {done} were: {why}")
+
+
+class TableNotMaintained(_Undone, Terminal):
+    """Some tables could not be maintained, and it would be the same again."""
+
+
+class TableToMaintainAgain(_Undone, Transient):
+    """Some tables could not be maintained, of which at least one may be, tried again."""
+
+
+class SharedFolder(LakestreamError, Terminal):
+    """Another table's files would look like orphans."""
+
+    def __init__(self, table: str, others: Sequence[str]) -> None:
+        super().__init__(
+            f"{table}: no orphan was removed, since {', '.join(others)} has its files in the same folder: they would "
+            "look like orphans. Move one of the tables, or leave remove_orphans out for this one."
+        )
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """What was done to one table."""
+
+    table: str
+    before: Size
+    after: Size
+    expired: int = 0
+    orphans: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.table}: {self.before.files} files of {self.before.bytes:,} bytes before, {self.after.files} of "
+            f"{self.after.bytes:,} after; {self.expired} snapshots expired, {self.orphans} orphans removed"
+        )
+
+
+def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
+    """Start Spark with Iceberg, or join what `spark-submit` has started. Raises SparkLacks without Iceberg."""
+    packages = catalog_packages(config.catalog_properties)
+    settings = {
+        "spark.sql.extensions": EXTENSIONS,
+        "spark.redaction.regex": catalog_options.REDACTED,
+        "spark.sql.redaction.options.regex": catalog_options.REDACTED,
+        **config.spark,
+    }
+    spark = start_session(config.app, settings, packages)
+    check_class(spark, _CATALOG_CLASS, "Spark has no Iceberg.", packages)
+    return spark
+
+
+def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
+    """Return a session of its own: the catalog's settings, secrets among them, are in none of the whole Spark."""
+    session = spark.newSession()
+    for key, value in config.catalog_settings.items():
+        session.conf.set(key, value)
+    return session
+
+
+def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport]:
+    """Maintain the tables; return one report for each, in the order they were asked for.
+
+    A table that fails does not keep the others from being done: TableNotMaintained, raised at the end, names it, or
+    TableToMaintainAgain, where trying again may help. Asked to end, it ends after the work that it is at.
+
+    Raises LeaseHeld, OtherInputs for a place of the lease that is not its own.
+    """
+
+    def take(location: str) -> Lease:
+        return lease_for(config, spark, location, config.fingerprint, config.inputs)
+
+    with supervised(spark, "maintaining", take, config.lease_location, config.store_properties) as told:
+        return _maintain(config, spark, told)
+
+
+def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) -> list[TableReport]:
+    work = config.work
+    catalog = load_catalog(config.catalog_name, **config.catalog_properties)
+    session = own_session(config, spark)
+    reports: list[TableReport] = []
+    failed: dict[str, Exception] = {}
+    for number, name in enumerate(select(catalog, work.tables)):
+        if told.is_over():
+            log.info("Asked to end: %s and what comes after it is left as it is.", name)
+            break
+        started = time.monotonic()
+        try:
+            reports.append(_Upkeep(catalog, Procedures(session, config.catalog_name, name), work, told).run())
+        except LeaseLost:
+            raise
+        except Exception as e:
+            # What it is, Spark and the catalog decide: it must not keep the other tables waiting.
+            log.exception("%s was not maintained.", name)
+            failed[name] = e
+            continue
+        log.info("%s", reports[-1])
+        told.report(BatchProgress(number, 0, 0, duration=time.monotonic() - started, what=str(reports[-1])))
+    if failed:
+        kind = TableNotMaintained if all(isinstance(e, Terminal) for e in failed.values()) else TableToMaintainAgain
+        raise kind(failed, len(reports))
+    return reports
+
+
+@dataclass(frozen=True)
+class _Upkeep:
+    """The works on one table."""
+
+    catalog: Catalog
+    procedures: Procedures
+    work: Maintenance
+    told: Supervised
+
+    def run(self) -> TableReport:
+        """Do them: first what makes files unneeded, then what removes such files."""
+        before, work = self.procedures.size(), self.work
+        expired = orphans = 0
+        if work.compact is not None and self._has_rows() and self._begins("compaction"):
+            self.procedures.compact(work.compact)
+        if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
+            self.procedures.rewrite_manifests()
+        if work.expire is not None and self._begins("expiring snapshots"):
+            expired = self._expire(work.expire.rule)
+        if work.remove_orphans is not None and self._begins("removing orphans"):
+            orphans = self._remove_orphans(work.remove_orphans.age)
+        return TableReport(self.procedures.table, before, self.procedures.size(), expired, orphans)
+
+    def _begins(self, what: str) -> bool:
+        """Say that a work begins; False where the app was asked to end."""
+        if self.told.is_over():
+            return False
+        self.told.begin(f"{self.procedures.table}: {what}")
+        return True
+
+    def _has_rows(self) -> bool:
+        return self._table().current_snapshot() is not None
+
+    def _table(self) -> Table:
+        return self.catalog.load_table(self.procedures.table)
+
+    def _expire(self, rule: expiry.ExpiryRule) -> int:
+        expiring = expiry.prepare(self.catalog, self.procedures.table, rule)
+        if expiring:
+            self.procedures.expire(expiring)
+        return len(expiring)
+
+    def _remove_orphans(self, age: float) -> int:
+        table = self._table()
+        if table.properties.get(retention.GC_ENABLED, "").lower() == "false":
+            return 0
+        if others := inside(self.catalog, table):
+            raise SharedFolder(self.procedures.table, others)
+        by_prefix = catalog_options.is_on_s3(table.location())
+        return self.procedures.remove_orphans(age, by_prefix=by_prefix)

@@ -1,0 +1,1 @@
+"""Connections as Spark's settings: of the catalog, of Kafka, of S3."""

@@ -1,0 +1,75 @@
+"""Hadoop's client of S3, `s3a://`, for a checkpoint there: its jars, and what it is told by the connection.
+
+Only Spark's own files, those of the checkpoint, are opened by it; tables are opened by PyIceberg or delta-rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from airflow_lakestream.spark.packages import jar_version
+from airflow_lakestream.stores.object_store import options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_SCHEME = "s3a"
+_SDK = "software.amazon.awssdk"
+# All of Amazon's clients in one jar of half a gigabyte, which hadoop-aws brings.
+_BUNDLE = f"{_SDK}:bundle"
+# The clients that are needed, of the last version whose requests are those that Hadoop 3.4 was made for.
+_SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
+_CLIENTS = ("s3", "s3-transfer-manager", "sts")
+# Storage options of delta-rs, and what Hadoop calls them for one bucket.
+_SETTINGS = {
+    "aws_endpoint_url": "endpoint",
+    "aws_region": "endpoint.region",
+    "aws_access_key_id": "access.key",
+    "aws_secret_access_key": "secret.key",
+    "aws_session_token": "session.token",
+}
+
+
+def is_on_s3a(location: str | None) -> bool:
+    """Whether Spark opens a location by this client."""
+    return str(location).startswith(f"{_SCHEME}:")
+
+
+def packages() -> tuple[str, ...]:
+    """Return the Maven coordinates of the client that fits the installed Spark's Hadoop."""
+    hadoop = jar_version("hadoop-client-api")
+    sdk = _SDK_OF_HADOOP.get(hadoop)
+    clients = [f"{_SDK}:{name}:{sdk}" for name in _CLIENTS] if sdk else []
+    return (f"org.apache.hadoop:hadoop-aws:{hadoop}", *clients)
+
+
+def left_out() -> tuple[str, ...]:
+    """Return what those packages would bring, and is not needed: the bundle of all clients, where ours are known."""
+    return (_BUNDLE,) if jar_version("hadoop-client-api") in _SDK_OF_HADOOP else ()
+
+
+def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return what Hadoop is told of a location's bucket, secrets among it: other buckets keep what they have."""
+    options = options_of(properties)
+    found = {name: options[option] for option, name in _SETTINGS.items() if option in options}
+    if "endpoint" in found:
+        # As PyIceberg does with an endpoint: servers other than Amazon's have no host for each bucket.
+        is_host = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
+        found["path.style.access"] = "false" if is_host else "true"
+    prefix = f"fs.s3a.bucket.{urlsplit(location).netloc}"
+    return {f"{prefix}.{name}": value for name, value in found.items()}
+
+
+def tell(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
+    """Let a session open a location.
+
+    Told here, not on the command line, they are in no log of Spark's and on no page.
+    """
+    if not is_on_s3a(location):
+        return
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in settings(location, properties).items():
+        hadoop.set(name, value)

@@ -1,0 +1,142 @@
+"""What the main table has decided of the landings whose rejected records are written, and which rows count by that."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ledger import Ledger, TopicIdentity, union
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.coordinates import is_hit
+from airflow_lakestream.tables.rejects.pending import Pending
+
+# A replace that nobody has heard of for so long is dead: no run takes longer.
+DEAD_AFTER_MS = 24 * 3600 * 1000
+# With a group's name behind it: the names that it had before, as a list in JSON.
+FORMER_NAMES = "lakestream.former-names."
+
+
+class MainBooks(Protocol):
+    """The main table's ledgers, and the history of its landings."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+
+    @property
+    def rolled_back(self) -> Sequence[str]:
+        """The ids of landings that were rolled back, and may come again."""
+
+    def place(self, consumer_group: str, landing_id: str) -> int | None:
+        """Return a number for a landing in the table's history, which grows along it; None if it is not there."""
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger."""
+
+
+def names_of(properties: Mapping[str, str], consumer_group: str) -> tuple[str, ...]:
+    """Return the names that a group has had: what it landed before it was renamed has the former ones."""
+    former = properties.get(FORMER_NAMES + consumer_group)
+    return (consumer_group, *(json.loads(former) if former else ()))
+
+
+@dataclass
+class Settlement:
+    """What the main table has decided of the pending landings: those that are landed, are dead, and may yet land.
+
+    `landed` is in the order of the main table's history.
+    """
+
+    landed: list[Pending] = field(default_factory=list)
+    dead: list[Pending] = field(default_factory=list)
+    open: list[Pending] = field(default_factory=list)
+    # Of the main table: they say which groups had other names.
+    properties: Mapping[str, str] = field(default_factory=dict)
+    # Landings that were rolled back, and may come again while their snapshots live.
+    rolled_back: Sequence[str] = ()
+    books: MainBooks | None = None
+
+    @classmethod
+    def by(cls, pending: Iterable[Pending], books: MainBooks | None) -> Self:
+        """Ask the main table; None for one that is not there."""
+        if books is None:
+            return cls(open=list(pending))
+        result = cls(properties=books.properties, rolled_back=books.rolled_back, books=books)
+        landed: list[tuple[int, int, Pending]] = []
+        for one in pending:
+            place = books.place(one.consumer_group, one.landing_id)
+            if place is not None:
+                landed.append((place, one.at_ms, one))
+            elif one.landing_id not in result.rolled_back:
+                (result.dead if _can_not_land(one, books) else result.open).append(one)
+        result.landed = [one for *_, one in sorted(landed, key=lambda item: item[:2])]
+        return result
+
+    def marks(self, consumer_group: str) -> tuple[str, ...]:
+        """Return the marks of the group's last landings with a note."""
+        return () if self.books is None else self.books.ledger(consumer_group).noted.marks
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are rows to remove."""
+        return bool(self.dead) or any(one.supersedes for one in self.landed)
+
+    @property
+    def settled(self) -> list[Pending]:
+        """Those that need no note any more."""
+        return [*self.landed, *self.dead]
+
+    @property
+    def ranges(self) -> RangeSet:
+        """Where rows to remove may be."""
+        return union(one.ranges for one in [*self.dead, *self.landed] if one in self.dead or one.supersedes)
+
+    def stale(self, rows: pa.Table) -> pa.Array:
+        """Tell which rows of a reject table do not count, and never will; open landings are left alone."""
+        ids = rows["landing_id"]
+        stale = pc.is_in(ids, value_set=pa.array([one.landing_id for one in self.dead], pa.string()))
+        for number, one in enumerate(self.landed):
+            if not one.supersedes:
+                continue
+            # Of two landings that have the same offsets the later one counts: the earlier was replaced or rolled back.
+            earlier = pc.and_(self.is_of(rows, one.consumer_group, one.identity), is_hit(rows, one.ranges))
+            for other in (*self.landed[number:], *self.open):
+                earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
+            stale = pc.or_(stale, earlier)
+        return stale
+
+    def is_of(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
+        """Tell which rows are of a group, whatever it was called, and of one incarnation of a topic."""
+        names = pa.array(names_of(self.properties, consumer_group), pa.string())
+        ours = pc.and_(pc.is_in(rows["consumer_group"], names), pc.equal(rows["topic_id"], identity.topic_id))
+        return pc.and_(ours, pc.equal(rows["_kafka_topic"], identity.topic))
+
+    def undecided(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Tell which rows are of landings that may yet land, or come again."""
+        return pc.or_(self.unsettled(rows), self.of_rolled_back(rows))
+
+    def unsettled(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Tell which rows are of landings that may yet land."""
+        return pc.is_in(rows["landing_id"], value_set=pa.array([one.landing_id for one in self.open], pa.string()))
+
+    def of_rolled_back(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Tell which rows are of landings that were rolled back."""
+        return pc.is_in(rows["landing_id"], value_set=pa.array(self.rolled_back, pa.string()))
+
+
+def _can_not_land(one: Pending, books: MainBooks) -> bool:
+    """Tell whether a landing that was not found has not landed, and never will; what can't be proven stays open."""
+    ledger = books.ledger(one.consumer_group)
+    if not ledger.noted.has_all_since(one.after):
+        # It may have landed so long ago that nothing names it any more.
+        return False
+    if one.replaces:
+        # The guard of a replace asks for its ranges to be landed, so the ledger can't tell.
+        return time.time() * 1000 - one.at_ms > DEAD_AFTER_MS
+    return bool(ledger.entry(one.identity).held & one.ranges)

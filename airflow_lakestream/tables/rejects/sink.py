@@ -1,0 +1,244 @@
+"""A sink with a reject table beside it: rejected records are written first, and count once the landing has landed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
+from airflow_lakestream.core.ports import Sink, TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.rejects.pending import Pending, of_topic
+from airflow_lakestream.tables.rejects.settlement import Settlement
+
+log = logging.getLogger(__name__)
+
+# What a handed piece says of its rejected records: where they lie, as Arrow's IPC stream.
+HANDED = "rejected"
+
+
+class RejectBook(Protocol):
+    """The reject table of one table, as it is written for one consumer group."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the table was there at the last look."""
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The landings that were noted as pending at the last look."""
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew."""
+
+    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Any) -> tuple[int, int]:
+        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
+
+    def write_down(self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Any) -> None:
+        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way."""
+
+    def rolled_back(self, settlement: Any) -> list[Pending]:
+        """Return, as pending ones, the landings with rows here that were rolled back and have no note."""
+
+    def settle(self, settlement: Any, pending: Sequence[Pending], run_id: str) -> None:
+        """Remove the rows that do not count, and note others, in a commit of its own."""
+
+
+class RejectingSink(ABC):
+    """`core.ports.Sink` and `core.ports.Rejects`: a table's sink, and its reject table.
+
+    :param inner: the sink of the table whose ledger decides.
+    :param rejects: its reject table.
+    """
+
+    def __init__(self, inner: Sink, rejects: RejectBook, consumer_group: str) -> None:
+        self.inner = inner
+        self._group = consumer_group
+        self._rejects = rejects
+        self._held: list[pa.Table] = []
+        self._run_id = ""
+        self._folder = ""
+        self._handed: list[str] = []
+
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew, and remove rejected records that turned out not to count."""
+        self._run_id = run_id
+        state = self.inner.load(run_id)
+        self._rejects.load(run_id)
+        self.settle()
+        return state
+
+    def reject(self, records: pa.Table) -> None:
+        """Take rejected records for the next commit."""
+        self._held.append(records)
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit."""
+        self.inner.write(rows, identity)
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Be told of records that became no row."""
+        self.inner.pass_over(identity, partition, offsets)
+
+    def commit(self, landing: Landing) -> int:
+        """Write down what was rejected, then commit; see `core.ports.Sink`."""
+        return self.inner.commit(self.write_down(landing))
+
+    def replace(self, landing: Landing) -> tuple[int, Landing]:
+        """Write down what was rejected, then replace; the rejected records of the ranges are replaced, too."""
+        done = self.inner.replace(self.write_down(landing))
+        self.settle()
+        return done
+
+    def discard(self) -> None:
+        """Forget what was taken since the last commit; never raises."""
+        self._held = []
+        handed, self._handed = self._handed, []
+        for path in self._delete_handed(handed) if handed else ():
+            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
+        self.inner.discard()
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on."""
+        self._folder = folder
+        self.inner.write_below(folder)
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out what was taken; see `core.ports.Sink`."""
+        files = dict(self.inner.hand_over())
+        if self._held:
+            # Before it is written: half a file is deleted, too.
+            self._handed.append(path := self._new_path())
+            self._store(path, pa.concat_tables(self._held))
+            files[HANDED] = path
+            self._held = []
+        return files
+
+    def let_go(self) -> None:
+        """Leave what was handed over to who took it."""
+        self._handed = []
+        self.inner.let_go()
+
+    def outline(self) -> Any:
+        """Return what a sink in another process needs; that process hands its rejected records over by itself."""
+        return self.inner.outline()
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._take_handed(path))
+        self.inner.take_over(files)
+
+    def misfit(self, files: Mapping[str, Any]) -> str | None:
+        """Say why handed files can't be used; None if they can."""
+        path = files.get(HANDED)
+        if path is not None and not self._is_there(path):
+            return f"the records that were rejected are gone: {path}"
+        return self.inner.misfit(files)
+
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say what a landing changed in the table's schema."""
+        return self.inner.schema_changes(snapshot_id)
+
+    def adopt(self, files: Mapping[str, Any]) -> None:
+        """Take files that another worker handed over for the next commit."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._read_handed(path))
+        self.inner.adopt(files)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+        self.inner.sweep(folder)
+
+    def write_down(self, landing: Landing) -> Landing:
+        """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
+
+        Returns the landing, with the count of those that it replaces, if that is not in it, and whether it is noted.
+        """
+        held, self._held = self._held, []
+        settlement = self._settlement()
+        topics = dict(landing.topics)
+        pending: list[Pending] = []
+        for identity, entry in landing.topics.items():
+            ranges = entry.landed | entry.replaced
+            there, counting = self._rejects.count(identity, ranges, settlement)
+            if entry.replaced and entry.removed == Counts():
+                topics[identity] = replace(entry, removed=Counts(read=counting, rejected=counting))
+            if there or any(len(of_topic(part, identity.topic)) for part in held):
+                pending.append(
+                    Pending(
+                        landing.landing_id,
+                        self._group,
+                        identity,
+                        ranges,
+                        replaces=bool(entry.replaced),
+                        supersedes=bool(there),
+                        at_ms=time.time_ns() // 1_000_000,
+                        after=settlement.marks(self._group),
+                    )
+                )
+        if pending:
+            self._rejects.write_down(held, pending, self._run_id, settlement)
+        return replace(landing, topics=topics, noted=bool(pending))
+
+    def settle(self) -> None:
+        """Forget what is decided, and remove rows that do not count. Left for the next run where it fails."""
+        if not self._rejects.exists:
+            return
+        try:
+            settlement = self._settlement()
+            # Also where there are no rows to remove: an old landing is found no more, and would be taken for dead.
+            rolled_back = self._rejects.rolled_back(settlement)
+            if settlement.settled or rolled_back:
+                self._rejects.settle(settlement, rolled_back, self._run_id)
+        except Exception as e:  # noqa: BLE001  # what lands is not touched by it, and the next run looks again
+            log.warning("Rejected records that do not count were left for the next run: %s", e)
+
+    @abstractmethod
+    def _settlement(self) -> Settlement:
+        """Ask the main table for what it has decided."""
+
+    @abstractmethod
+    def _new_path(self) -> str:
+        """Return a place for records, below the folder of this run."""
+
+    @abstractmethod
+    def _store(self, path: str, records: pa.Table) -> None:
+        """Write records for whoever commits."""
+
+    @abstractmethod
+    def _read_handed(self, path: str) -> pa.Table:
+        """Return records that another worker stored."""
+
+    @abstractmethod
+    def _take_handed(self, path: str) -> pa.Table:
+        """Return records that a process of this run stored, be the table not there yet, and delete them."""
+
+    @abstractmethod
+    def _is_there(self, path: str) -> bool:
+        """Tell whether stored records are there."""
+
+    @abstractmethod
+    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
+        """Delete stored records; return those that may be left. Never raises."""
+
+
+def write_stream(records: pa.Table) -> bytes:
+    """Return records as they are stored."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, records.schema) as writer:
+        writer.write_table(records)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read_stream(data: bytes) -> pa.Table:
+    """Return stored records."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

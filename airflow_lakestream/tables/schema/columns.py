@@ -1,0 +1,272 @@
+"""Which columns a table has, which of them the payload fills, and whether a given schema agrees with the table.
+
+Names that begin with `_kafka_` are the metadata columns'; a payload may not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
+
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.arrow_types import arrow_schema, fields_from_arrow
+from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.type_text import build_schema, checked, nearest, type_text
+
+METADATA_PREFIX = "_kafka_"
+
+_LOSSLESS = {
+    (IntegerType(), LongType()),
+    (IntegerType(), DoubleType()),
+    (FloatType(), DoubleType()),
+}
+_CORRECT_SQL = "Correct the statement (CAST, AS), or say with schema which columns are not null"
+_INTEGER_DIGITS = {IntegerType(): 10, LongType(): 19}
+
+
+def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Schema:
+    """Read the schema a user gives: a DDL string, a PyIceberg schema or an Arrow one (which gets fresh ids)."""
+    match value:
+        case str():
+            return parse_schema(value, argument)
+        case Schema():
+            return checked(value, argument)
+        case pa.Schema():
+            return build_schema(fields_from_arrow(value, argument), argument)
+        case _:
+            got = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise InvalidArgument(
+                argument, f"it is a {got}.", "Give a DDL string, a PyIceberg schema or a pyarrow one."
+            )
+
+
+def with_metadata(payload: Schema, metadata: pa.Schema) -> Schema:
+    """Append the metadata columns, all optional, with ids above those of the payload."""
+    _refuse_reserved(payload, metadata.names)
+    extra = fields_from_arrow(metadata, "metadata_columns", first_id=payload.highest_field_id + 1)
+    optional = [field.model_copy(update={"required": False}) for field in extra]
+    return Schema(*payload.fields, *optional, identifier_field_ids=payload.identifier_field_ids)
+
+
+def with_rescued(payload: Schema) -> Schema:
+    """Append the column for what has none, unless it is there."""
+    there = next((field for field in payload.fields if field.name == RESCUED), None)
+    if there is None:
+        extra = NestedField(payload.highest_field_id + 1, RESCUED, StringType(), required=False)
+        return Schema(*payload.fields, extra, identifier_field_ids=payload.identifier_field_ids)
+    if there.required or there.field_type != StringType():
+        raise InvalidArgument(
+            "schema", f'{RESCUED!r} is {_text(there)}; unknown_fields="rescue" fills a string.', "Leave it out."
+        )
+    return payload
+
+
+def payload_schema(
+    table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, with_others: bool = False
+) -> pa.Schema:
+    """Return the Arrow schema that a decoder shall produce for a table.
+
+    These are the table's columns without the metadata ones; with a `given` schema only those that it names, and the
+    others if told to, required where either says so. Types are the table's. Columns left out are written as null.
+    """
+    wanted = {} if given is None else {field.name: field for field in given.fields}
+    fields = []
+    for field in table.fields:
+        if _is_metadata(field.name, metadata_names):
+            continue
+        if field.name in wanted:
+            fields.append(_stricter(field, wanted[field.name], with_others=with_others))
+        elif given is None or with_others:
+            fields.append(field)
+    return arrow_schema(Schema(*fields))
+
+
+def check_compatible(
+    given: Schema, table: Schema, table_name: str, metadata: pa.Schema, argument: str = "schema"
+) -> None:
+    """Refuse a given payload schema, or metadata columns, that an existing table contradicts.
+
+    A table may have more optional columns, and wider types as long as each value of the given type fits without loss.
+    A column given as optional contradicts a required one: its nulls would have no place.
+    """
+    _refuse_reserved(given, metadata.names)
+    held = {field.name: field for field in table.fields}
+    columns = {name: field for name, field in held.items() if not _is_metadata(name, metadata.names)}
+    problems = list(_struct_problems(given.as_struct(), StructType(*columns.values()), ""))
+    if problems:
+        first = (
+            _CORRECT_SQL if argument == "sql" else "Leave the argument out to take the table's own schema, correct it"
+        )
+        raise InvalidArgument(
+            argument,
+            f"it contradicts the table {table_name}: {'; '.join(problems)}.",
+            f'{first}, or let the table be changed: schema_evolution="add" adds columns, "widen" also widens types.',
+        )
+    check_metadata(table, table_name, metadata)
+
+
+def check_made(made: pa.Schema, given: Schema) -> None:
+    """Refuse a given payload schema that says other columns than a statement makes, or narrower types.
+
+    Which columns may not be null is for the given one to say; a record for which the statement makes NULL there is bad.
+    """
+    there = {field.name: field for field in given.fields}
+    problems = []
+    for field in fields_from_arrow(made, "sql"):
+        wanted = there.pop(field.name, None)
+        if wanted is None:
+            near = nearest(field.name, there)
+            hint = "" if near is None else f"; the schema has {near!r}"
+            problems.append(f"the statement makes {field.name!r} ({type_text(field.field_type)}){hint}")
+        else:
+            problems += [
+                text.replace(" in the table", " in the schema").replace("is given as", "is made as")
+                for text in _type_problems(field.field_type, wanted.field_type, field.name, nulls=True)
+            ]
+    problems += [f"the statement does not make {name!r}" for name in there]
+    if problems:
+        raise InvalidArgument(
+            "schema",
+            f"it contradicts sql: {'; '.join(problems)}.",
+            "Leave it out to take the columns that the statement makes, or CAST and name them (AS) as it says.",
+        )
+
+
+def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
+    """Refuse metadata columns that a table lacks or has with another type, and required ones not asked for."""
+    held = {field.name: field for field in table.fields}
+    problems = []
+    for field in fields_from_arrow(metadata, "metadata_columns"):
+        there = held.get(field.name)
+        if there is None:
+            problems.append(f"{field.name!r} ({type_text(field.field_type)}) is not in the table")
+        elif not fits(field.field_type, there.field_type):
+            problems.append(f"{field.name!r} is {type_text(field.field_type)}, in the table {_text(there)}")
+    for name, there in held.items():
+        if name.startswith(METADATA_PREFIX) and name not in metadata.names and there.required:
+            problems.append(f"{name!r} is required in the table and not asked for")
+    if problems:
+        raise InvalidArgument(
+            "metadata_columns",
+            f"they contradict the table {table_name}: {'; '.join(problems)}.",
+            'Ask for the columns that the table has, or set schema_evolution="add" to add the missing ones.',
+        )
+
+
+def fits(given: IcebergType, table: IcebergType) -> bool:
+    """Tell whether every value of the type `given`, nulls aside, has its place in `table`, unchanged."""
+    return not any(_type_problems(given, table, "", nulls=False))
+
+
+def _is_metadata(name: str, metadata_names: Collection[str]) -> bool:
+    return name in metadata_names or name.startswith(METADATA_PREFIX)
+
+
+def _refuse_reserved(payload: Schema, metadata_names: Collection[str]) -> None:
+    clashes = [field.name for field in payload.fields if _is_metadata(field.name, metadata_names)]
+    if clashes:
+        raise InvalidArgument(
+            "schema",
+            f"{', '.join(map(repr, clashes))}: names of metadata columns, or kept free for them.",
+            "Rename the columns, or leave them out and ask for them in metadata_columns.",
+        )
+
+
+def _stricter(field: NestedField, given: NestedField, *, with_others: bool) -> NestedField:
+    return NestedField(
+        field.field_id,
+        field.name,
+        _stricter_type(field.field_type, given.field_type, with_others=with_others),
+        required=field.required or given.required,
+        doc=field.doc,
+    )
+
+
+def _stricter_type(table: IcebergType, given: IcebergType, *, with_others: bool) -> IcebergType:
+    stricter = partial(_stricter, with_others=with_others)
+    match table, given:
+        case StructType(), StructType():
+            wanted = {field.name: field for field in given.fields}
+            fields = (f for f in table.fields if with_others or f.name in wanted)
+            return StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
+        case ListType(), ListType():
+            element = stricter(table.element_field, given.element_field)
+            return ListType(element.field_id, element.field_type, element_required=element.required)
+        case MapType(), MapType():
+            key = stricter(table.key_field, given.key_field)
+            value = stricter(table.value_field, given.value_field)
+            return MapType(
+                key.field_id, key.field_type, value.field_id, value.field_type, value_required=value.required
+            )
+        case _:
+            return table
+
+
+def _struct_problems(given: StructType, table: StructType, path: str, *, nulls: bool = True) -> Iterator[str]:
+    held = {field.name: field for field in table.fields}
+    for field in given.fields:
+        there = held.pop(field.name, None)
+        if there is None:
+            near = nearest(field.name, held)
+            hint = "" if near is None else f", which has {path + near!r}"
+            yield f"{path + field.name!r} ({type_text(field.field_type)}) is not in the table{hint}"
+        else:
+            yield from _field_problems(field, there, path + field.name, nulls=nulls)
+    for field in held.values():
+        if field.required:
+            yield f"{path + field.name!r} is required in the table ({type_text(field.field_type)}) and not given"
+
+
+def _field_problems(given: NestedField, table: NestedField, path: str, *, nulls: bool) -> Iterator[str]:
+    if nulls and given.optional and table.required:
+        yield f"{path!r} is given as {_text(given)}, optional, and is {_text(table)} in the table"
+    else:
+        yield from _type_problems(given.field_type, table.field_type, path, nulls=nulls)
+
+
+def _type_problems(given: IcebergType, table: IcebergType, path: str, *, nulls: bool) -> Iterator[str]:
+    match given, table:
+        case StructType(), StructType():
+            yield from _struct_problems(given, table, f"{path}.", nulls=nulls)
+        case ListType(), ListType():
+            yield from _field_problems(given.element_field, table.element_field, f"{path}.element", nulls=nulls)
+        case MapType(), MapType():
+            yield from _field_problems(given.key_field, table.key_field, f"{path}.key", nulls=nulls)
+            yield from _field_problems(given.value_field, table.value_field, f"{path}.value", nulls=nulls)
+        case _ if not _primitive_fits(given, table):
+            yield f"{path!r} is given as {type_text(given)} and is {type_text(table)} in the table"
+
+
+def _primitive_fits(given: IcebergType, table: IcebergType) -> bool:
+    match given, table:
+        case DecimalType(), DecimalType():
+            return table.scale >= given.scale and table.precision - table.scale >= given.precision - given.scale
+        case ((IntegerType() | LongType()), DecimalType()):
+            return table.precision - table.scale >= _INTEGER_DIGITS[given]
+        case FixedType(), BinaryType():
+            return True
+        case _:
+            return given == table or (given, table) in _LOSSLESS
+
+
+def _text(field: NestedField) -> str:
+    return type_text(field.field_type) + (" not null" if field.required else "")

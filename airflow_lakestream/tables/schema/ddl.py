@@ -1,0 +1,248 @@
+"""A schema as text: `id bigint not null, tags array<string>`, in Spark's or Iceberg's type names.
+
+Of this project's own making is one rule: `timestamp` has a zone and `timestamp_ntz` has none, as in Spark. Imports
+pyiceberg only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.type_text import PLAIN_TYPES, build_schema, did_you_mean
+
+MAX_PRECISION = 38
+
+_OTHER_TYPES = ("decimal", "dec", "numeric", "varchar", "char", "fixed", "array", "list", "map", "struct")
+_TYPES = (*PLAIN_TYPES, *_OTHER_TYPES)
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<word>\w+)
+    |(?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)
+    |(?P<text>'(?:[^'\\]|''|\\.)*')
+    |(?P<mark>[<>()\[\],:])
+    |(?P<end>\Z))""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def parse_schema(text: str, argument: str = "schema") -> Schema:
+    """Read a DDL string into an Iceberg schema with fresh field ids; `argument` is what errors name."""
+    return build_schema(_Parser(text, argument).columns(), argument)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    value: str
+    at: int
+
+    def is_word(self, *words: str) -> bool:
+        return self.kind == "word" and self.value.lower() in words
+
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else repr(self.value)
+
+
+class _Parser:
+    """One pass over the tokens, one method per rule of the grammar."""
+
+    def __init__(self, text: str, argument: str) -> None:
+        self._text = text
+        self._argument = argument
+        self._ids = itertools.count(1)
+        self._tokens = list(self._scan())
+        self._next = 0
+        self._rules: dict[str, Callable[[], IcebergType]] = {
+            **dict.fromkeys(("decimal", "dec", "numeric"), self._decimal),
+            **dict.fromkeys(("varchar", "char"), self._string),
+            **dict.fromkeys(("array", "list"), self._list),
+            "fixed": self._fixed,
+            "map": self._map,
+            "struct": self._struct,
+        }
+
+    def columns(self) -> list[NestedField]:
+        if self._tokens[0].kind == "end":
+            return []
+        if self._tokens[0].is_word("struct") and self._tokens[1].value == "<":
+            self._take()
+            fields = list(self._struct().fields)
+        else:
+            fields = self._comma_list(self._column)
+        if self._peek().kind != "end":
+            raise self._error("',' or the end", self._peek())
+        return fields
+
+    def _scan(self) -> Iterator[_Token]:
+        at = 0
+        while True:
+            match = _TOKEN.match(self._text, at)
+            if match is None:
+                rest = self._text[at:].lstrip()
+                raise self._error("a name, a type or ','", _Token("mark", rest[:1], len(self._text) - len(rest)))
+            kind = str(match.lastgroup)
+            yield _Token(kind, match.group(kind), match.start(kind))
+            if kind == "end":
+                return
+            at = match.end()
+
+    def _error(self, expected: str, got: _Token, hint: str = "") -> InvalidArgument:
+        excerpt = self._text[max(0, got.at - 20) : got.at + 20]
+        return InvalidArgument(
+            self._argument, f"expected {expected} at position {got.at + 1}, got {got} (near {excerpt!r}).{hint}"
+        )
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> _Token:
+        token = self._peek()
+        self._next += token.kind != "end"
+        return token
+
+    def _take_mark(self, mark: str) -> bool:
+        found = self._peek().kind == "mark" and self._peek().value == mark
+        self._next += found
+        return found
+
+    def _take_word(self, *words: str) -> bool:
+        found = self._peek().is_word(*words)
+        self._next += found
+        return found
+
+    def _expect(self, mark: str) -> None:
+        if not self._take_mark(mark):
+            raise self._error(repr(mark), self._peek())
+
+    def _comma_list(self, rule: Callable[[], NestedField]) -> list[NestedField]:
+        items = [rule()]
+        while self._take_mark(","):
+            items.append(rule())
+        return items
+
+    def _column(self) -> NestedField:
+        name = self._name()
+        self._take_mark(":")
+        return NestedField(next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment())
+
+    def _name(self) -> str:
+        token = self._take()
+        if token.kind == "word":
+            return token.value
+        if token.kind == "quoted" and len(token.value) > 2:
+            quote = token.value[0]
+            return token.value[1:-1].replace(quote * 2, quote)
+        raise self._error("a column name", token)
+
+    def _not_null(self) -> bool:
+        if not self._take_word("not"):
+            return False
+        if not self._take_word("null"):
+            raise self._error("'null' after 'not'", self._peek())
+        return True
+
+    def _comment(self) -> str | None:
+        if not self._take_word("comment"):
+            return None
+        token = self._take()
+        if token.kind != "text":
+            raise self._error("a text in single quotes after 'comment'", token)
+        return re.sub(r"\\(.)|''", lambda match: match[1] or "'", token.value[1:-1], flags=re.DOTALL)
+
+    def _type(self) -> IcebergType:
+        token = self._take()
+        name = token.value.lower() if token.kind == "word" else ""
+        rule = self._rules.get(name)
+        if rule is not None:
+            return rule()
+        if name == "timestamp" and self._peek().is_word("with", "without"):
+            return self._zoned()
+        if name not in PLAIN_TYPES:
+            raise self._error("a type", token, f" {did_you_mean(name, _TYPES)}" if name else "")
+        if name == "double":
+            self._take_word("precision")
+        return PLAIN_TYPES[name]
+
+    def _zoned(self) -> IcebergType:
+        without = self._take().is_word("without")
+        self._take_word("local")
+        self._take_word("time")
+        if not self._take_word("zone"):
+            raise self._error("'time zone'", self._peek())
+        return TimestampType() if without else TimestamptzType()
+
+    def _string(self) -> StringType:
+        if self._peek().value == "(":
+            self._length()
+        return StringType()
+
+    def _fixed(self) -> FixedType:
+        return FixedType(self._length())
+
+    def _struct(self) -> StructType:
+        self._expect("<")
+        fields = self._comma_list(self._column)
+        self._expect(">")
+        return StructType(*fields)
+
+    def _list(self) -> ListType:
+        self._expect("<")
+        element = self._type()
+        required = self._not_null()
+        self._expect(">")
+        return ListType(next(self._ids), element, element_required=required)
+
+    def _map(self) -> MapType:
+        self._expect("<")
+        key = self._type()
+        self._expect(",")
+        value = self._type()
+        required = self._not_null()
+        self._expect(">")
+        return MapType(next(self._ids), key, next(self._ids), value, value_required=required)
+
+    def _decimal(self) -> DecimalType:
+        at = self._peek()
+        if not self._take_mark("("):
+            return DecimalType(10, 0)
+        precision = self._number()
+        scale = self._number() if self._take_mark(",") else 0
+        self._expect(")")
+        if not 1 <= precision <= MAX_PRECISION or scale > precision:
+            raise self._error(f"a precision of 1 to {MAX_PRECISION} and a scale no greater", at)
+        return DecimalType(precision, scale)
+
+    def _length(self) -> int:
+        close = "]" if self._take_mark("[") else ")"
+        if close == ")":
+            self._expect("(")
+        at = self._peek()
+        length = self._number()
+        if length < 1:
+            raise self._error("a length of 1 or more", at)
+        self._expect(close)
+        return length
+
+    def _number(self) -> int:
+        token = self._take()
+        if token.kind != "word" or not token.value.isascii() or not token.value.isdigit():
+            raise self._error("a whole number", token)
+        return int(token.value)

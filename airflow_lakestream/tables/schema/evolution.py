@@ -1,0 +1,249 @@
+"""From a table's schema to one that has a place for more: columns are added, types widened, and nothing else ever.
+
+Pure: which columns a schema gains, and by which field ids, is decided here; the commit of a landing makes the change.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.tables.schema.columns import fits
+from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
+from airflow_lakestream.tables.schema.type_text import type_text
+
+# What a column of the table itself has for a parent.
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """A table's schema as it is to be, what that changes in words, and what can't be had, with its reason.
+
+    `added` are the new fields by the id of the field that they are in, ROOT for columns.
+    """
+
+    schema: Schema
+    changes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    added: dict[int, list[NestedField]] = field(default_factory=dict)
+
+
+def evolve(
+    held: Schema,
+    wanted: Iterable[NestedField],
+    policy: SchemaEvolution,
+    *,
+    last_column_id: int,
+    schema_id: int,
+    format_version: int,
+) -> Evolved:
+    """Return the schema that has a place for each value of the wanted columns, and for each of its own.
+
+    Columns that only the table has stay as they are, and so do those that hold all values wanted already. A new column
+    and all in it is optional whatever is wanted, since rows that are there have no value for it.
+
+    :param last_column_id: of the table; its new fields count on from there.
+    :param schema_id: what a changed schema is called.
+    """
+    work = _Evolution(policy, itertools.count(last_column_id + 1), format_version, set(held.identifier_field_ids))
+    struct = work.struct(held.as_struct(), tuple(wanted), "", ROOT)
+    if not work.changes:
+        return Evolved(held, problems=tuple(work.problems))
+    try:
+        schema = Schema(*struct.fields, schema_id=schema_id, identifier_field_ids=held.identifier_field_ids)
+    except ValueError as error:
+        # A name with a dot that is the path of another.
+        return Evolved(held, problems=(*work.problems, f"two columns would have one path: {error}"))
+    return Evolved(schema, tuple(work.changes), tuple(work.problems), work.added)
+
+
+class _Evolution:
+    """One walk through both schemas, side by side."""
+
+    def __init__(
+        self, policy: SchemaEvolution, ids: Iterator[int], format_version: int, identifier_ids: set[int]
+    ) -> None:
+        self._widens = policy is SchemaEvolution.WIDEN
+        self._ids = ids
+        self._format_version = format_version
+        self._identifier_ids = identifier_ids
+        self.changes: list[str] = []
+        self.problems: list[str] = []
+        self.added: dict[int, list[NestedField]] = {}
+
+    def struct(self, held: StructType, wanted: tuple[NestedField, ...], path: str, parent: int) -> StructType:
+        """Return the struct with a place for all that is wanted; `path` ends in a dot, or is empty."""
+        by_name = {item.name: item for item in wanted}
+        known = {item.name for item in held.fields}
+        taken = {item.name.lower(): item.name for item in held.fields}
+        fields = [
+            self._field(item, by_name[item.name], path + item.name) if item.name in by_name else item
+            for item in held.fields
+        ]
+        for item in wanted:
+            if item.name in known:
+                continue
+            twin = taken.setdefault(item.name.lower(), item.name)
+            if twin != item.name:
+                self.problems.append(
+                    f"{path + item.name!r} can't be added beside {path + twin!r}: some engines take them for one"
+                )
+            elif (new := self._new(item, path)) is not None:
+                fields.append(new)
+                self.added.setdefault(parent, []).append(new)
+        return StructType(*fields)
+
+    def _new(self, wanted: NestedField, path: str) -> NestedField | None:
+        if (version := _least_version(wanted.field_type)) > self._format_version:
+            self.problems.append(
+                f"{path + wanted.name!r} ({type_text(wanted.field_type)}) needs format version {version} of Iceberg, "
+                f"and the table has {self._format_version}"
+            )
+            return None
+        new_id = next(self._ids)
+        kind = cast(IcebergType, assign_fresh_schema_ids(_all_optional(wanted.field_type), lambda: next(self._ids)))
+        self.changes.append(f"add column {path}{wanted.name} {type_text(kind)}")
+        return NestedField(new_id, wanted.name, kind, required=False, doc=wanted.doc)
+
+    def _field(self, held: NestedField, wanted: NestedField, path: str) -> NestedField:
+        required = held.required
+        if held.required and wanted.optional:
+            required = self._keeps_required(held, path)
+        kind = self._type(held, wanted.field_type, path)
+        if required == held.required and kind is held.field_type:
+            return held
+        return held.model_copy(update={"required": required, "field_type": kind})
+
+    def _keeps_required(self, held: NestedField, path: str) -> bool:
+        if held.field_id in self._identifier_ids:
+            self.problems.append(f"{path!r} can't become optional: it identifies the table's rows")
+        elif not self._widens:
+            self.problems.append(
+                f'{path!r} is given as optional and is required in the table: schema_evolution="widen" would change it'
+            )
+        else:
+            self.changes.append(f"make column {path} optional")
+            return False
+        return True
+
+    def _type(self, column: NestedField, wanted: IcebergType, path: str) -> IcebergType:
+        held = column.field_type
+        match held, wanted:
+            case StructType(), StructType():
+                struct = self.struct(held, wanted.fields, f"{path}.", column.field_id)
+                return held if struct == held else struct
+            case ListType(), ListType():
+                element = self._field(held.element_field, wanted.element_field, f"{path}.element")
+                if element is held.element_field:
+                    return held
+                return ListType(held.element_id, element.field_type, element_required=element.required)
+            case MapType(), MapType():
+                return self._map(held, wanted, path)
+            case _:
+                return self._primitive(held, wanted, path)
+
+    def _map(self, held: MapType, wanted: MapType, path: str) -> IcebergType:
+        if not fits(wanted.key_type, held.key_type):
+            self.problems.append(
+                f"{path + '.key'!r} is {type_text(held.key_type)} in the table and {type_text(wanted.key_type)} is "
+                "given: Iceberg changes no keys of maps"
+            )
+        value = self._field(held.value_field, wanted.value_field, f"{path}.value")
+        if value is held.value_field:
+            return held
+        return MapType(held.key_id, held.key_type, held.value_id, value.field_type, value_required=value.required)
+
+    def _primitive(self, held: IcebergType, wanted: IcebergType, path: str) -> IcebergType:
+        if fits(wanted, held):
+            return held
+        wide = next((kind for kind in _wider(held) if fits(wanted, kind)), None)
+        sides = f"{path!r} is {type_text(held)} in the table and {type_text(wanted)} is given"
+        if wide is None:
+            self.problems.append(f"{sides}: {_why_not(held, wanted)}")
+            return held
+        if not self._widens:
+            self.problems.append(f'{sides}: schema_evolution="widen" would make it {type_text(wide)}')
+            return held
+        self.changes.append(f"widen column {path} from {type_text(held)} to {type_text(wide)}")
+        return wide
+
+
+def _wider(held: IcebergType) -> Iterator[IcebergType]:
+    """Yield the types that a column may be given in place of its own; each holds all values of the one before."""
+    match held:
+        case IntegerType():
+            yield LongType()
+        case FloatType():
+            yield DoubleType()
+        case DecimalType():
+            # The scale stays: files hold the digits alone, and it says where the point is.
+            for precision in range(held.precision + 1, MAX_PRECISION + 1):
+                yield DecimalType(precision, held.scale)
+        case _:
+            return
+
+
+def _why_not(held: IcebergType, wanted: IcebergType) -> str:
+    match held, wanted:
+        case DateType(), (TimestampType() | TimestamptzType()):
+            return (
+                "Iceberg makes timestamps of dates from format version 3 on, and PyIceberg can't read such a column yet"
+            )
+        case DecimalType(), DecimalType():
+            return "Iceberg widens a decimal's precision, up to 38, and never its scale"
+        case _ if fits(held, wanted):
+            return "Iceberg does not widen the one to the other"
+        case _:
+            return "neither holds all values of the other"
+
+
+def _all_optional(kind: IcebergType) -> IcebergType:
+    """Return the type with nothing required in it: PyIceberg can't read a list of structs that have none of it."""
+    match kind:
+        case StructType():
+            fields = (
+                item.model_copy(update={"required": False, "field_type": _all_optional(item.field_type)})
+                for item in kind.fields
+            )
+            return StructType(*fields)
+        case ListType():
+            return ListType(kind.element_id, _all_optional(kind.element_type), element_required=False)
+        case MapType():
+            value = _all_optional(kind.value_type)
+            return MapType(kind.key_id, _all_optional(kind.key_type), kind.value_id, value, value_required=False)
+        case _:
+            return kind
+
+
+def _least_version(kind: IcebergType) -> int:
+    match kind:
+        case StructType():
+            inside = [item.field_type for item in kind.fields]
+        case ListType():
+            inside = [kind.element_type]
+        case MapType():
+            inside = [kind.key_type, kind.value_type]
+        case _:
+            inside = []
+    return max([int(kind.minimum_format_version()), *map(_least_version, inside)])

@@ -1,0 +1,123 @@
+"""The range of the values of each column type: one answer for decoders, SQL and writers.
+
+Times of any kind end with the year 9999 and begin with the year 1, in UTC: what Python, SQL engines and readers of
+Iceberg and Delta can all show. Arrow takes any number for a time, and a decimal of more digits than its type says; what
+leaves the range is found here, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+MICROS_PER_DAY = 86_400_000_000
+_EPOCH = date(1970, 1, 1).toordinal()
+MIN_DAY = date.min.toordinal() - _EPOCH
+MAX_DAY = date.max.toordinal() - _EPOCH
+MIN_MICROS = MIN_DAY * MICROS_PER_DAY
+MAX_MICROS = (MAX_DAY + 1) * MICROS_PER_DAY - 1
+MIN_MILLIS = MIN_MICROS // 1000
+MAX_MILLIS = MAX_MICROS // 1000
+
+NOT_A_YEAR = "not in the years 1 to 9999"
+NOT_A_TIME_OF_DAY = "not a time of day"
+TOO_MANY_DIGITS = "more digits than the column has"
+
+_Rows = npt.NDArray[np.int64]
+
+
+def out_of_range(rows: pa.Table) -> dict[int, str]:
+    """Return the rows with a value that is out of range, each with the column's name and what is wrong there."""
+    reasons: dict[int, str] = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not _is_bounded(field.type):
+            continue
+        first = 0
+        for chunk in column.chunks:
+            for path, problem, places in _outside(chunk, field.name):
+                for place in places.tolist():
+                    reasons.setdefault(first + place, f"{path}: {problem}")
+            first += len(chunk)
+    return reasons
+
+
+def is_time_out_of_range(reason: str) -> bool:
+    """Tell whether a record is bad for a date or a time that its column can't hold."""
+    return NOT_A_YEAR in reason or NOT_A_TIME_OF_DAY in reason
+
+
+def is_of_range(reason: str) -> bool:
+    """Tell whether a record is bad for a value that its column's type can't hold."""
+    return is_time_out_of_range(reason) or TOO_MANY_DIGITS in reason or "out of range for" in reason
+
+
+@lru_cache(maxsize=1024)
+def _is_bounded(kind: pa.DataType) -> bool:
+    """Tell whether a value of this type may be out of range."""
+    if arrow.is_nested(kind):
+        return any(_is_bounded(kind.field(at).type) for at in range(kind.num_fields))
+    return any(matches(kind) for matches, *_ in _BOUNDS)
+
+
+def _outside(array: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
+    """Yield what is wrong, where, and with which values of the array."""
+    kind = array.type
+    if arrow.is_struct(kind):
+        for field, child in zip(kind, array.flatten(), strict=True):
+            if _is_bounded(field.type):
+                yield from _outside(child, f"{path}.{field.name}")
+    elif arrow.is_map(kind):
+        # As the lists of pairs that they are: a map's own parts do not leave out what lies below a NULL.
+        pairs = pa.struct([kind.key_field, kind.item_field])
+        entries = array.cast(pa.list_(pa.field("entries", pairs, nullable=False)))
+        yield from _items(entries, path)
+    elif arrow.is_nested(kind):
+        yield from _items(array, f"{path}.element")
+    elif (bad := _wrong(array)) is not None:
+        yield path, *bad
+
+
+def _items(lists: pa.Array, path: str) -> Iterator[tuple[str, str, _Rows]]:
+    owners = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
+    for inner, problem, places in _outside(lists.flatten(), path):
+        yield inner, problem, owners[places]
+
+
+def _wrong(array: pa.Array) -> tuple[str, _Rows] | None:
+    for matches, storage, low, high, problem in _BOUNDS:
+        if matches(array.type):
+            values = array if storage is None else array.view(storage)
+            lowest, highest = (pa.scalar(bound(array.type), values.type) for bound in (low, high))
+            low_end, high_end = pc.min_max(values).as_py().values()
+            if low_end is None or lowest.as_py() <= low_end <= high_end <= highest.as_py():
+                return None
+            wrong = pc.or_(pc.less(values, lowest), pc.greater(values, highest)).fill_null(False)
+            return problem, np.flatnonzero(wrong.to_numpy(zero_copy_only=False))
+    return None
+
+
+_Bound = Callable[[pa.DataType], int | Decimal]
+
+
+def _largest(kind: pa.DataType) -> Decimal:
+    return Decimal((0, (9,) * kind.precision, -kind.scale))
+
+
+def _smallest(kind: pa.DataType) -> Decimal:
+    return _largest(kind).copy_negate()
+
+
+_BOUNDS: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType | None, _Bound, _Bound, str], ...] = (
+    (arrow.is_timestamp, pa.int64(), lambda kind: MIN_MICROS, lambda kind: MAX_MICROS, NOT_A_YEAR),
+    (arrow.is_date32, pa.int32(), lambda kind: MIN_DAY, lambda kind: MAX_DAY, NOT_A_YEAR),
+    (arrow.is_time64, pa.int64(), lambda kind: 0, lambda kind: MICROS_PER_DAY - 1, NOT_A_TIME_OF_DAY),
+    (arrow.is_decimal128, None, _smallest, _largest, TOO_MANY_DIGITS),
+)

@@ -1,0 +1,112 @@
+"""Finding rows that no ledger accounts for among a table's files. Arrow only; for every table format.
+
+By the files' statistics first; a file that they leave open is read, its three metadata columns alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, Asked, Box, Fate, Found
+from airflow_lakestream.core.ranges import Interval
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, lies_in
+
+# Reading lets go of the interpreter, and mostly waits for the store.
+FILES_AT_ONCE = 8
+
+
+class FileUnreadable(LakestreamError, Terminal):
+    """A data file has to be read to tell whether a landing would double rows, and can't be."""
+
+    def __init__(self, table: str, path: str, cause: Exception) -> None:
+        super().__init__(
+            f"{table}: whether the data file {path} holds rows that this run would land a second time can't be told: "
+            f"{cause}. Nothing was landed. `lakestream audit` says which files of a table are gone."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileToJudge:
+    """A live data file; bounds are None where they are not known, or deleted rows may be at them.
+
+    `is_whole`: all rows have values in the three columns, and none of them is deleted. `read` yields what is left of
+    the rows, the three columns.
+    """
+
+    path: str
+    rows: int
+    topic: tuple[str, str] | None
+    partition: Interval | None
+    offset: Interval | None
+    is_whole: bool
+    read: Callable[[], Iterable[pa.Table]]
+
+
+def keeps_positions(schema: pa.Schema) -> bool:
+    """Whether a table has the three columns, of types that can hold a position."""
+    kinds = {TOPIC: (arrow.is_string, arrow.is_large_string)} | dict.fromkeys((PARTITION, OFFSET), (arrow.is_integer,))
+    return all(
+        name in schema.names and any(is_(schema.field(name).type) for is_ in kinds[name]) for name in COORDINATES
+    )
+
+
+def find(table: str, files: Iterable[FileToJudge], asked: Asked) -> Found:
+    """Find the rows that are asked for. Raises FileUnreadable."""
+    boxes: list[tuple[Fate, Box]] = []
+    to_read: list[FileToJudge] = []
+    for file in files:
+        if file.topic is not None and not file.topic[0] <= asked.topic <= file.topic[1]:
+            continue
+        by_bounds = _by_bounds(file, asked)
+        if by_bounds is None:
+            to_read.append(file)
+        else:
+            boxes.append(by_bounds)
+
+    def read(file: FileToJudge) -> list[tuple[Fate, Box]]:
+        try:
+            return [box for rows in file.read() for box in _by_rows(rows, asked)]
+        except (OSError, pa.ArrowException) as e:
+            raise FileUnreadable(table, file.path, e) from e
+
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
+        for found in pool.map(read, to_read):
+            boxes += found
+    return Found.of(box for box in boxes if box[0] is not Fate.ACCOUNTED)
+
+
+def _by_bounds(file: FileToJudge, asked: Asked) -> tuple[Fate, Box] | None:
+    """Judge a file by its bounds; None where only its rows can tell."""
+    if not file.is_whole or file.partition is None or file.offset is None:
+        return None
+    fate = asked.fate(file.partition, file.offset)
+    # Accounted positions are the topic's; the rows may still be of another topic, which is no matter here.
+    if fate is None or (fate is not Fate.ACCOUNTED and file.topic != (asked.topic, asked.topic)):
+        return None
+    return fate, Box(file.partition, file.offset, file.rows)
+
+
+def _by_rows(rows: pa.Table, asked: Asked) -> Iterator[tuple[Fate, Box]]:
+    of_topic = rows.filter(pc.fill_null(pc.equal(rows[TOPIC], asked.topic), False)).drop_null()
+    offsets = of_topic[OFFSET].cast(pa.int64())
+    there = pc.and_(pc.greater_equal(offsets, 0), pc.less(offsets, OFFSETS_END))
+    of_topic = of_topic.filter(pc.and_(there, pc.greater_equal(of_topic[PARTITION], 0)))
+    for partition in pc.unique(of_topic[PARTITION]).to_pylist():
+        mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
+        mine = mine.filter(pc.invert(_lies_in(mine, asked.accounted(partition))))
+        wanted = _lies_in(mine, asked.in_the_way(partition))
+        for fate, some in ((Fate.IN_THE_WAY, mine.filter(wanted)), (Fate.BESIDE, mine.filter(pc.invert(wanted)))):
+            if len(some):
+                ends = pc.min_max(some)
+                yield fate, Box((partition, partition), (ends["min"].as_py(), ends["max"].as_py()), len(some))
+
+
+def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
+    return lies_in(offsets, intervals) if intervals else pa.repeat(False, len(offsets))

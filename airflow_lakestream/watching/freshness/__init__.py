@@ -1,0 +1,1 @@
+"""How new a table is."""

@@ -1,0 +1,146 @@
+"""The look of a sensor that waits until a table is fresh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.landing.plan import LogTruncated
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.policies import choose, is_given
+from airflow_lakestream.core.ports import BEGINNING_MS
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
+from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.asking import Ask, Looking
+from airflow_lakestream.watching.causes import Reason
+from airflow_lakestream.watching.freshness.completeness import completeness, covered_part
+from airflow_lakestream.watching.freshness.event_time import EventTimes
+from airflow_lakestream.watching.freshness.freshness import Facts, Wanted, freshness, is_young, nothing
+from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_of
+from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.source import ask_kafka, ask_table
+from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
+from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+
+# A step of a look: asks, and comes to something.
+Step = Generator[Ask, Any, Any]
+
+
+@dataclass(frozen=True)
+class FreshnessCheck:
+    """`watching.asking.Check` of `IcebergSnapshotFreshnessSensor`; see it for the arguments."""
+
+    table: str
+    iceberg_conn_id: str
+    kafka_conn_id: str | None = None
+    consumer_group: str | None = None
+    branch: str | None = None
+    operations: Any = None
+    max_age: Any = None
+    event_time_column: str | None = None
+    complete_through: Any = None
+    idle_is_fresh: Any = True
+    idle_after: Any = None
+    fail_when_stale: Any = False
+    missing: Any = Missing.FAIL
+    wanted: Wanted = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wanted", Wanted.of(vars(self)))
+        object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
+        if self.wanted.complete_through is not None and not is_given(self.kafka_conn_id):
+            raise InvalidArgument(
+                "kafka_conn_id", "is missing.", "complete_through needs it, to find the offsets of the time."
+            )
+
+    @property
+    def subject(self) -> str:
+        """The table."""
+        return f"{self.iceberg_conn_id}/{self.wanted.table}"
+
+    def look(self, places: Places, waited: float) -> Looking:
+        """Look once; see `watching.asking.Check`."""
+        now_ms = int(time.time() * 1000)
+        table: Table = yield from ask_table(places, self.iceberg_conn_id, self.wanted.table)
+        facts: Facts = yield self._ask("landings", table, partial(self._landings, table, now_ms))
+        if self._asks_kafka(facts, now_ms):
+            facts = yield from self._of_kafka(places, table, facts, now_ms)
+        found = freshness(self.wanted, facts, now_ms)
+        late = Outcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else Outcome.WAITING
+        outcome = Outcome.DONE if found.fresh else late
+        return Verdict(outcome, found.reasons, found.to_dict())
+
+    def _asks_kafka(self, facts: Facts, now_ms: int) -> bool:
+        if self.wanted.complete_through is not None:
+            return True
+        return is_given(self.kafka_conn_id) and not is_young(self.wanted, facts, now_ms)
+
+    def _landings(self, table: Table, now_ms: int) -> Facts:
+        wanted, since = self.wanted, None
+        if wanted.event_time_column is not None and wanted.max_age is not None:
+            # What landed before can hold no event that is young enough.
+            since = now_ms - int(wanted.max_age * 1000)
+        history = look_back(table, wanted.consumer_group, wanted.branch, wanted.operations, since)
+        return Facts(history, self._event(table, history, now_ms))
+
+    def _event(self, table: Table, history: History, now_ms: int) -> int | None:
+        if self.wanted.event_time_column is None:
+            return None
+        column = EventTimes.of(table, self.wanted.event_time_column)
+        return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
+
+    def _of_kafka(self, places: Places, table: Table, facts: Facts, now_ms: int) -> Step:
+        """Ask for what the groups lack of their topics, and whether the time is complete."""
+        wanted, found = self.wanted, []
+        reasons: list[Reason] | None = [] if wanted.complete_through is not None else None
+        watch: KafkaWatch = yield ask_kafka(places, str(self.kafka_conn_id))
+        of = partial(ledgers, table, wanted.consumer_group, wanted.branch)
+        known: Mapping[str, Ledger] = yield self._ask("ledgers", table, of)
+        for group, ledger in known.items():
+            for topic in topics_of(ledger):
+                found.append((group, (yield from self._backlog(watch, ledger, topic))))
+                if reasons is not None:
+                    reasons += yield from self._incomplete(watch, group, found[-1][1], now_ms)
+        if reasons is not None and not found:
+            reasons.append(nothing(wanted, facts.history))
+        return replace(facts, backlogs=tuple(found), incomplete=None if reasons is None else tuple(reasons))
+
+    def _backlog(self, watch: KafkaWatch, ledger: Ledger, topic: str) -> Step:
+        key, answer = ("topic", self.kafka_conn_id, topic), partial(watch.topic, topic)
+        state = yield Ask((*key, True), answer)
+        try:
+            return backlog_of(ledger, state, self.wanted.table)
+        except LogTruncated:
+            # The answer may be older than the ledger, since others share it: the log is asked once more.
+            return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.wanted.table)
+
+    def _incomplete(self, watch: KafkaWatch, group: str, backlog: Backlog, now_ms: int) -> Step:
+        at_ms, after = self.wanted.complete_through, self.wanted.idle_after
+        assert at_ms is not None, "see the caller"
+        if at_ms <= BEGINNING_MS:
+            return []
+        highs = yield self._ask_boundaries(watch, backlog, at_ms)
+        part, lows = covered_part(backlog.entry, at_ms), None
+        if part is not None:
+            lows = yield self._ask_boundaries(watch, backlog, part[0])
+        idle_closes = after is not None and now_ms - at_ms >= after * 1000
+        found = completeness(backlog, highs, lows, self.wanted.table, idle_closes=idle_closes)
+        return found.reasons(group, iso(at_ms))
+
+    def _ask_boundaries(self, watch: KafkaWatch, backlog: Backlog, at_ms: int) -> Ask:
+        # Of the very ends that were looked at: a boundary at or past them is open.
+        ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
+        key = ("boundaries", self.kafka_conn_id, backlog.state.identity, ends, at_ms)
+        return Ask(key, partial(watch.boundaries, backlog.state, at_ms))
+
+    def _ask(self, what: str, table: Table, answer: Any) -> Ask:
+        key = (what, self.iceberg_conn_id, table.metadata_location, replace(self.wanted, complete_through=None))
+        return Ask(key, answer)

@@ -1,0 +1,192 @@
+"""Whether a table is fresh: its newest landing is young, its newest event is, or a time is complete in it.
+
+What other writers did to the table is no landing; a topic in which nothing is left to land is idle, not late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.causes import Cause, Reason, some, span, told
+from airflow_lakestream.watching.lag.backlog import Backlog
+from airflow_lakestream.watching.streams.landings import History
+
+# Of snapshots, as Iceberg names them.
+_OPERATIONS = ("append", "overwrite", "replace", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a table has to be to be fresh. Ages are seconds, `complete_through` milliseconds since the epoch."""
+
+    table: str
+    consumer_group: str | None = None
+    branch: str = MAIN_BRANCH
+    operations: tuple[str, ...] = ()
+    max_age: float | None = None
+    event_time_column: str | None = None
+    complete_through: int | None = None
+    idle_is_fresh: bool = True
+    idle_after: float | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Wanted:
+        """Read the arguments as users and templates write them. Raises InvalidArgument."""
+        max_age, through = given.get("max_age"), given.get("complete_through")
+        idle_after = given.get("idle_after")
+        wanted = cls(
+            table=check_table_name(str(given.get("table"))),
+            consumer_group=_text(given.get("consumer_group")),
+            branch=_text(given.get("branch")) or MAIN_BRANCH,
+            operations=_operations(given.get("operations")),
+            max_age=seconds("max_age", max_age) if is_given(max_age) else None,
+            event_time_column=_text(given.get("event_time_column")),
+            complete_through=arguments.milliseconds("complete_through", through) if is_given(through) else None,
+            idle_is_fresh=arguments.flag("idle_is_fresh", given.get("idle_is_fresh", True)),
+            idle_after=seconds("idle_after", idle_after) if is_given(idle_after) else None,
+        )
+        wanted._check()
+        return wanted
+
+    def _check(self) -> None:
+        if self.max_age is None and self.complete_through is None:
+            raise InvalidArgument(
+                "max_age", "is missing, and so is complete_through.", 'Give one: max_age="15m", for instance.'
+            )
+        if self.event_time_column is not None and self.max_age is None:
+            raise InvalidArgument("event_time_column", "needs max_age: how old its newest value may be.")
+        if self.idle_after is not None and self.complete_through is None:
+            raise InvalidArgument("idle_after", "goes with complete_through.")
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What a look has found: whether the table is fresh, and why, or why not.
+
+    `age` is that of the newest landing, or event, in seconds; `through_ms` the time, in milliseconds since the epoch,
+    up to which the table is known to hold all; with `max_age` alone that of the newest landing or event.
+    """
+
+    fresh: bool
+    table: str
+    reasons: tuple[Reason, ...]
+    snapshot_id: int | None = None
+    age: float | None = None
+    rows: int | None = None
+    through_ms: int | None = None
+
+    @property
+    def message(self) -> str:
+        """The finding in one line."""
+        return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
+            f": {told(self.reasons)}" if self.reasons else ""
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; the id as text, since browsers round 64-bit numbers."""
+        return {
+            "table": self.table,
+            "fresh": self.fresh,
+            "snapshot_id": None if self.snapshot_id is None else str(self.snapshot_id),
+            "age": self.age,
+            "rows": self.rows,
+            "through": None if self.through_ms is None else iso(self.through_ms),
+            "reasons": [one.to_dict() for one in self.reasons],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was seen of a table. Each is asked for only where it decides something.
+
+    `event_ms` is the newest event, by the group `backlogs` what it lacks; `incomplete` says why the time is not
+    complete, None where nobody asked for one.
+    """
+
+    history: History
+    event_ms: int | None = None
+    backlogs: tuple[tuple[str, Backlog], ...] = ()
+    incomplete: tuple[Reason, ...] | None = None
+
+
+def freshness(wanted: Wanted, facts: Facts, now_ms: int) -> Freshness:
+    """Decide whether a table is fresh.
+
+    :param now_ms: the time of the look, in milliseconds since the epoch.
+    """
+    fresh, reasons = True, list[Reason]()
+    newest, reached = facts.history.newest, reached_ms(wanted, facts)
+    age = None if reached is None else max(0, now_ms - reached) / 1000
+    through = reached
+    if wanted.max_age is not None and not is_young(wanted, facts, now_ms):
+        fresh, reason = _late(wanted, facts, age, now_ms)
+        reasons.append(reason)
+    if facts.incomplete is not None:
+        fresh = fresh and not facts.incomplete
+        reasons += facts.incomplete
+        through = None if facts.incomplete else wanted.complete_through
+    if not fresh:
+        reasons += facts.history.reasons(now_ms)
+    seen = {"snapshot_id": newest.snapshot_id, "rows": newest.rows} if newest is not None else {}
+    return Freshness(fresh, wanted.table, tuple(reasons), age=age, through_ms=through, **seen)
+
+
+def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
+    """Return the time of the newest landing, or of the newest event where that is what counts."""
+    if wanted.event_time_column is not None:
+        return facts.event_ms
+    newest = facts.history.newest
+    return None if newest is None else newest.at_ms
+
+
+def is_young(wanted: Wanted, facts: Facts, now_ms: int) -> bool:
+    """Tell whether `max_age` is kept, whatever the topic has."""
+    reached = reached_ms(wanted, facts)
+    return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
+
+
+def nothing(wanted: Wanted, history: History) -> Reason:
+    """Return the reason of a table without a landing that counts."""
+    if history.expired:
+        return Reason(Cause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown")
+    if wanted.operations:
+        return Reason(Cause.NO_LANDING, f"there is no snapshot of operation {', '.join(wanted.operations)}")
+    by = f" by group {wanted.consumer_group}" if wanted.consumer_group else ""
+    return Reason(Cause.NO_LANDING, f"nothing was landed{by} yet")
+
+
+def _late(wanted: Wanted, facts: Facts, age: float | None, now_ms: int) -> tuple[bool, Reason]:
+    """Return whether a table that is too old is fresh all the same, and why it is old."""
+    assert wanted.max_age is not None, "see the caller"
+    waits = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
+    what = f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
+    if facts.backlogs and not waits:
+        topics = ", ".join(sorted({one.topic for _, one in facts.backlogs}))
+        return wanted.idle_is_fresh, Reason(Cause.IDLE_TOPIC, f"all of {topics} is landed, {what}")
+    if facts.history.newest is None:
+        return False, nothing(wanted, facts.history)
+    lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
+    lacks = [f"group {group} lacks {one.lacking.width} offsets: {some(one.lacking)}" for group, one in waits]
+    text = "; ".join([f"{what}, and may be {span(wanted.max_age)}", *lacks])
+    return False, Reason(Cause.LATE_EVENTS if lands else Cause.STOPPED_CONSUMER, text)
+
+
+def _text(value: object) -> str | None:
+    return str(value) if is_given(value) else None
+
+
+def _operations(value: object) -> tuple[str, ...]:
+    given = arguments.items("operations", value) or ()
+    for operation in given:
+        if operation not in _OPERATIONS:
+            raise InvalidArgument("operations", f"{operation!r} is not one of {', '.join(_OPERATIONS)}.")
+    return given

@@ -1,0 +1,198 @@
+"""How far a consumer is behind, and whether that is too far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.watching.asking import Looking
+from airflow_lakestream.watching.books import Books
+from airflow_lakestream.watching.causes import Cause, Reason, some, span
+from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread
+from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.source import Source
+from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition: unread offsets (records, or holes between them), and the age of the oldest record seen of them.
+
+    `crowded`: there are more than a look reads, so that older ones may be among them.
+    """
+
+    topic: str
+    partition: int
+    records: int
+    seconds: float | None
+    crowded: bool = False
+
+    def __str__(self) -> str:
+        age = "" if self.seconds is None else f", the oldest {span(self.seconds)} old"
+        if self.crowded:
+            age += f" (more than {MOST_READ} are not looked at one by one: they count as overdue)"
+        return f"{self.topic}[{self.partition}] with {self.records} unread{age}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is still near enough; None does not matter. Ages are seconds."""
+
+    records: int | None = None
+    age: float | None = None
+    batch_age: float | None = None
+    per_partition: bool = True
+
+    def far(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
+        """Return the partitions that are too far behind; in sum, all that are behind where the sum is."""
+        behind = [lag for lag in lags if lag.records]
+        too_many = [lag for lag in behind if self._too_many(lag, sum(one.records for one in behind))]
+        return [lag for lag in behind if lag in too_many or self._too_old(lag)]
+
+    def _too_many(self, lag: PartitionLag, total: int) -> bool:
+        return self.records is not None and (lag.records if self.per_partition else total) > self.records
+
+    def _too_old(self, lag: PartitionLag) -> bool:
+        return self.age is not None and (lag.crowded or (lag.seconds is not None and lag.seconds > self.age))
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A consumer's lag at one moment, `now` in seconds since the epoch."""
+
+    books: Books
+    unread: Sequence[Unread]
+    now: float
+
+    @property
+    def partitions(self) -> list[PartitionLag]:
+        """All partitions, those without lag included."""
+        found = []
+        for one in self.unread:
+            for p in sorted(one.state.marks):
+                oldest = one.oldest.get(p)
+                age = None if oldest is None else max(0.0, self.now - oldest / 1000)
+                found.append(PartitionLag(one.state.identity.topic, p, one.records(p), age, p in one.crowded))
+        return found
+
+    @property
+    def batch_age(self) -> float | None:
+        """How long ago the consumer last got on; None where its books do not tell."""
+        return None if self.books.newest_at is None else max(0.0, self.now - self.books.newest_at)
+
+    def judge(self, limits: Limits, *, fail: bool) -> Verdict:
+        """Say whether that is near enough. One that is not fails with `fail`, and waits without."""
+        lags = self.partitions
+        behind = [lag for lag in lags if lag.records]
+        lost = self._lost()
+        if not behind:
+            return Verdict(Outcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
+        worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
+        far = limits.far(lags)
+        is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
+        value = self._value(lags, worst)
+        if not far and not is_old:
+            near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is near enough, {self._text(behind, worst)}")
+            return Verdict(Outcome.DONE, (near, *lost), value)
+        outcome = Outcome.FAILED if fail else Outcome.WAITING
+        # A partition that nothing ever came to is no other one.
+        used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
+        late = 0 < len(far) < used and len(behind) < used
+        return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
+
+    def _causes(self, behind: list[PartitionLag], worst: PartitionLag, is_old: bool, late: bool) -> list[Reason]:
+        text = f"{self.books.name} is {self._text(behind, worst)}"
+        if self.books.reasons:
+            first, *others = self.books.reasons
+            return [Reason(first.cause, f"{text}; {first.text}"), *others]
+        if is_old:
+            cause = Cause.STOPPED_CONSUMER if self.books.ledger is not None else Cause.STOPPED_QUERY
+            return [Reason(cause, text)]
+        return [Reason(Cause.LATE_PARTITION if late else Cause.SLOW_CONSUMER, text)]
+
+    def _text(self, behind: list[PartitionLag], worst: PartitionLag) -> str:
+        total = sum(lag.records for lag in behind)
+        count = sum(len(one.state.marks) for one in self.unread)
+        newest = "" if self.batch_age is None else f", and last got on {span(self.batch_age)} ago"
+        return f"{total} records behind in {len(behind)} of {count} partitions, worst is {worst}{newest}"
+
+    def _nothing_left(self, limits: Limits) -> Reason:
+        topics = ", ".join(one.state.identity.topic for one in self.unread)
+        if limits.batch_age is not None and self.batch_age is not None and self.batch_age > limits.batch_age:
+            ago = span(self.batch_age)
+            return Reason(Cause.IDLE_TOPIC, f"{self.books.name} got on {ago} ago, and nothing came to {topics} since")
+        return Reason(Cause.CAUGHT_UP, f"{self.books.name} has read all of {topics}")
+
+    def _lost(self) -> list[Reason]:
+        gone = [some(one.lost) for one in self.unread if one.lost]
+        return (
+            [Reason(Cause.LOST_RECORDS, f"Kafka has removed before they were read: {', '.join(gone)}")] if gone else []
+        )
+
+    def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
+        partitions: dict[str, dict[str, int]] = {}
+        for lag in lags:
+            partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
+        return {
+            "lag": sum(lag.records for lag in lags),
+            "partitions": partitions,
+            "worst": worst and {"topic": worst.topic, "partition": worst.partition, "lag": worst.records},
+            "seconds": max((lag.seconds for lag in lags if lag.seconds is not None), default=None if worst else 0.0),
+            "batch_age": self.batch_age,
+            "lost": sum(one.lost.width for one in self.unread),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagCheck(Source):
+    """Waits until a consumer is near enough to the end of its topics; the arguments are the sensor's."""
+
+    max_lag_records: Any = None
+    max_lag_seconds: Any = None
+    max_batch_age: Any = None
+    per_partition: Any = True
+    fail_when_behind: Any = False
+    missing: Missing = Missing.FAIL
+    limits: Limits = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
+        object.__setattr__(self, "limits", self._limits())
+
+    def look(self, places: Places, waited: float) -> Looking:
+        """Look once; see `watching.asking.Check`."""
+        found = yield from self.read_books(places)
+        age, now = self.limits.age, time.time()
+        before_ms = None if age is None else int((now - age) * 1000)
+        unread = []
+        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
+            unread.append((yield from looking.waiting(ranges, lost, before_ms)))
+        fail = arguments.flag("fail_when_behind", self.fail_when_behind)
+        return Lag(found, unread, now).judge(self.limits, fail=fail)
+
+    def _limits(self) -> Limits:
+        age = seconds("max_lag_seconds", self.max_lag_seconds) if is_given(self.max_lag_seconds) else None
+        batch_age = seconds("max_batch_age", self.max_batch_age) if is_given(self.max_batch_age) else None
+        if batch_age is not None and is_given(self.group_id):
+            raise InvalidArgument(
+                "max_batch_age", "does not go with group_id.", "Kafka does not tell when a group committed."
+            )
+        records = _number("max_lag_records", self.max_lag_records)
+        if records is None and age is None and batch_age is None:
+            records = 0
+        return Limits(records, age, batch_age, arguments.flag("per_partition", self.per_partition))
+
+
+def _number(argument: str, value: object) -> int | None:
+    if not is_given(value):
+        return None
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdigit():
+        raise InvalidArgument(argument, f"{value!r} is not a number of records.", "Write 0 or 1000.")
+    return int(text)

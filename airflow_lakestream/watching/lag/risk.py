@@ -1,0 +1,233 @@
+"""Whether unread records are about to leave the log, and how large a run would have to be to catch up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.kafka.watch import Retention
+from airflow_lakestream.watching.asking import Ask, Looking
+from airflow_lakestream.watching.books import Books
+from airflow_lakestream.watching.causes import Cause, Reason, some, span
+from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left
+from airflow_lakestream.watching.lag.waiting import Asking, Unread
+from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.source import Source, ask_kafka
+from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+
+# Rates are those of so many seconds, or of less where Kafka keeps little.
+_WINDOW = 900.0
+_PARTS_OF_RETENTION = 4
+# A consumer that lands by runs has its rate taken over several of them.
+_RUNS = 3
+# Of a record beyond its key and value, in the log.
+_OVERHEAD = 10
+_SETTINGS_KEPT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What Kafka keeps of a topic, and how many records came to each partition in the last `window` seconds."""
+
+    retention: Retention
+    produced: Mapping[int, int]
+    window: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRisk:
+    """One partition, and how long its first unread record stays."""
+
+    topic: str
+    partition: int
+    view: PartitionView
+    left: TimeLeft
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] with {self.view.unread} unread"
+
+
+@dataclass(frozen=True)
+class Risk:
+    """All partitions of a consumer at one moment; `every`: so many seconds apart are its runs, where that is known."""
+
+    books: Books
+    unread: Sequence[Unread]
+    partitions: Sequence[PartitionRisk]
+    every: float | None
+
+    def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
+        """Fail where less than `wanted` seconds are left, or records are gone; else be done after `watch_for`."""
+        short = [one for one in self.partitions if one.left.is_short(wanted)]
+        reasons = [*self._short(short, wanted), *self._lost()]
+        if reasons:
+            return Verdict(Outcome.FAILED, (*reasons, *self.books.reasons), self._value())
+        outcome = Outcome.WAITING if watch_for is not None and waited < watch_for else Outcome.DONE
+        least = min(self.partitions, key=lambda one: one.left.going_on, default=None)
+        text = f"no unread record of {self.books.name} leaves within {span(wanted)}"
+        if least is not None and math.isfinite(least.left.going_on):
+            text += f"; the first one does in {span(least.left.going_on)}, of {least}"
+        return Verdict(outcome, (Reason(Cause.CAUGHT_UP, text),), self._value())
+
+    @property
+    def rate(self) -> float:
+        """The records a second that would catch up."""
+        return sum(rate_to_catch_up(one.view, one.left) for one in self.partitions)
+
+    @property
+    def max_records(self) -> int | None:
+        """The records of one run that would catch up; None where nobody knows how often it runs."""
+        return None if self.every is None else math.ceil(self.rate * self.every)
+
+    def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[Reason]:
+        if not short:
+            return []
+        worst = min(short, key=lambda one: (one.left.going_on, one.left.stopped))
+        at_rates = "at today's rates" if math.isfinite(worst.left.going_on) else "if it stops reading"
+        left = worst.left.going_on if math.isfinite(worst.left.going_on) else worst.left.stopped
+        landed = "" if self.books.steps is not None else " (how fast it reads is not known)"
+        text = (
+            f"in {span(left)} {at_rates}{landed} Kafka removes what {self.books.name} has not read of {worst}, in "
+            f"{len(short)} of {len(self.partitions)} partitions within {span(wanted)}. {self._remedy()}"
+        )
+        return [Reason(Cause.EXPIRING_RECORDS, text)]
+
+    def _remedy(self) -> str:
+        if self.max_records is None:
+            return f"To catch up in half of that time it has to read {math.ceil(self.rate)} records/s."
+        return (
+            f"To catch up in half of that time its runs, every {span(self.every or 0)}, need max_records="
+            f"{self.max_records}."
+        )
+
+    def _lost(self) -> list[Reason]:
+        gone = [some(one.lost) for one in self.unread if one.lost]
+        return (
+            [Reason(Cause.LOST_RECORDS, f"Kafka has removed before they were read: {', '.join(gone)}")] if gone else []
+        )
+
+    def _value(self) -> dict[str, Any]:
+        partitions: dict[str, dict[str, int | None]] = {}
+        for one in self.partitions:
+            partitions.setdefault(one.topic, {})[str(one.partition)] = _whole(one.left.going_on)
+        return {
+            "time_left": _whole(min((one.left.going_on for one in self.partitions), default=math.inf)),
+            "time_left_if_stopped": _whole(min((one.left.stopped for one in self.partitions), default=math.inf)),
+            "partitions": partitions,
+            "unread": sum(one.view.unread for one in self.partitions),
+            "lost": sum(one.lost.width for one in self.unread),
+            "records_per_second": math.ceil(self.rate),
+            "max_records": self.max_records,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskCheck(Source):
+    """Fails before unread records leave the log; the arguments are the sensor's."""
+
+    min_time_left: Any = "1h"
+    watch_for: Any = None
+    run_interval: Any = None
+    missing: Missing = Missing.FAIL
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
+        for name in ("min_time_left", "watch_for", "run_interval"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, seconds(name, value) if is_given(value) else None)
+
+    def look(self, places: Places, waited: float) -> Looking:
+        """Look once; see `watching.asking.Check`."""
+        found = yield from self.read_books(places, with_steps=True)
+        unread = yield from self.unread(places, found)
+        now = time.time()
+        every = self.run_interval or every_of(found)
+        partitions = []
+        for one in unread:
+            settings = yield from self._settings(places, one, every, now)
+            partitions += risks(one, settings, found, every, now)
+        return Risk(found, unread, partitions, every).judge(self.min_time_left or 3600.0, self.watch_for, waited)
+
+    def _settings(self, places: Places, unread: Unread, every: float | None, now: float) -> Asking:
+        watch = yield ask_kafka(places, self.kafka_conn_id)
+        state = unread.state
+        topic = state.identity.topic
+        retention = yield Ask(
+            ("retention", self.kafka_conn_id, topic), lambda: watch.retention(topic), keep=_SETTINGS_KEPT
+        )
+        window = window_of(retention, every)
+        since_ms = int((now - window) * 1000)
+        # To the second: sensors that look in the same moment ask the same.
+        key = ("offsets at", self.kafka_conn_id, state.identity, since_ms // 1000)
+        starts = yield Ask(key, lambda: watch.offsets_at(state, since_ms))
+        produced = {p: max(0, marks.end - starts[p]) for p, marks in state.marks.items() if p in starts}
+        return TopicSettings(retention, produced, window)
+
+
+def every_of(found: Books) -> float | None:
+    """Return how many seconds apart the consumer's runs begin, by its last commits; None where they do not tell."""
+    first: dict[str, float] = {}
+    for step in found.steps or ():
+        first[step.run] = min(step.at, first.get(step.run, step.at))
+    gaps = [later - earlier for earlier, later in pairwise(sorted(first.values()))]
+    return max(1.0, median(gaps)) if gaps else None
+
+
+def risks(
+    unread: Unread, settings: TopicSettings, found: Books, every: float | None, now: float
+) -> list[PartitionRisk]:
+    """Return the risk of each partition of a topic."""
+    topic = unread.state.identity.topic
+    window = _landing_window(settings, found, every, now)
+    recent = [step for step in found.steps or () if step.at > now - window]
+    retention = settings.retention
+    sizes = [first.size + _OVERHEAD for first in unread.firsts.values()]
+    result = []
+    for p, marks in sorted(unread.state.marks.items()):
+        first = unread.firsts.get(p)
+        view = PartitionView(
+            unread=unread.records(p),
+            first_at=None if first is None else first.timestamp_ms / 1000,
+            produced=settings.produced.get(p, 0) / settings.window,
+            landed=sum(step.offsets.get((topic, p), 0) for step in recent) / window,
+            retention=None if retention.milliseconds is None else retention.milliseconds / 1000,
+            capacity=_capacity(retention, sizes, marks.end - marks.low),
+        )
+        result.append(PartitionRisk(topic, p, view, time_left(view, now)))
+    return result
+
+
+def window_of(retention: Retention, every: float | None) -> float:
+    """Return the seconds over which the rate of writing is taken: as for reading, at most a part of what is kept."""
+    part = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
+    return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
+
+
+def _landing_window(settings: TopicSettings, found: Books, every: float | None, now: float) -> float:
+    window = max(settings.window, _RUNS * (every or 0.0))
+    if every is None or not found.steps:
+        return window
+    # One that began lately has not been at it for so long; what its first run landed came in the time before that.
+    return min(window, now - min(step.at for step in found.steps) + every)
+
+
+def _capacity(retention: Retention, sizes: Sequence[int], held: int) -> float | None:
+    """Return how many records a partition can hold at least before it is full by size."""
+    if retention.size is None or not sizes:
+        return None
+    # Records are compressed, and the size of these is not. What the log holds now it can hold, but for the segment
+    # that goes next.
+    share = retention.size / (retention.size + retention.segment_size)
+    return max(retention.size / (sum(sizes) / len(sizes)), held * share)
+
+
+def _whole(value: float) -> int | None:
+    """Return seconds for JSON, which knows no infinity: None is for ever."""
+    return int(value) if math.isfinite(value) else None

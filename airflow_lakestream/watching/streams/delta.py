@@ -1,0 +1,112 @@
+"""The streams of a Delta table, and what its log says of their landings: what `landings` tells of an Iceberg table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.watching.streams.landings import RECENT, History, Seen
+
+# Each is a small file to read: landings of the time that was asked for, and versions on top of the newest one.
+MOST_RECENT = 50
+MOST_SINCE = 100
+
+
+@dataclass(frozen=True)
+class DeltaStreams:
+    """`streams.Streams` of a Delta table; `store` is that of its folder."""
+
+    head: Head
+    store: Any
+    problems: tuple[type[Exception], ...] = (codec.UnreadableLedger, ledger_store.LedgerTakenAway)
+
+    @classmethod
+    def at(cls, storage: DeltaStorage, location: str) -> DeltaStreams | None:
+        """Open a table; None where there is none."""
+        head = storage.open(location)
+        return None if head is None else cls(head, storage.store(location))
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+        return ledger_store.groups(self.head)
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises UnreadableLedger, LedgerTakenAway."""
+        ledger_store.check_not_taken_away(self.head, consumer_group, self.store)
+        return ledger_store.read_ledger(self.head, consumer_group)
+
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `look_back`. Raises UnreadableLedger."""
+        return look_back(self.head, self.store, consumer_group, since_ms, topic)
+
+
+def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = "") -> History:
+    """Return what the log says of the group's landings; `snapshot_id` is the version.
+
+    :param store: whose root is the table's folder.
+    :param since_ms: take in those from then on, MOST_RECENT at most, not only the last few.
+    :param topic: only landings of this topic count.
+
+    Raises UnreadableLedger.
+    """
+    newest = ledger_store.previous_version(head, consumer_group)
+    recent: list[Seen] = []
+    for seen in _landings(store, newest, consumer_group):
+        if topic and topic not in seen.topics:
+            continue
+        if len(recent) >= RECENT and (since_ms is None or seen.at_ms < since_ms or len(recent) >= MOST_RECENT):
+            break
+        recent.append(seen)
+    begin = head.version - MOST_SINCE if newest is None else max(newest, head.version - MOST_SINCE)
+    since: list[Seen] = []
+    rolled_back: list[Seen] = []
+    for version in range(head.version, max(begin, -1), -1):
+        actions = read_commit(store, version)
+        if actions is None:
+            break
+        seen = _seen(version, actions, consumer_group)
+        if seen.landing is not None:
+            # The ledger's last landing is below: this one was taken back by a RESTORE.
+            if not topic or topic in seen.topics:
+                rolled_back.append(seen)
+        elif seen.consumer_group is None and seen.operation != "RESTORE" and _changes_files(actions):
+            since.append(seen)
+    return History(tuple(recent), tuple(since), tuple(rolled_back), expired=newest is not None and not recent)
+
+
+def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[Seen]:
+    """Yield the group's landings from a version on, newest first, as far as the log goes back."""
+    while version is not None and (actions := read_commit(store, version)) is not None:
+        yield _seen(version, actions, consumer_group)
+        before = info_of(actions).get(ledger_store.PREVIOUS)
+        version = int(before) if before else None
+
+
+def _seen(version: int, actions: Sequence[Action], consumer_group: str) -> Seen:
+    info = info_of(actions)
+    texts = {key: value for key, value in info.items() if isinstance(value, str)}
+    landing = codec.decode_summary(texts, consumer_group, f"version {version}")
+    rows = landing.counts.written if landing is not None else sum(_rows(a["add"]) for a in actions if "add" in a)
+    group, operation = texts.get(codec.SUMMARY_GROUP), texts.get("operation", "")
+    compaction = landing is None and _changes_files(actions) and not any(_changes_data(a) for a in actions)
+    return Seen(version, int(info.get("timestamp", 0)), operation, rows, group, landing, compaction)
+
+
+def _rows(add: Action) -> int:
+    return int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
+
+
+def _changes_files(actions: Sequence[Action]) -> bool:
+    return any("add" in action or "remove" in action for action in actions)
+
+
+def _changes_data(action: Action) -> bool:
+    return any(action.get(kind, {}).get("dataChange", False) for kind in ("add", "remove"))

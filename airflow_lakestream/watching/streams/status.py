@@ -1,0 +1,247 @@
+"""What a stream is doing, decided from what was seen of it. Nothing here looks anywhere.
+
+Overdue is what is older than the age that is borne and not landed. So a healthy stream that lands each minute is
+`landing` though records wait at any moment, and a stopped one on a quiet topic is not called late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.core.ledger import Engine, TopicEntry
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.progress import Progress
+from airflow_lakestream.watching.causes import Cause, Reason, some, span
+from airflow_lakestream.watching.lag.backlog import Backlog
+from airflow_lakestream.watching.lag.waiting import MOST_READ
+from airflow_lakestream.watching.streams.landings import History, Seen
+
+
+class State(StrEnum):
+    """What a stream is doing."""
+
+    LANDING = "landing"
+    IDLE = "idle"
+    BEHIND = "behind"
+    STALLED = "stalled"
+    FAILING = "failing"
+
+
+# States with which nobody has to get up.
+HEALTHY = (State.LANDING, State.IDLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A Spark query, as its folder tells of it."""
+
+    location: str
+    lease: LeaseRecord
+    progress: Progress
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """What the checkpoint belongs to: app, topic, table, group."""
+        return self.lease.inputs
+
+    def last_seen_ms(self, now_ms: int) -> int:
+        """When its driver was last there, in milliseconds since the epoch."""
+        return now_ms if self.lease.state(now_ms / 1000) is LeaseState.HELD else int(self.lease.beat_at * 1000)
+
+    def reason(self, now_ms: int, max_age: float) -> Reason | None:
+        """Tell why the query lands nothing; None for one that runs, or has ended as it should."""
+        lease, now = self.lease, now_ms / 1000
+        state, ago = lease.state(now), span(max(0.0, now - lease.beat_at))
+        if state is LeaseState.VANISHED:
+            return Reason(Cause.VANISHED_QUERY, f"its driver, {lease}, was last heard of {ago} ago")
+        if lease.outcome is Outcome.FAILED:
+            return Reason(Cause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log says why'}")
+        if lease.outcome is Outcome.STOPPED:
+            return Reason(Cause.STOPPED_QUERY, f"it was stopped {ago} ago{f': {lease.error}' if lease.error else ''}")
+        if lease.outcome is Outcome.DONE:
+            return None
+        still = now - max(self.progress.moved_at, lease.taken_at)
+        if still > max_age:
+            doing = f", last: {self.progress.doing}" if self.progress.doing else ""
+            return Reason(Cause.STUCK_QUERY, f"its driver is there, and has not moved for {span(still)}{doing}")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was seen of one stream; `problem` is what keeps it from being looked at.
+
+    Of a query that is none of the bundled apps' all is known from its `checkpoint`: no table, no group, no lease; and
+    `got_on_ms`, when it last got on, in milliseconds since the epoch.
+    """
+
+    table: str
+    consumer_group: str
+    topic: str
+    history: History = History()
+    backlog: Backlog | None = None
+    query: Query | None = None
+    problem: Reason | None = None
+    entry: TopicEntry | None = None
+    checkpoint: str | None = None
+    got_on_ms: int | None = None
+
+    @property
+    def reached_ms(self) -> int | None:
+        """When it last got on, in milliseconds since the epoch."""
+        newest = self.history.newest
+        return self.got_on_ms if newest is None else newest.at_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream's status. `lag` and `overdue` are offsets, `age` seconds since the newest landing."""
+
+    table: str
+    consumer_group: str
+    topic: str
+    engine: Engine | None
+    state: State
+    reasons: tuple[Reason, ...] = ()
+    lag: int | None = None
+    overdue: int | None = None
+    age: float | None = None
+    rejected: int = 0
+    landings: tuple[Seen, ...] = ()
+    partitions: dict[int, dict[str, int]] = field(default_factory=dict)
+    checkpoint: str | None = None
+    driver: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; ids as text, since browsers round 64-bit numbers."""
+        return {
+            "table": self.table,
+            "consumer_group": self.consumer_group,
+            "topic": self.topic,
+            "engine": self.engine and self.engine.value,
+            "state": self.state.value,
+            "reasons": [one.to_dict() for one in self.reasons],
+            "lag": self.lag,
+            "overdue": self.overdue,
+            "age": self.age,
+            "rejected": self.rejected,
+            "landings": [
+                {
+                    "snapshot_id": str(one.snapshot_id),
+                    "at_ms": one.at_ms,
+                    "rows": one.rows,
+                    "rejected": one.rejected,
+                    "engine": one.engine and one.engine.value,
+                }
+                for one in self.landings
+            ],
+            "partitions": {str(p): numbers for p, numbers in self.partitions.items()},
+            "checkpoint": self.checkpoint,
+            "driver": self.driver,
+        }
+
+
+def status(facts: Facts, now_ms: int, max_age: float) -> Stream:
+    """Decide what a stream is doing.
+
+    :param max_age: seconds for which a record may wait, and for which nothing may land while some wait.
+    """
+    age = None if facts.reached_ms is None else max(0, now_ms - facts.reached_ms) / 1000
+    state, reasons = _decide(facts, now_ms, max_age, age)
+    backlog = facts.backlog
+    entry = backlog.entry if backlog is not None else facts.entry
+    query = facts.query
+    return Stream(
+        table=facts.table,
+        consumer_group=facts.consumer_group,
+        topic=facts.topic,
+        engine=_engine(facts, now_ms),
+        state=state,
+        reasons=tuple(reasons),
+        lag=None if backlog is None else backlog.lacking.width + backlog.lost.width,
+        overdue=None if backlog is None else backlog.overdue.width,
+        age=age,
+        rejected=0 if entry is None else entry.counts.rejected,
+        landings=facts.history.recent,
+        partitions={} if backlog is None else _partitions(backlog),
+        checkpoint=facts.checkpoint if query is None else query.location,
+        driver=None if query is None else query.lease.state(now_ms / 1000).value,
+    )
+
+
+def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tuple[State, list[Reason]]:
+    beside = facts.history.reasons(now_ms)
+    if facts.problem is not None:
+        return State.FAILING, [facts.problem, *beside]
+    query = facts.query.reason(now_ms, max_age) if facts.query is not None else None
+    of_query, backlog = [query] if query is not None else [], facts.backlog
+    if query is not None and query.cause is Cause.FAILED_QUERY:
+        return State.FAILING, [query, *_late(backlog), *beside]
+    if backlog is None:
+        # A query that has landed nothing yet: there is no ledger to ask what it lacks.
+        nothing = Reason(Cause.NO_LANDING, "nothing was landed yet")
+        return State.STALLED if query is not None else State.LANDING, [*of_query, nothing, *beside]
+    if backlog.lost:
+        lost = Reason(Cause.LOST_RECORDS, f"Kafka has {some(backlog.lost)} no more, and the table never had it")
+        return State.FAILING, [lost, *of_query, *beside]
+    lands = age is not None and age <= max_age
+    if backlog.overdue:
+        state, waits = _overdue(facts, backlog, max_age, age)
+        late = waits if query is None else Reason(query.cause, f"{query.text}; {waits.text}")
+        return state, [late, *_late(backlog), *beside]
+    # What waits has come just now.
+    if lands or backlog.lacking:
+        return State.LANDING, [*of_query, *beside]
+    return State.IDLE, [*of_query, Reason(Cause.IDLE_TOPIC, f"all of {facts.topic} is landed"), *beside]
+
+
+def _overdue(facts: Facts, backlog: Backlog, max_age: float, age: float | None) -> tuple[State, Reason]:
+    waits = f"{backlog.overdue.width} offsets wait for more than {span(max_age)}: {some(backlog.overdue)}"
+    if backlog.crowded:
+        where = f"{backlog.topic}[{', '.join(map(str, sorted(backlog.crowded)))}]"
+        waits += (
+            f" (more than {MOST_READ} are unread in {where}: they are not looked at one by one, and count as overdue)"
+        )
+    if age is not None and age <= max_age:
+        return State.BEHIND, Reason(Cause.SLOW_CONSUMER, waits)
+    stopped = Cause.STOPPED_CONSUMER if facts.checkpoint is None else Cause.STOPPED_QUERY
+    since = "nothing was landed yet" if age is None else f"nothing was landed for {span(age)}"
+    return State.STALLED, Reason(stopped, f"{since}, and {waits}")
+
+
+def _late(backlog: Backlog | None) -> Iterator[Reason]:
+    """Name the partitions that are late while the others are not."""
+    if backlog is None or not backlog.overdue:
+        return
+    late = [partition for _, partition in backlog.overdue.partitions]
+    if len(late) < len(backlog.state.marks):
+        where = f"{backlog.topic}[{', '.join(map(str, late))}]"
+        yield Reason(Cause.LATE_PARTITION, f"only {where} has overdue offsets: {some(backlog.overdue)}")
+
+
+def _engine(facts: Facts, now_ms: int) -> Engine | None:
+    """Tell what landed last, or is at it: a query counts until something else lands after its last sign of life."""
+    newest = next((one for one in facts.history.recent if one.engine is not None), None)
+    if newest is None:
+        return None if facts.query is None and facts.checkpoint is None else Engine.SPARK
+    if facts.query is not None and facts.query.last_seen_ms(now_ms) >= newest.at_ms:
+        return Engine.SPARK
+    return newest.engine
+
+
+def _partitions(backlog: Backlog) -> dict[int, dict[str, int]]:
+    def width(ranges: RangeSet, partition: int) -> int:
+        return ranges.of_partition(backlog.topic, partition).width
+
+    return {
+        p: {
+            "end": marks.end,
+            "lag": width(backlog.lacking, p) + width(backlog.lost, p),
+            "overdue": width(backlog.overdue, p),
+        }
+        for p, marks in sorted(backlog.state.marks.items())
+    }

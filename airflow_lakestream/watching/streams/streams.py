@@ -1,0 +1,51 @@
+"""The streams of one table, of Iceberg or of Delta: the groups that land in it, their ledgers and what they landed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.codec import UnreadableLedger
+from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.lineage import UndecidedLedger
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
+
+
+class Streams(Protocol):
+    """One table, as it was when it was opened."""
+
+    @property
+    def problems(self) -> tuple[type[Exception], ...]:
+        """The errors that say that a group's ledger can't be told."""
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises one of `problems`."""
+
+    def history(self, consumer_group: str, topic: str) -> History:
+        """Return what a group landed of a topic. Raises one of `problems`."""
+
+
+@dataclass(frozen=True)
+class IcebergStreams:
+    """Those of an Iceberg table."""
+
+    table: Table
+    problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+        return ledger_store.groups(self.table)
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
+        return ledgers(self.table, consumer_group)[consumer_group]
+
+    def history(self, consumer_group: str, topic: str) -> History:
+        """Return what a group landed of a topic. Raises UnreadableLedger, UndecidedLedger."""
+        return look_back(self.table, consumer_group, topic=topic)

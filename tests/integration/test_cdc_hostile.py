@@ -1,0 +1,60 @@
+"""Hostile databases: random schemas, random changes of them and of their rows, mirrors that are killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from dev.services.connect import Connect
+from dev.services.kafka import Kafka
+from dev.services.postgres import Postgres
+from tests.support.hostile.database import Database
+from tests.support.hostile.events import Extract
+from tests.support.hostile.mirrors import mirror_name
+from tests.support.hostile.play import Play, as_table
+from tests.support.lake import Lake, assert_files_are_whole
+
+# Of those that the play has left, so many are landed by the extract path, too.
+MOST_RETIRED = 6
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def database(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Database]:
+    with postgres.connect() as sql:
+        found = Database(sql, postgres, connect, kafka, f"h{uuid.uuid4().hex[:8]}")
+        yield found
+        found.end()
+
+
+def test_mirrors_of_hostile_databases_have_their_rows_or_have_stopped_for_a_reason(
+    lake: Lake, database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    play = Play(
+        int(os.environ.get("LAKESTREAM_CDC_SEED", "7")),
+        database,
+        lake,
+        tmp_path,
+        spark,
+        transactions=int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "300")),
+        kills=int(os.environ.get("LAKESTREAM_CDC_KILLS", "3")),
+    )
+    play.run()
+    extract = Extract(database.sql, lake, tmp_path, was_anew=len(database.connectors) > 1)
+    for table in [*play.tables, *play.retired[:MOST_RETIRED]]:
+        extract.look_at(table, is_there=table in play.tables)
+    print(as_table({**play.figures, **{f"extract: {name}": count for name, count in extract.figures.items()}}))
+    failures = [*play.failures, *extract.failures]
+    assert not failures, "\n\n".join([play.again, *failures])
+    assert play.figures["kills"] + play.figures["stopped before its kill"] == play.kills
+    for table in play.tables:
+        # A table that was made after the last quiet moment has no mirror yet.
+        if lake.catalog().table_exists(mirror_name(table)):
+            assert_files_are_whole(lake.table(mirror_name(table)), leftovers_of_a_kill=True)
+    assert extract.figures["last events"]

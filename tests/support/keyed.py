@@ -1,0 +1,110 @@
+"""A database's table whose key may be there twice within a transaction, and the events that Debezium makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.rows import RowDecoders
+from tests.support.mirroring import IDENTITY, Event, HandMirror, landing_of
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Source:
+    """Writes change events in JSON; `key` are the columns of the records' keys, none without a primary key."""
+
+    key: Sequence[str] = ("id",)
+    table: str = "orders"
+    place: int = 0
+    transaction: int = 0
+
+    def begin(self) -> None:
+        """Begin the next transaction."""
+        self.transaction += 1
+        self._commit = self.place = self.place + 10
+
+    def event(
+        self, op: str, before: Row | None, after: Row | None, *, moves: bool = True, snapshot: str = "false"
+    ) -> Record:
+        """Return an event at the next place, or at the same one; `snapshot` is what the snapshot that read it says."""
+        self.place += moves
+        source = {
+            "db": "shop",
+            "schema": "public",
+            "table": self.table,
+            "txId": self.transaction,
+            "ts_ms": 1,
+            "snapshot": snapshot,
+        }
+        source |= {"sequence": json.dumps([str(self._commit), str(self.place)]), "lsn": self.place}
+        row = after or before or {}
+        key = json.dumps({name: row.get(name) for name in self.key}).encode() if self.key and op != "t" else None
+        event = {"before": before, "after": after, "source": source, "op": op}
+        value = json.dumps(event, separators=(",", ":")).encode()
+        return Record(key, value)
+
+    def change(self, before: Row | None, after: Row | None) -> list[Record]:
+        """Return the events of one change of a row, as the database sends it with REPLICA IDENTITY FULL."""
+        if before is None or after is None:
+            return [self.event("d" if after is None else "c", before, after)]
+        if any(before[name] != after[name] for name in self.key):
+            return [self.event("d", before, None), self.event("c", None, after, moves=False)]
+        return [self.event("u", before, after)]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of the topic."""
+
+    key: bytes | None
+    value: bytes
+
+
+@dataclass
+class Follower:
+    """A mirror that is given records as they are, and decodes them."""
+
+    mirror: HandMirror
+    settings: dict[str, Any] = field(default_factory=dict)
+    offset: int = 0
+
+    def land(self, records: Sequence[Record]) -> None:
+        """Land records in one commit."""
+        config = MirrorConfig(topic=IDENTITY.topic, table="lake.orders", consumer_group="g", **self.settings)
+        self.mirror.design = config.mirror
+        sink = self.mirror.sink()
+        try:
+            self._land(config, sink, records)
+        except BaseException:
+            sink.discard()
+            raise
+
+    def _land(self, config: MirrorConfig, sink: Any, records: Sequence[Record]) -> None:
+        state = sink.load("run")
+        decoders = RowDecoders(config.payload, tuple(config.metadata_columns))
+        values, keys = (pa.array([getattr(one, name) for one in records], pa.binary()) for name in ("value", "key"))
+        offsets = range(self.offset, self.offset + len(records))
+        raw = RawBatch(IDENTITY.topic, 0, offsets, [-1] * len(records), values, keys)
+        decoder = decoders(state.schema, raw)
+        assert decoder is not None
+        sink.write(decoder.decode(raw).rows, IDENTITY)
+        sink.commit(landing_of(self._places(len(records))))
+        self.offset += len(records)
+
+    def _places(self, count: int) -> Iterator[Event]:
+        for number in range(count):
+            yield Event("c", 0, None, 0, 0, offset=self.offset + number)
+
+    def rows(self) -> list[Row]:
+        """Return the rows that are not deleted, without what is beside them."""
+        found = [row for row in self.mirror.found() if not row.get("_is_deleted")]
+        beside = ("_cdc_", "_kafka_", "_is_deleted")
+        return [{name: value for name, value in row.items() if not name.startswith(beside)} for row in found]
