@@ -208,8 +208,11 @@ def test_debezium_as_json_with_and_without_its_schema(lake: Lake, topic: Topics,
     lake.land(name, envelope="debezium", key_format="json")
     keyed = [{**row, "_key": {"id": 1}} for row in (*LANDED, TOMBSTONE)]
     assert rows(lake) == keyed
-    # Without its schema, a number is a number: in a column of dates it has no place.
-    (offset,) = produce(name, 0, [json.dumps(EVENTS[0])], keys=keys)
+    # Without its schema, a number in a column of dates is what Debezium means by it: days since 1970.
+    produce(name, 0, [json.dumps(EVENTS[0])], keys=keys)
+    lake.land(name, envelope="debezium", key_format="json", on_error="fail")
+    assert rows(lake) == [*keyed, {**LANDED[0], "_key": {"id": 1}}]
+    (offset,) = produce(name, 0, [json.dumps({**EVENTS[0], "after": {**ROW, "at": 20_000.5}})], keys=keys)
     with pytest.raises(BadRecord, match=rf"offset {offset}: after\.at"):
         lake.land(name, envelope="debezium", key_format="json", on_error="fail")
 
