@@ -20,6 +20,8 @@ class StopReason(StrEnum):
     OTHER_TABLE = "other-table"
     # A column of the database's table has a name that the mirror keeps for itself.
     RESERVED_NAME = "reserved-name"
+    # Debezium sends a column under a name that the database's table does not have.
+    NAME_GARBLED = "name-garbled"
     # A column's type became one that the mirror's column can't hold.
     TYPE_CHANGED = "type-changed"
     # A value lies outside of what the column's type can hold, such as a timestamp of the year 12000.
@@ -75,4 +77,17 @@ def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
         f"the database's table has a column {column!r}, and {why}.",
         f"Give the column another name in the mirror: rename_columns={{{json.dumps(column, ensure_ascii=False)}: "
         '"..."}. Or let the connector leave it out (column.exclude.list).',
+    )
+
+
+def name_garbled(table: str, column: str, meant: str) -> MirrorStopped:
+    """Return the error for a column whose name Debezium's stream took apart, byte by byte."""
+    return MirrorStopped(
+        table,
+        StopReason.NAME_GARBLED,
+        f"Debezium sends the column {meant!r} of the database's table as {column!r}: its stream takes each byte of a "
+        "name for a character, its snapshots do not.",
+        "Give the column a name of ASCII characters in the database (ALTER TABLE ... RENAME COLUMN), then have "
+        "Debezium read the table anew: `lakestream mirror resnapshot`. Or let the connector leave it out "
+        "(column.include.list).",
     )

@@ -177,6 +177,20 @@ def test_columns_of_any_name_are_followed_whenever_they_are_added(
     assert mirrored(lake, "id, gone")[2] == (2, "x")
 
 
+def test_a_name_that_the_stream_garbles_stops_the_mirror(
+    lake: Lake, captured: Captured, spark: SparkSession, tmp_path: Path
+) -> None:
+    sql, table = captured.sql, captured.name
+    sql.execute(f"alter table {table} add column größe text")
+    sql.execute(f"insert into {table} (id, größe) values (1, 'by a snapshot')")
+    captured.begin()
+    sql.execute(f"update {table} set größe = 'by the stream'")
+    captured.await_all_sent()
+    with pytest.raises(MirrorStopped, match=r"'größe'.*name-garbled"):
+        kafka_to_iceberg(mirror_config(lake, captured.topic, tmp_path), spark)
+    assert lake.has_nothing()
+
+
 def keyed(produce: Producing, topic: str, events: list[bytes | None]) -> None:
     produce(topic, 0, events, keys=['{"id":1}'] * len(events))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
-from airflow_lakestream.cdc.stops import name_not_free
+from airflow_lakestream.cdc.stops import name_garbled, name_not_free
 from airflow_lakestream.decode.connect.debezium import Naming
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
@@ -77,6 +77,8 @@ class ColumnNames:
         named = {one.lower(): one for one in there}
         found = []
         for one in row:
+            if (meant := _meant(one.name)) is not None:
+                raise name_garbled(self.table, one.name, meant)
             name = self.renamed.get(one.name, one.name)
             if (problem := self._problem(name)) is not None:
                 raise name_not_free(self.table, one.name, problem)
@@ -95,4 +97,17 @@ class ColumnNames:
             return f"the mirror keeps the name {name.lower()} for itself"
         if self.is_delta and (bad := sorted(set(REFUSED_CHARACTERS) & set(name))):
             return f"a Delta table takes no {bad[0]!r} in a name"
+        return None
+
+
+def _meant(name: str) -> str | None:
+    """Return the name that Debezium's reader of pgoutput made this one of; None where it is as the database has it.
+
+    The reader widens each byte to a character, with its sign: a byte of 0x80 and more becomes one of U+FF80 to U+FFFF.
+    """
+    if name.isascii() or not all(ord(one) < 0x80 or 0xFF80 <= ord(one) <= 0xFFFF for one in name):
+        return None
+    try:
+        return bytes(ord(one) & 0xFF for one in name).decode()
+    except (UnicodeDecodeError, ValueError):
         return None

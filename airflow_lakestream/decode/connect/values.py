@@ -20,6 +20,7 @@ from airflow_lakestream.decode.lanes.nesting import list_array, map_array
 from airflow_lakestream.tables.schema.value_ranges import is_time_out_of_range
 
 _NO_BYTES = np.zeros(64, np.uint8)
+_SINGLE = ("float", "float32")
 
 
 class Rows:
@@ -37,6 +38,9 @@ def written(shape: Shape | None, kind: pa.DataType) -> pa.DataType:
         return kind
     if (logical := shape.logical) is not None:
         return _written_as(logical, kind)
+    if shape.kind in _SINGLE and t.is_float64(kind):
+        # The shortest digits of a float are another number among doubles: it is the float's value that counts.
+        return pa.float32()
     if shape.name == VARIABLE_DECIMAL and not t.is_struct(kind):
         return connect_texts.VARIABLE
     if shape.kind == "struct" and t.is_struct(kind):
@@ -109,8 +113,8 @@ def _fitted_items(
 def _fitted_leaf(
     values: pa.Array, shape: Shape, kind: pa.DataType, path: str, owners: Integers, rows: Rows
 ) -> pa.Array:
-    logical = shape.logical
-    assert logical is not None, "only values of logical types are written otherwise"
+    if (logical := shape.logical) is None:
+        return values.cast(kind)
     there = values.is_valid().to_numpy(zero_copy_only=False)
     dense, places = values.filter(pa.array(there)), owners[there]
     count = len(dense)

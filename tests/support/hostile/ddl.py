@@ -153,7 +153,7 @@ def change_identity(sql: Sql, table: HostileTable) -> bool:
 
 
 def add_reserved(sql: Sql, table: HostileTable) -> bool:
-    if table.random.random() < 0.7:
+    if table.random.random() < 0.95:
         return False
     column = table.new_column(BY_SQL["text"], table.random.choice(RESERVED))
     if column.name in [one.name for one in table.columns]:

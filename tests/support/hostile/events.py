@@ -19,7 +19,7 @@ from tests.support.hostile.oracle import compared_columns, database_rows, row_di
 from tests.support.hostile.schema import NOT_IN_DELTA, HostileTable
 from tests.support.lake import Lake
 
-LANDING = {
+LANDING: dict[str, Any] = {
     "envelope": "debezium",
     "on_error": "reject",
     # As many as there are: a play is mostly odd.
@@ -28,8 +28,10 @@ LANDING = {
 }
 
 
-# Names that parts of the event have in the extract's tables.
-EVENT_COLUMNS = {f"_{name}" for name in ("op", "ts_ms", "ts_us", "ts_ns", "source", "before", "after", "transaction")}
+# Names that parts of the event, and the record's place, have in the extract's tables.
+OWN_COLUMNS = {f"_{name}" for name in ("op", "ts_ms", "ts_us", "ts_ns", "source", "before", "after", "transaction")} | {
+    f"_kafka_{name}" for name in LANDING["metadata_columns"]
+}
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _as_sent(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_be_refused(table: HostileTable, *, is_delta: bool) -> bool:
-    if any(name in EVENT_COLUMNS for name in table.names):
+    if any(name in OWN_COLUMNS for name in table.names):
         return True
     return is_delta and (bool(NOT_IN_DELTA & set("".join(table.names))) or table.has_had_others_than_delta)
 

@@ -111,8 +111,7 @@ KINDS = [
         other="text",
     ),
     Kind("oid", forms.INTEGER, lambda r: str(r.getrandbits(32)), ("0", "4294967295")),
-    # Not made wider: of one batch with values before and after that, those before come as decimal digits.
-    Kind("real", forms.REAL, floating, FLOAT_EDGES, FLOAT_LATER),
+    Kind("real", forms.REAL, floating, FLOAT_EDGES, FLOAT_LATER, wider="double precision"),
     Kind(
         "double precision",
         forms.DOUBLE,

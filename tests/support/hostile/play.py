@@ -28,6 +28,8 @@ TABLES = 6
 DDL_EVERY = 12
 RESTART_EVERY = 250
 ANEW_EVERY = 300
+# Longer plays have a quiet moment after each kill.
+QUIET_FROM = 1_000
 
 
 @dataclass
@@ -70,8 +72,12 @@ class Play:
         self.database.begin()
         rounds = max(1, self.kills)
         for number in range(rounds):
-            self._round(self.transactions * (number + 1) // rounds - self.transactions * number // rounds)
-            if number % 2 or number == rounds - 1 or self.transactions < 1_000:
+            share = self.transactions * (number + 1) // rounds - self.transactions * number // rounds
+            # A mirror that stops meanwhile ends its app before the kill: without that mirror, once more.
+            while not self._round(share) and self.kills:
+                self.quiet()
+                assert self.figures["quiet moments"] < 20 * rounds, f"{self.again}\nNo app lives until its kill."
+            if number == rounds - 1 or self.transactions > QUIET_FROM:
                 self.quiet()
         self.figures["transactions"] = sum(one.book.transactions for one in [*self.tables, *self.retired])
         self.figures["tables"] = len(self.tables) + len(self.retired)
@@ -103,8 +109,8 @@ class Play:
         app.folder.mkdir()
         self.apps.append(app)
 
-    def _round(self, transactions: int) -> None:
-        """Make transactions while the app runs, and kill it."""
+    def _round(self, transactions: int) -> bool:
+        """Make transactions while the app runs, and kill it; return whether it was there to be killed."""
         app, before = None, self._main.progress
         if self.kills and self._main.tables:
             app = self._main.start()
@@ -116,9 +122,12 @@ class Play:
             if is_on(RESNAPSHOT) and self._random.random() < 1 / ANEW_EVERY:
                 self.database.begin_anew(self.tables, lambda: [self._change() for _ in range(10)])
                 self.figures["connectors made anew"] += 1
-        if app is not None:
-            self._main.kill_after(app, before, self._fate.randint(3, 40))
-            self.figures["kills" if app.returncode == -signal.SIGKILL else "stopped before its kill"] += 1
+        if app is None:
+            return False
+        self._main.kill_after(app, before, self._fate.randint(3, 40))
+        is_killed = app.returncode == -signal.SIGKILL
+        self.figures["kills" if is_killed else "stopped before its kill"] += 1
+        return is_killed
 
     def _change(self) -> None:
         """Make a transaction, and seldom a change of a definition."""

@@ -183,3 +183,14 @@ def test_a_key_column_named_as_that_of_the_deleted_row(key: tuple[str, ...]) -> 
     assert condensed(entries, key)["_cdc_commit"].to_pylist() == [2]
     rows = pa.table({name: [1] for name in key} | {name: entries[name][:1] for name in schema.names if name not in key})
     assert Memory(key, entries).is_dead(rows).tolist() == [True]
+
+
+@pytest.mark.parametrize("name", ["größe", "naïve", "列", "😀"])
+def test_a_name_that_the_stream_garbled_is_told_from_one_that_it_did_not(name: str) -> None:
+    garbled = "".join(chr(byte if byte < 0x80 else 0xFF00 | byte) for byte in name.encode())
+    with pytest.raises(MirrorStopped, match=name) as stopped:
+        ColumnNames("lake.t").columns(row("id", garbled))
+    assert stopped.value.reason is StopReason.NAME_GARBLED
+    # Halfwidth katakana are names as any others.
+    kept = [name, "ﾃｽﾄ", "￥"]
+    assert [one.name for one in ColumnNames("lake.t").columns(row(*kept))] == kept

@@ -6,6 +6,7 @@ import json
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -172,3 +173,16 @@ def test_what_a_row_requires_is_not_asked_of_a_row_that_is_null() -> None:
     out = payload.decoder(payload.columns(events)).decode(events)
     assert not out.bad
     assert [str(total) for total in out.rows["total"].to_pylist()] == ["123.45", "123.45"]
+
+
+def test_a_float_in_a_column_of_doubles_is_the_number_that_the_float_is() -> None:
+    numbers = ["-9.845015e+27", "0.1", "3.4028235e38", "1e-45", "-0.0", "null"]
+    real = {"type": "float", "optional": True}
+    fields = [{**real, "field": "w"}, {"type": "array", "optional": True, "items": real, "field": "many"}]
+    shape = json.dumps({"type": "struct", "fields": fields})
+    texts = [f'{{"schema":{shape},"payload":{{"w":{number},"many":[{number}]}}}}' for number in numbers]
+    kind = pa.schema([("w", pa.float64()), ("many", pa.list_(pa.float64()))])
+    out = Payload(envelope="connect").decoder(kind).decode(batch([text.encode() for text in texts]))
+    singles = [None if number == "null" else float(np.float32(number)) for number in numbers]
+    assert repr(out.rows["w"].to_pylist()) == repr(singles)
+    assert repr(out.rows["many"].to_pylist()) == repr([[single] for single in singles])
