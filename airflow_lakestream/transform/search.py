@@ -43,6 +43,8 @@ class Search:
         # How many records may be run at once, as far as is known; and how many of them exceeded a bound.
         self._most, self._found = 2**31, 0
         self._gained = self._lost = 0.0
+        # The least number of records at once that the log has been told of.
+        self._told = 2**31
         self._first = SqlProcess(sql, columns, bounds)
         self._idle.append(self._first)
         self.schema = self._first.schema
@@ -83,7 +85,9 @@ class Search:
 
     def _in_parts(self, part: pa.Table, share: float, bad: list[FailedRecord], error: Exceeded) -> Iterator[pa.Table]:
         size, found = -(-part.num_rows // PARTS), self._found
-        log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
+        if size < self._told:
+            self._told = size
+            log.warning("sql: for %s records at once, it %s. It goes on with %s at a time.", part.num_rows, error, size)
         for piece in self._cut(part, size):
             yield from self._tried(piece, share, bad, is_cut=True)
         if self._found == found and error.what in ("time", "memory"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +312,44 @@ def test_rejected_records_of_a_replace_that_was_rolled_back_do_not_count(
     lake.land(name, schema=SCHEMA)
     assert counting(lake) == []
     assert lake.offsets() == at(0, [0, 1])
+
+
+class AfterLook(WrappedCatalog):
+    """Does something once, right after the reject table was looked at for the first time."""
+
+    def __init__(self, real: Any, then: Callable[[], None]) -> None:
+        super().__init__(real)
+        self._then: Callable[[], None] | None = then
+
+    def load_table(self, identifier: Any) -> Any:
+        try:
+            return self.real.load_table(identifier)
+        finally:
+            if self._then is not None and identifier in (REJECTS, tuple(REJECTS.split("."))):
+                then, self._then = self._then, None
+                then()
+
+
+def test_rejected_records_that_came_and_were_rolled_back_while_a_run_read_do_not_count(
+    lake: OpenLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    produce(name, 0, mixed(1))
+    lake.land(name, schema=SCHEMA)
+    (before,) = lake.snapshots()
+    produce(name, 0, mixed(2))
+
+    def land_and_roll_back() -> None:
+        lake.land(name, schema=SCHEMA)
+        # The next run finds the landing decided, and takes its note away.
+        lake.land(name, schema=SCHEMA)
+        assert pending_in(lake.table(REJECTS)) == []
+        lake.table().manage_snapshots().set_current_snapshot(before).commit()
+
+    lake.land(name, schema=SCHEMA, catalog=AfterLook(lake.catalog(), land_and_roll_back))
+    _, rolled_back, _ = lake.snapshots()
+    lake.table().maintenance.expire_snapshots().by_ids([rolled_back]).commit()
+    assert rejected(lake) == counting(lake) == at(0, [1, 3, 5])
 
 
 def test_two_groups_keep_their_rejected_records_apart(lake: OpenLake, topic: Topics, produce: Producing) -> None:

@@ -162,6 +162,8 @@ class RejectingSink(ABC):
         Returns the landing, with the count of those that it replaces, if that is not in it, and whether it is noted.
         """
         held, self._held = self._held, []
+        # Others may have landed these offsets since the run began, and been rolled back: their rows are there now.
+        self._rejects.load(self._run_id)
         settlement = self._settlement()
         topics = dict(landing.topics)
         pending: list[Pending] = []
