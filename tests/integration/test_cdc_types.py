@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, str, list[str]]] = {
     "c_numeric_12": ("numeric(12, 2)", "{}", ["1.25", "-9999999999.99"]),
     "c_numeric_50": ("numeric(50, 10)", "{}::text", ["1.25", "9" * 40 + ".0123456789"]),
     "c_numeric_below": ("numeric(5, -2)", "{}::text", ["1200"]),
-    "c_money": ("money", "{}::numeric", ["12.34"]),
+    "c_money": ("money", "{}::numeric", ["12.34", "-9999999999999.99"]),
     "c_boolean": ("boolean", "{}", ["true", "false"]),
     "c_text": ("text", "{}", ["", "h\u00e9\u20ac\U0001f600", "a'b\"\\\n\t"]),
     "c_varchar": ("varchar(10)", "{}", ["abc"]),
