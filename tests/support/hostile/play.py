@@ -147,6 +147,7 @@ class Play:
         for table in list(self.tables):
             self._compare(table)
         self.figures["quiet moments"] += 1
+        print(f"{dict(self.figures)}; {len(self.failures)} failures", flush=True)
         while len(self.tables) < TABLES:
             self._new_table(is_delta=sum(one.delta for one in self.tables) < self.delta)
 
