@@ -99,6 +99,10 @@ class Player:
             ranges += [[p, start, until] for start, until in zip(cuts[::2], cuts[1::2], strict=False)]
         if ranges:
             self.lake.land(made.name, table=made.table, format="raw", mode="ranges", ranges=ranges)
+        if not self.lake.catalog().table_exists(made.table):
+            # Of a log with nothing but aborted transactions no table is made.
+            made.table = None
+            return
         for entry in read_ledger(self.lake.table(made.table), GROUP).topics.values():
             made.read |= entry.held
 
