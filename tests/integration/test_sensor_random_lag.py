@@ -102,6 +102,7 @@ class Player:
         if not self.lake.catalog().table_exists(made.table):
             # Of a log with nothing but aborted transactions no table is made.
             made.table = None
+            commit(self.admin, made.group, made.name, dict.fromkeys(ends, 0))
             return
         for entry in read_ledger(self.lake.table(made.table), GROUP).topics.values():
             made.read |= entry.held

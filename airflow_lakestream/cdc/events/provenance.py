@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import BEFORE, IMAGE, KEY_NAMES, OF_EVENTS, OLD, OP, SOURCE, TABLE, TRANSACTION
 from airflow_lakestream.cdc.events.record_keys import NO_KEY, as_list
 from airflow_lakestream.cdc.keys.identity import comparable
+from airflow_lakestream.tables.schema.required import cast_to
 
 _NAMES = ("db", "schema", "table")
 
@@ -58,9 +59,7 @@ def expanded(rows: pa.Table) -> pa.Table:
     old = rows.filter(moved)
     for name in beside:
         own = name.removeprefix(BEFORE)
-        wanted = rows.schema.field(own).type
-        # Arrow's cast refuses a null struct around a required field, even to its own type.
-        old = _set(old, own, old[name] if old[name].type == wanted else old[name].cast(wanted))
+        old = _set(old, own, cast_to(old[name], rows.schema.field(own).with_nullable(True)))
     old = _set(old, OP, pa.repeat(pa.scalar("d"), len(old)))
     # As Debezium has it where its own key changes: a row that is created takes along what it leaves out.
     new = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))

@@ -29,17 +29,16 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
     is_zero = zero_keys(rows.select(list(key)).take(pa.array(doubtful)), key)
     if not is_zero.any():
         return {}
-    # A deletion that has its key says that those before it have theirs.
-    others = np.flatnonzero(~is_zero)
-    clear = -1 if not len(others) else int(others[-1])
     found: dict[Keyed, Guard] = {}
     columns = image_columns(rows, key)
-    wanted: list[int] = doubtful[is_zero & (np.arange(len(doubtful)) > clear)].tolist()
+    # Each for itself: the replica identity may be another one from one transaction to the next.
+    wanted: list[int] = doubtful[is_zero].tolist()
     events = Earlier(rows, key, wanted)
     for at in wanted:
         row = rows.slice(at, 1)
         image = images(row, columns)[0]
         if all(is_placeholder(value) for value in image.values()):
+            # As of the default replica identity, which sends the key and nothing else.
             continue
         since = (row[COMMIT][0].as_py(), row[POSITION][0].as_py())
         guard = Guard(Guarded.SENT, since, row[PARTITION][0].as_py(), row[OFFSET][0].as_py(), image)

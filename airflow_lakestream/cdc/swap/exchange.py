@@ -17,7 +17,8 @@ from airflow_lakestream.cdc.merge.old_rows import with_deleted
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.tables.schema.required import cast_to
 
 
 class CannotSwap(LakestreamError, Terminal):
@@ -87,8 +88,8 @@ class Swap:
             if rows[name].type == field.type or not len(rows):
                 continue
             try:
-                rows = rows.set_column(at, field, rows[name].cast(field.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+                rows = rows.set_column(at, field, cast_to(rows[name], field))
+            except (InvalidArgument, pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
                 problem = f"its deleted rows stay, and what they have in {name} is no {field.type} ({e})."
                 raise CannotSwap(self.table, problem) from e
         return rows

@@ -1,7 +1,7 @@
 """What Debezium writes into JSON for values of a database that JSON, or a column's type, has no place for.
 
 Floats that are no numbers come as text. Instants outside of the years 1 to 9999 come with a sign before the year, or as
-`infinity`. Dates are numbers of days.
+`infinity`. Dates are numbers of days. A UUID that PostgreSQL did not send, of a row before a change, is an empty text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.json.document import Json, Number, describe
-from airflow_lakestream.decode.json.values import Coerce, Scalars, floating
+from airflow_lakestream.decode.json.values import Coerce, Scalars, floating, is_uuid, uuid
 from airflow_lakestream.decode.values import iso8601
 from airflow_lakestream.decode.values.misfit import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MIN_DAY, MIN_MICROS, NOT_A_YEAR
@@ -33,12 +33,18 @@ def scalars_of(policy: OutOfRange | None) -> Scalars:
         (t.is_floating, _floating),
         (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy)),
         (t.is_date32, partial(_date, policy)),
+        (is_uuid, _uuid),
     )
 
 
 def _floating(kind: pa.DataType) -> Coerce:
     number = floating(kind)
     return lambda value: _NO_NUMBERS[value] if type(value) is str and value in _NO_NUMBERS else number(value)
+
+
+def _uuid(kind: pa.DataType) -> Coerce:
+    read = uuid(kind)
+    return lambda value: None if value == "" else read(value)
 
 
 def _timestamp(policy: OutOfRange, kind: pa.DataType) -> Coerce:

@@ -40,11 +40,10 @@ def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalar
     nullable = field.nullable
 
     def coerce_field(value: Json) -> Any:
-        if value is None:
-            if nullable:
-                return None
+        found = None if value is None else coerce(value)
+        if found is None and not nullable:
             raise Misfit("is null or missing, and the column is required")
-        return coerce(value)
+        return found
 
     return coerce_field
 
@@ -240,6 +239,11 @@ def uuid_bytes(text: str) -> bytes:
     return bytes.fromhex(text.replace("-", ""))
 
 
+def uuid(kind: pa.DataType) -> Coerce:
+    """Return what takes the text of a UUID."""
+    return _from_text(uuid_bytes, "a UUID")
+
+
 def base64_bytes(text: str, size: int | None = None) -> bytes:
     """Return what a base64 text stands for; padding is required, and so are `size` bytes if given."""
     try:
@@ -275,5 +279,5 @@ _SCALARS: Scalars = [
     (t.is_decimal128, _decimal),
     (lambda kind: t.is_binary(kind) or t.is_large_binary(kind), lambda kind: _from_text(base64_bytes, "base64")),
     (t.is_fixed_size_binary, _fixed),
-    (is_uuid, lambda kind: _from_text(uuid_bytes, "a UUID")),
+    (is_uuid, uuid),
 ]

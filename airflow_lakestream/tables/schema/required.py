@@ -27,6 +27,14 @@ def with_required(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     return pa.chunked_array([_settled(chunk, field, field.name, None) for chunk in column.chunks], field.type)
 
 
+def cast_to(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Return a column as one of this field, where Arrow's cast refuses a null struct around a required field.
+
+    Raises InvalidArgument as `with_required` does, and ArrowInvalid for values that the type can't hold.
+    """
+    return column if column.type == field.type else with_required(column.cast(all_optional(field.type)), field)
+
+
 def all_optional(kind: pa.DataType) -> pa.DataType:
     """Return the type with nothing in it required: a cast to it does not look at what is NULL."""
     if arrow.is_struct(kind):

@@ -111,14 +111,18 @@ class Looking:
         return replace(unread, oldest=oldest, overdue=overdue, crowded=crowded)
 
     def _below(self, unread: Unread, proven: list[int], before_ms: int | None) -> Asking:
-        """Find the unread offsets below the first record that is young enough: all of them are overdue."""
+        """Find the unread offsets below the first record that is young enough: all of them are overdue.
+
+        That record may stand ahead of what is unread: then the first unread one is the only one that is proven.
+        """
         if not proven or before_ms is None:
             return RangeSet()
         # To the second: sensors that look in the same moment ask the same.
         key = ("offsets at", self.conn_id, self.state.identity, before_ms // 1000)
         bounds = yield Ask(key, lambda: self.watch.offsets_at(self.state, before_ms))
         topic = self.state.identity.topic
-        return unread.ranges & union(RangeSet.of(topic, p, 0, bounds.get(p, 0)) for p in proven)
+        ends = {p: max(bounds.get(p, 0), unread.firsts[p].offset + 1) for p in proven}
+        return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
 
     def _ask_firsts(self, positions: Mapping[int, int], anew: bool) -> Ask:
         ends = tuple((p, self.state.marks[p].end) for p in sorted(positions))

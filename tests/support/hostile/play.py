@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-TABLES = 6
+# How many tables there are at a time, in a short play and in a long one.
+TABLES_SHORT, TABLES = 4, 6
 # One of so many transactions is followed by a change of some table's definition.
 DDL_EVERY = 12
 RESTART_EVERY = 250
@@ -58,6 +59,7 @@ class Play:
         # Of its own: when a kill comes changes nothing of what is done to the database.
         self._fate = Random(f"{self.seed}/kills")
         self._by_root = self._random.random() < 0.6
+        self._most_tables = TABLES if self.transactions > QUIET_FROM else TABLES_SHORT
         self._out_of_range = self._random.choice(["reject", "clamp", "null"]) if is_on(TYPES) else "reject"
         self._landing = {"out_of_range": self._out_of_range} if is_on(TYPES) else {}
         self._main = App([], self.lake, self.folder / "main", landing=self._landing)
@@ -67,7 +69,7 @@ class Play:
     def run(self) -> None:
         """Play from begin to end."""
         self.database.prepare(by_root=self._by_root)
-        for number in range(TABLES):
+        for number in range(self._most_tables):
             self._new_table(is_delta=number < self.delta)
         self.database.begin()
         rounds = max(1, self.kills)
@@ -148,7 +150,7 @@ class Play:
             self._compare(table)
         self.figures["quiet moments"] += 1
         print(f"{dict(self.figures)}; {len(self.failures)} failures", flush=True)
-        while len(self.tables) < TABLES:
+        while len(self.tables) < self._most_tables:
             self._new_table(is_delta=sum(one.delta for one in self.tables) < self.delta)
 
     def _has_stopped(self, app: App, stop: Stop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from airflow_lakestream.cdc.stops import StopReason
@@ -50,6 +50,7 @@ NAMES_OF_COLUMNS = [
 RESERVED = ["_op", "_source", "_cdc_commit", "_cdc_position", "_kafka_offset", "_deleted", "_file"]
 NOT_IN_DELTA = set(" ,;{}()\n\t=")
 KEPT_STATEMENTS = 60
+COMPUTED = "computed"
 
 
 def quoted(name: str) -> str:
@@ -65,6 +66,7 @@ class Column:
     name: str
     kind: Kind
     large: bool = False
+    # PostgreSQL sends it with a snapshot only, so the connector leaves it out.
     generated: bool = False
 
     @property
@@ -195,6 +197,8 @@ def make_table(schema: str, number: int, seed: str, *, delta: bool, by_root: boo
         column = table.new_column(kind)
         column.large = kind.large is not None and random.random() < 0.5
         table.columns.append(column)
+    if is_on(KEYS) and random.random() < 0.25:
+        table.columns.append(replace(table.new_column(BY_SQL["integer"], COMPUTED), generated=True))
     random.shuffle(table.columns)
     table.is_deferrable = table.has_primary_key and is_on(KEYS) and random.random() < 0.12
     # PostgreSQL takes no such key for telling rows.
@@ -205,9 +209,15 @@ def make_table(schema: str, number: int, seed: str, *, delta: bool, by_root: boo
     return table
 
 
+def _rule(column: Column, table: HostileTable) -> str:
+    if column.generated:
+        return " generated always as (6 * 7) stored"
+    return " not null" if column.name in table.key else ""
+
+
 def definition(table: HostileTable) -> list[str]:
     """Return the statements that make a table."""
-    columns = [f"{one.sql} {one.kind.sql}{' not null' if one.name in table.key else ''}" for one in table.columns]
+    columns = [f"{one.sql} {one.kind.sql}{_rule(one, table)}" for one in table.columns]
     keys = ", ".join(quoted(name) for name in table.key)
     if table.has_primary_key:
         columns.append(f"primary key ({keys}){' deferrable initially deferred' if table.is_deferrable else ''}")

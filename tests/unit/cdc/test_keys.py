@@ -217,6 +217,16 @@ def test_a_deletion_with_another_rows_values_stops_the_mirror(first: tuple[int, 
     stopped(follower, [deletion], StopReason.KEY_NOT_SENT, "REPLICA IDENTITY USING INDEX")
 
 
+def test_a_deletion_without_its_key_stops_the_mirror_also_ahead_of_one_that_has_it(follower: Follower) -> None:
+    source = Source()
+    follower.land(orders(source, 1, 2))
+    source.begin()
+    by_index = source.event("d", {"id": 0, "u": 12, "v": None}, None)
+    source.begin()
+    with_key = source.event("d", {"id": 1, "u": None, "v": None}, None)
+    stopped(follower, [by_index, with_key], StopReason.KEY_NOT_SENT, "REPLICA IDENTITY USING INDEX")
+
+
 def test_a_row_whose_key_is_zero_is_deleted(follower: Follower) -> None:
     source = Source()
     follower.land(orders(source, 0, 1))
@@ -302,11 +312,17 @@ def test_a_deletion_that_says_the_key_only_takes_the_row_of_its_transaction(foll
     assert follower.rows() == [rows[2]]
 
 
-def test_columns_of_any_type_in_the_old_row() -> None:
-    place = pa.struct([pa.field("x", pa.float64(), nullable=False)])
-    places = pa.StructArray.from_arrays([pa.array([1.0, None])], fields=list(place), mask=pa.array([False, True]))
-    rows = pa.table({"id": [1, 2], "at": places, OP: ["u", "u"], OLD: [str(Old.OTHER)] * 2})
-    found = expanded(rows.append_column(f"{BEFORE}id", pa.array([3, 4])).append_column(f"{BEFORE}at", places))
+@pytest.mark.parametrize("old_is_required", [False, True])
+def test_columns_of_any_type_in_the_old_row(old_is_required: bool) -> None:
+    def places(*, is_required: bool) -> pa.Array:
+        x = pa.field("x", pa.float64(), nullable=not is_required)
+        return pa.StructArray.from_arrays([pa.array([1.0, None])], fields=[x], mask=pa.array([False, True]))
+
+    rows = pa.table({"id": [1, 2], "at": places(is_required=True), OP: ["u", "u"], OLD: [str(Old.OTHER)] * 2})
+    old = {f"{BEFORE}id": pa.array([3, 4]), f"{BEFORE}at": places(is_required=old_is_required)}
+    for name, column in old.items():
+        rows = rows.append_column(name, column)
+    found = expanded(rows)
     assert found["at"].to_pylist() == [{"x": 1.0}, None] * 2
     none = pa.table({"ids": pa.chunked_array([], pa.list_(pa.uuid()))})
     assert images(none, ["ids"]) == []

@@ -175,6 +175,18 @@ def test_a_uuid_as_key(tmp_path: Path) -> None:
     }
 
 
+def test_a_uuid_that_is_not_sent_is_an_empty_text(tmp_path: Path) -> None:
+    mirror, kinds = Mirror(tmp_path, "iceberg"), {"id": "uuid", "other": "uuid", "n": "int"}
+    key = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    mirror.land(event("c", {"id": key, "other": key, "n": 4}, kinds))
+    with pytest.raises(MirrorStopped) as stopped:
+        mirror.land(event("d", {"id": "", "other": "", "n": 5}, kinds))
+    assert stopped.value.reason is StopReason.KEY_NOT_SENT
+    # The default replica identity: the key is there, and a column that is NOT NULL has the empty text.
+    mirror.land(event("d", {"id": key, "other": "", "n": 0}, kinds))
+    assert mirror.rows() == []
+
+
 def test_zeros_are_one_key_whatever_their_sign(tmp_path: Path, table_format: str) -> None:
     mirror, kinds = Mirror(tmp_path, table_format), {"id": "double", "n": "int"}
     mirror.land(event("c", {"id": -0.0, "n": 1}, kinds))

@@ -186,3 +186,11 @@ def test_a_float_in_a_column_of_doubles_is_the_number_that_the_float_is() -> Non
     singles = [None if number == "null" else float(np.float32(number)) for number in numbers]
     assert repr(out.rows["w"].to_pylist()) == repr(singles)
     assert repr(out.rows["many"].to_pylist()) == repr([[single] for single in singles])
+
+
+def test_an_empty_text_is_no_value_of_a_required_uuid() -> None:
+    row = pa.struct([pa.field("u", pa.uuid(), nullable=False)])
+    schema = pa.schema([*row, ("_op", pa.string()), ("_before", pa.struct([("u", pa.uuid())]))])
+    images = [{"before": None, "after": {"u": ""}, "op": "c"}, {"before": {"u": ""}, "after": None, "op": "d"}]
+    out = Payload(envelope="debezium").decoder(schema).decode(batch([json.dumps(one).encode() for one in images]))
+    assert ["required" in one.reason for one in out.bad] == [True, True]
