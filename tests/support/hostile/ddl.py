@@ -176,6 +176,7 @@ def change_key(sql: Sql, table: HostileTable) -> bool:
     _alter(sql, table, f"drop constraint {quoted(name[0])}")
     _alter(sql, table, f"add primary key ({column.sql})")
     for old in table.key:
+        _alter(sql, table, f"alter column {quoted(old)} drop identity if exists")
         _alter(sql, table, f"alter column {quoted(old)} drop not null")
     table.columns.append(column)
     table.key = [column.name]
@@ -214,7 +215,8 @@ def make_twin(sql: Sql, table: HostileTable) -> bool:
     run(sql, table, f"create table {twin} (like {table.sql} including all)")
     if not table.has_primary_key:
         run(sql, table, f"alter table {twin} replica identity full")
-    run(sql, table, f"insert into {twin} select * from {table.sql} limit 1")
+    columns = ", ".join(one.sql for one in table.columns if not one.generated)
+    run(sql, table, f"insert into {twin} ({columns}) select {columns} from {table.sql} limit 1")
     table.book.justify(StopReason.OTHER_TABLE, f"{name} has the same topic")
     return True
 
