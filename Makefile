@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # Each job of the tests has a broker, an Airflow and a Spark of its own, and takes whole files. Where one dies the run
 # ends: pytest-xdist 3.8 would wait without end for the files that it had.
-SPREAD = --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0
+SPREAD = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50

@@ -30,6 +30,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 # of Airflow. From the 1,024th open file on py4j's select() fails, and a query of Spark waits for Python without end.
 MANY_FILES = 400
 
+# Files that take minutes come first, so that no job is left alone with one of them in the end.
+LONGEST = (
+    "test_cdc_hostile.py",
+    "test_submit_yarn.py",
+    "test_spark_program.py",
+    "test_delta_kills.py",
+    "test_spark_dags.py",
+    "test_sensor_kills.py",
+    "test_s3_checkpoint.py",
+    "test_maintenance_dag.py",
+    "test_sensor_modes.py",
+    "test_dev_stack.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
