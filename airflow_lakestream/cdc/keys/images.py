@@ -39,9 +39,17 @@ def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
         lacking = left_out(rows[name])
         for at, value in enumerate(plain(rows[name]).to_pylist()):
             if not lacking[at]:
-                # NaN is equal to nothing.
-                found[at][name] = repr(value) if isinstance(value, float) else value
+                found[at][name] = _comparable(value)
     return found
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value with text for each float in it: NaN is equal to nothing."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_comparable(one) for one in value]
+    return {name: _comparable(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def is_placeholder(value: Any) -> bool:

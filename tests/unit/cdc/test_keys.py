@@ -312,6 +312,19 @@ def test_a_deletion_that_says_the_key_only_takes_the_row_of_its_transaction(foll
     assert follower.rows() == [rows[2]]
 
 
+def test_floats_in_old_rows_are_compared_however_deep_they_stand() -> None:
+    place = pa.struct([("x", pa.float64())])
+    values = {
+        "one": pa.array([float("nan")] * 2),
+        "many": pa.array([[float("nan"), -0.0]] * 2, pa.list_(pa.float32())),
+        "place": pa.array([{"x": float("nan")}] * 2, place),
+        "map": pa.array([[("a", float("nan"))]] * 2, pa.map_(pa.string(), pa.float64())),
+    }
+    first, second = images(pa.table(values), list(values))
+    assert first == second
+    assert first != images(pa.table({**values, "many": pa.array([[float("nan"), 0.0]] * 2)}), list(values))[0]
+
+
 @pytest.mark.parametrize("old_is_required", [False, True])
 def test_columns_of_any_type_in_the_old_row(old_is_required: bool) -> None:
     def places(*, is_required: bool) -> pa.Array:
