@@ -33,7 +33,7 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
     registry = RegistryConfig.parse("http://registry") if given.get("format", "json") != "json" else None
     payload = Payload(registry=registry, **given)
     # Of the real one only the answers are wanted.
-    payload.__dict__["_client"] = REGISTRY
+    payload.__dict__["registry_client"] = REGISTRY
     keys = pa.array([b"no JSON"] * len(values), pa.binary())
     headers = pa.nulls(len(values), HEADERS)
     batch = RawBatch(
