@@ -35,6 +35,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.delta.location import check_location
@@ -122,6 +123,7 @@ class ExtractConfig:
     @property
     def payload(self) -> Payload:
         """What keys and values hold."""
+        given = () if self._given_schema is None else [column.name for column in self._given_schema.fields]
         return Payload(
             format=self.format,
             unknown_fields=self.unknown_fields,
@@ -130,6 +132,7 @@ class ExtractConfig:
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
             refused_characters=REFUSED_CHARACTERS if self.is_delta else "",
+            given=tuple(name for name in given if name != KEY_COLUMN),
         )
 
     def _check_payload(self) -> None:

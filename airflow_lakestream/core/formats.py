@@ -12,6 +12,7 @@ class Format(StrEnum):
     AVRO = "avro"
     PROTOBUF = "protobuf"
     JSON_SCHEMA = "json_schema"
+    CSV = "csv"
     RAW = "raw"
 
 

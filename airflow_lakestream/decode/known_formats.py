@@ -21,6 +21,7 @@ from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
+from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
@@ -58,6 +59,7 @@ class Said:
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: those that the table takes in no name of a column.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
+    :param given: the columns that the user gave for values, in their order; empty where the table says them.
     :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
     """
 
@@ -69,6 +71,7 @@ class Said:
     writer_schemas: tuple[str, ...] = field(default=())
     refused_characters: str = ""
     out_of_range: str = OutOfRange.REJECT
+    given: tuple[str, ...] = ()
     alone: bool = False
 
     @property
@@ -210,6 +213,9 @@ FORMATS: Mapping[str, FormatRow] = {
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
         needs_id=True, takes_writer_schemas=True, envelopes=(Envelope.DEBEZIUM,),
+    ),
+    Format.CSV: FormatRow(
+        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given),
     ),
     Format.PROTOBUF: FormatRow(
         decoder=lambda said, schema: ProtobufDecoder(schema, said.unknown_fields, said.registry_client),

@@ -44,7 +44,7 @@ class SchemaFinder:
             return Found(given)
         kind = FORMATS[format_name].kind
         if self.registry is None or kind is None:
-            remedy = "Set schema_registry, or give the columns as schema."
+            remedy = "Give the columns as schema." if kind is None else "Set schema_registry, or give them as schema."
             raise InvalidArgument("schema", f"nothing says the columns of the {side} of {topic}.", remedy)
         subject = f"{topic}-{side}"
         schema = self._latest(self.registry, format_name, topic, side)

@@ -66,8 +66,9 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         `{header:name}`, `{field}` let each record choose its table (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
-    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"raw"` (templated)
-    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"` or one of the above (templated)
+    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"csv"`, `"raw"`
+        (templated)
+    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"`, or one of the above but CSV (templated)
     :param envelope: `"debezium"`: values are change events, to be flattened; `"connect"`: JSON with Connect's schema
         beside each payload (templated)
     :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
