@@ -132,6 +132,7 @@ class FormatRow:
     :param keeps_unknown: fields without a column can be rescued, or become columns.
     :param envelopes: what may be around the row.
     :param is_text: SQL may read its records undecoded.
+    :param by_place: fields have no names: the order of the columns that the user gives says which is which.
     :param modules: what decoding imports beyond the usual, with the distributions to install for it.
     """
 
@@ -150,6 +151,7 @@ class FormatRow:
     keeps_unknown: bool = False
     envelopes: tuple[Envelope, ...] = ()
     is_text: bool = False
+    by_place: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def columns_of(self, found: Found) -> pa.Schema:
@@ -215,7 +217,7 @@ FORMATS: Mapping[str, FormatRow] = {
         needs_id=True, takes_writer_schemas=True, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.CSV: FormatRow(
-        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given),
+        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given), by_place=True,
     ),
     Format.PROTOBUF: FormatRow(
         decoder=lambda said, schema: ProtobufDecoder(schema, said.unknown_fields, said.registry_client),

@@ -29,6 +29,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
@@ -127,50 +128,6 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
-    template_fields: Sequence[str] = (
-        "topic",
-        "table",
-        "consumer_group",
-        "format",
-        "key_format",
-        "envelope",
-        "schema_registry",
-        "writer_schemas",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "table_format",
-        "storage_conn_id",
-        "mode",
-        "interval_start",
-        "interval_end",
-        "ranges",
-        "replace",
-        "start_offset",
-        "start_timestamp",
-        "max_records",
-        "max_batch_bytes",
-        "checkpoint_interval",
-        "poll_timeout",
-        "idle_timeout",
-        "parallelism",
-        "schema",
-        "schema_evolution",
-        "unknown_fields",
-        "sql",
-        "sql_input",
-        "metadata_columns",
-        "partition_by",
-        "sort_order",
-        "table_properties",
-        "new_tables",
-        "max_tables",
-        "home_table",
-        "on_error",
-        "max_rejected",
-        "tombstones",
-        "on_data_loss",
-        "on_empty",
-    )
     template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
     ui_color = "#d5eef2"
 
@@ -274,6 +231,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.on_empty = on_empty
         self.allow_group_overlap = allow_group_overlap
         self._stop: threading.Event | None = None
+
+    template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
