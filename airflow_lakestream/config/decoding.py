@@ -33,6 +33,7 @@ class Decoding:
     unknown_fields: str = UnknownFields.IGNORE
     sql: str | None = None
     sql_input: str = SqlInput.RAW
+    csv_delimiter: str = ","
 
     @property
     def payload(self) -> Payload:
@@ -48,6 +49,7 @@ class Decoding:
             envelope=self.envelope if is_given(self.envelope) else None,
             registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
             writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+            csv_delimiter=self.csv_delimiter,
         )
 
 

@@ -45,7 +45,7 @@ class CsvDecoder:
     :param schema: columns and their types.
     :param unknown_fields: for the sake of the other formats: fields have no names, so none is unknown.
     :param order: the columns of a record's fields, by default all of the schema; the others are null.
-    :param delimiter: what stands between fields, one ASCII character.
+    :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class CsvDecoder:
             raise InvalidArgument("schema", "it has no columns.")
         self.schema = schema
         self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        check_delimiter(delimiter)
         self._order, self._delimiter = tuple(order) or tuple(schema.names), delimiter
         if missing := [name for name in self._order if name not in schema.names]:
             raise InvalidArgument("schema", f"it has a column {missing[0]}, and the table has none.")
@@ -185,6 +186,12 @@ class CsvDecoder:
                 reasons.setdefault(place, misfit.inside(field.name).reason)
                 found.append(None)
         return pa.array(found, leaves.plain(field.type)).cast(field.type)
+
+
+def check_delimiter(text: str) -> None:
+    """Raise InvalidArgument for what can't stand between fields."""
+    if not re.fullmatch(r"[\t -~]", text) or text == '"':
+        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
 
 
 def _written(text: str, kind: pa.DataType) -> Json:

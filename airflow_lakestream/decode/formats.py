@@ -15,7 +15,6 @@ from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
 from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, Said, uses_registry
@@ -63,10 +62,14 @@ class Payload(Said):
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
 
     def _check_schemas(self) -> None:
-        if self.writer_schemas and not self.row.takes_writer_schemas:
-            raise InvalidArgument("writer_schemas", f'they go with format="avro"; the format is {self.format!r}.')
-        for text in self.writer_schemas:
-            avro_schema.parse(text)
+        for format_name, row in FORMATS.items():
+            for argument, check in row.options.items():
+                value = getattr(self, argument)
+                if row is self.row:
+                    check(value)
+                elif value != getattr(Said, argument):
+                    problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
+                    raise InvalidArgument(argument, problem, "Leave it out.")
         for argument, name in (("format", self.format), ("key_format", self.key_format)):
             given = self.writer_schemas if argument == "format" else ()
             if name is not None and FORMATS[name].needs_id and self.registry is None and not given:

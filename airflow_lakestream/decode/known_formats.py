@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as t
@@ -21,7 +22,7 @@ from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
-from airflow_lakestream.decode.csv import CsvDecoder
+from airflow_lakestream.decode.csv import CsvDecoder, check_delimiter
 from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
@@ -60,6 +61,7 @@ class Said:
     :param refused_characters: those that the table takes in no name of a column.
     :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
+    :param csv_delimiter: what stands between the fields of CSV.
     :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
     """
 
@@ -68,10 +70,11 @@ class Said:
     key_format: str | None = None
     envelope: str | None = None
     registry: RegistryConfig | None = None
-    writer_schemas: tuple[str, ...] = field(default=())
+    writer_schemas: tuple[str, ...] = ()
     refused_characters: str = ""
     out_of_range: str = OutOfRange.REJECT
     given: tuple[str, ...] = ()
+    csv_delimiter: str = ","
     alone: bool = False
 
     @property
@@ -128,7 +131,7 @@ class FormatRow:
     :param messages: how many kinds of records a registry's schema is for (with those nested in others, if asked);
         counting them takes 0.1 s the first time. None: it is always one.
     :param needs_id: a record says by an id which schema it was written with, without which it can't be read.
-    :param takes_writer_schemas: records may name one of `writer_schemas` instead of an id.
+    :param options: arguments that go with this format alone, and what refuses values of them.
     :param keeps_unknown: fields without a column can be rescued, or become columns.
     :param envelopes: what may be around the row.
     :param is_text: SQL may read its records undecoded.
@@ -147,7 +150,7 @@ class FormatRow:
     schema_key: Callable[[Found], pa.DataType] | None = None
     messages: Callable[[Found, bool], int] | None = None
     needs_id: bool = False
-    takes_writer_schemas: bool = False
+    options: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
     keeps_unknown: bool = False
     envelopes: tuple[Envelope, ...] = ()
     is_text: bool = False
@@ -214,10 +217,11 @@ FORMATS: Mapping[str, FormatRow] = {
         key=lambda said, schema: AvroDecoder(schema, UnknownFields.IGNORE, said.registry_client, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
-        needs_id=True, takes_writer_schemas=True, envelopes=(Envelope.DEBEZIUM,),
+        needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.CSV: FormatRow(
-        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given), by_place=True,
+        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given, said.csv_delimiter),
+        by_place=True, options={"csv_delimiter": check_delimiter},
     ),
     Format.PROTOBUF: FormatRow(
         decoder=lambda said, schema: ProtobufDecoder(schema, said.unknown_fields, said.registry_client),

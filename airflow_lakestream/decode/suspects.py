@@ -72,7 +72,7 @@ class Suspects:
         said, reason = f'format="{self.payload.format}"', bad.row.reason
         if _is_json(value):
             return f'the values look like JSON, and {said} was given: try format="json"'
-        if value.startswith(_SINGLE_OBJECT) and not self.payload.row.takes_writer_schemas:
+        if value.startswith(_SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
         if not _is_framed(value) and bad.row.schema_id is None:
             return (

@@ -108,6 +108,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param sql: a SELECT from `{{ input }}` that turns each record into one row, or leaves it out; also a file `.sql`
         beside the DAG; see docs/sql.md (templated)
     :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
+    :param csv_delimiter: with `format="csv"`: what stands between fields, one character (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -164,6 +165,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         unknown_fields: str = UnknownFields.IGNORE.value,
         sql: str | None = None,
         sql_input: str = SqlInput.RAW.value,
+        csv_delimiter: str = ",",
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -215,6 +217,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         check_written_out(sql, sql_input)
         self.sql = sql
         self.sql_input = sql_input
+        self.csv_delimiter = csv_delimiter
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order

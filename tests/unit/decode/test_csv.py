@@ -170,12 +170,22 @@ def test_the_order_of_the_fields_is_that_of_the_given_columns_and_other_columns_
         ({"unknown_fields": "evolve"}, "'evolve' goes with"),
         ({"unknown_fields": "rescue"}, "'rescue' goes with"),
         ({"envelope": "debezium"}, "'debezium' goes with"),
+        ({"csv_delimiter": ";;"}, "csv_delimiter: ';;' is not one character"),
+        ({"csv_delimiter": '"'}, "csv_delimiter: '\"' is not one character"),
+        ({"csv_delimiter": "\n"}, "is not one character"),
+        ({"csv_delimiter": ""}, "is not one character"),
+        ({"format": "json", "csv_delimiter": ";"}, 'csv_delimiter: goes with format="csv"; the format is'),
         ({"key_format": "csv"}, "'csv' is not one of"),
     ],
 )
 def test_what_csv_can_not_do_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Payload(**{"format": "csv", **settings})
+
+
+def test_the_delimiter_of_the_user_is_the_decoders() -> None:
+    rows = Payload("csv", csv_delimiter="\t").decoder(TWO).decode(batch([b"a,b\t1"])).rows
+    assert rows.to_pylist() == [{"a": "a,b", "n": 1}]
 
 
 def test_nothing_but_a_schema_says_the_columns() -> None:

@@ -33,7 +33,7 @@ RECORD = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "ty
         ({"format": "protobuf"}, "schema_registry: format='protobuf' needs one"),
         ({"key_format": "avro"}, "schema_registry: key_format='avro' needs one"),
         ({"format": "avro", "key_format": "avro", "writer_schemas": (RECORD,)}, "key_format='avro' needs one"),
-        ({"writer_schemas": (RECORD,)}, "writer_schemas: they go with format=\"avro\""),
+        ({"writer_schemas": (RECORD,)}, "writer_schemas: goes with format=\"avro\"; the format is"),
         ({"format": "avro", "writer_schemas": ("{}",)}, "Not an Avro schema"),
         ({"format": "raw", "envelope": "debezium"}, "'debezium' goes with json and json_schema and avro"),
         ({"format": "avro", "registry": REGISTRY, "envelope": "connect"}, "'connect' goes with json; the format"),
