@@ -92,8 +92,9 @@ class Payload(Said):
     @property
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
-        given = {"key_format": self.key_format, "envelope": self.envelope}
-        return tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+        names = ("key_format", "envelope", *self.row.options)
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Said, name)}
+        return tuple(f"{name}={value}" for name, value in given.items())
 
     @property
     def needs_keys(self) -> bool:

@@ -183,6 +183,11 @@ def test_what_csv_can_not_do_is_refused_at_once(settings: dict[str, Any], words:
         Payload(**{"format": "csv", **settings})
 
 
+def test_the_delimiter_decides_on_the_rows_so_that_a_fan_out_knows_it() -> None:
+    assert Payload("csv", csv_delimiter=";", key_format="raw").beside == ("key_format=raw", "csv_delimiter=;")
+    assert Payload("csv").beside == ()
+
+
 def test_the_delimiter_of_the_user_is_the_decoders() -> None:
     rows = Payload("csv", csv_delimiter="\t").decoder(TWO).decode(batch([b"a,b\t1"])).rows
     assert rows.to_pylist() == [{"a": "a,b", "n": 1}]
