@@ -62,6 +62,8 @@ class Suspects:
             return None
         if bad.row.reason.startswith("the key: "):
             return f'the keys are not what key_format="{self.payload.key_format}" says'
+        if not self.payload.row.is_text and _is_json(value):
+            return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
         if self.payload.row.kind is not None:
             return self._of_registered(value, bad) or self._of_document(value[_HEADER:])
         if self.payload.format == Format.JSON:
@@ -70,8 +72,6 @@ class Suspects:
 
     def _of_registered(self, value: bytes, bad: Bad) -> str | None:
         said, reason = f'format="{self.payload.format}"', bad.row.reason
-        if _is_json(value):
-            return f'the values look like JSON, and {said} was given: try format="json"'
         if value.startswith(_SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
         if not _is_framed(value) and bad.row.schema_id is None:

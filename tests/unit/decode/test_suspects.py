@@ -52,6 +52,8 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
         (JSON, {"format": "avro"}, 'look like JSON, and format="avro" was given: try format="json"'),
         (JSON, {"format": "protobuf"}, 'look like JSON, and format="protobuf" was given'),
         (JSON, {"format": "json_schema"}, 'look like JSON, and format="json_schema" was given'),
+        (JSON, {"format": "csv"}, 'look like JSON, and format="csv" was given: try format="json"'),
+        (b"\xff", {"format": "csv"}, None),
         (b"\x02", {"format": "avro"}, "do not begin with a zero byte"),
         (b"\x02", {"format": "protobuf"}, "do not begin with a zero byte"),
         (b"\xc3\x01" + b"\x02" * 9, {"format": "protobuf"}, "single-object encoding"),
