@@ -17,7 +17,7 @@ from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
-from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, Said, uses_registry
+from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
 from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Payload(Said):
+class Payload(PayloadSettings):
     """What keys and values hold, as far as it goes together; raises InvalidArgument where it does not."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Payload(Said):
                 value = getattr(self, argument)
                 if row is self.row:
                     check(value)
-                elif value != getattr(Said, argument):
+                elif value != getattr(PayloadSettings, argument):
                     problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
                     raise InvalidArgument(argument, problem, "Leave it out.")
         for argument, name in (("format", self.format), ("key_format", self.key_format)):
@@ -93,7 +93,7 @@ class Payload(Said):
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
         names = ("key_format", "envelope", *self.row.options)
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Said, name)}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
         return tuple(f"{name}={value}" for name, value in given.items())
 
     @property

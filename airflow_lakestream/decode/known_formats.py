@@ -50,8 +50,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What was said of keys and values.
+class PayloadSettings:
+    """What a user says of keys and values; `decode.formats.Payload` checks it.
 
     :param format: of the values, see `core.formats.Format`.
     :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves them undecoded.
@@ -103,21 +103,21 @@ class Said:
         row = FORMATS[self.key_format]
         # Debezium's keys are plain records, in Connect's wrapping.
         wrapped = self.envelope is not None and Envelope.CONNECT in row.envelopes
-        keys = Said(self.key_format, envelope=Envelope.CONNECT if wrapped else None, registry=self.registry)
+        keys = PayloadSettings(self.key_format, envelope=Envelope.CONNECT if wrapped else None, registry=self.registry)
         return row.decoder(keys, schema)
 
 
-def _record_key(said: Said, schema: pa.Schema) -> Decoder:
-    return RecordAsKey(schema, said.key_records)
+def _record_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    return RecordAsKey(schema, payload.key_records)
 
 
-def _nothing(said: Said, schema: pa.Schema) -> Decoder:
+def _nothing(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     raise AssertionError("it is a format of keys only")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormatRow:
-    """What there is to know of a format. Callables get what was said of keys and values besides.
+    """What there is to know of a format. Callables get the payload's settings.
 
     :param decoder: makes the decoder of values, for columns.
     :param events: makes that of change events, whose other members are nothing unknown; None: by columns for these.
@@ -135,16 +135,16 @@ class FormatRow:
     :param keeps_unknown: fields without a column can be rescued, or become columns.
     :param envelopes: what may be around the row.
     :param is_text: SQL may read its records undecoded.
-    :param by_place: fields have no names: the order of the columns that the user gives says which is which.
+    :param positional: fields have no names: the order of the columns that the user gives says which is which.
     :param modules: what decoding imports beyond the usual, with the distributions to install for it.
     """
 
-    decoder: Callable[[Said, pa.Schema], Decoder] = _nothing
-    events: Callable[[Said, pa.Schema], Decoder] | None = None
-    key: Callable[[Said, pa.Schema], Decoder] = _record_key
-    first_columns: Callable[[Said, RawBatch], pa.Schema] | None = None
+    decoder: Callable[[PayloadSettings, pa.Schema], Decoder] = _nothing
+    events: Callable[[PayloadSettings, pa.Schema], Decoder] | None = None
+    key: Callable[[PayloadSettings, pa.Schema], Decoder] = _record_key
+    first_columns: Callable[[PayloadSettings, RawBatch], pa.Schema] | None = None
     fixed_columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    first_key: Callable[[Said, RawBatch], pa.DataType] | None = None
+    first_key: Callable[[PayloadSettings, RawBatch], pa.DataType] | None = None
     kind: str | None = None
     schema_columns: Callable[[Found], pa.Schema] | None = None
     schema_key: Callable[[Found], pa.DataType] | None = None
@@ -154,7 +154,7 @@ class FormatRow:
     keeps_unknown: bool = False
     envelopes: tuple[Envelope, ...] = ()
     is_text: bool = False
-    by_place: bool = False
+    positional: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def columns_of(self, found: Found) -> pa.Schema:
@@ -167,64 +167,66 @@ class FormatRow:
         return pa.struct(list(self.columns_of(found))) if self.schema_key is None else self.schema_key(found)
 
 
-def _json(said: Said, schema: pa.Schema) -> Decoder:
-    if said.envelope is None:
-        return said.documents(schema, said.unknown_fields)
-    return ConnectJsonDecoder(schema, said.unknown_fields, OutOfRange(said.out_of_range), said.documents)
+def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    if payload.envelope is None:
+        return payload.documents(schema, payload.unknown_fields)
+    return ConnectJsonDecoder(schema, payload.unknown_fields, OutOfRange(payload.out_of_range), payload.documents)
 
 
-def _json_columns(said: Said, first: RawBatch) -> pa.Schema:
-    if said.envelope is None:
-        return infer_schema(first, rules=said.name_rules)
-    return columns_of_connect(first, said.name_rules, IMAGES if said.envelope == Envelope.DEBEZIUM else ())
+def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
+    if payload.envelope is None:
+        return infer_schema(first, rules=payload.name_rules)
+    return columns_of_connect(first, payload.name_rules, IMAGES if payload.envelope == Envelope.DEBEZIUM else ())
 
 
-def _json_key(said: Said, schema: pa.Schema) -> Decoder:
+def _json_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     if t.is_struct(schema.field(0).type):
-        return _record_key(said, schema)
-    return JsonAsKey(schema, wrapped=said.envelope is not None)
+        return _record_key(payload, schema)
+    return JsonAsKey(schema, wrapped=payload.envelope is not None)
 
 
-def _json_key_type(said: Said, keys: RawBatch) -> pa.DataType:
-    return key_type(keys, said.name_rules, wrapped=said.envelope is not None)
+def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
+    return key_type(keys, payload.name_rules, wrapped=payload.envelope is not None)
 
 
-def _avro(said: Said, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> Decoder:
-    return AvroDecoder(schema, said.unknown_fields, said.registry_client, said.writer_schemas, ignored=ignored)
+def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> Decoder:
+    return AvroDecoder(schema, payload.unknown_fields, payload.registry_client, payload.writer_schemas, ignored=ignored)
 
 
-def _bytes_key(said: Said, schema: pa.Schema) -> Decoder:
+def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     return BytesAsKey(schema)
 
 
 FORMATS: Mapping[str, FormatRow] = {
-    KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda said, keys: pa.string()),
+    KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
     Format.RAW: FormatRow(
-        decoder=lambda said, schema: raw.RawDecoder(schema, said.unknown_fields), is_text=True,
-        fixed_columns=raw.arrow_schema(), key=_bytes_key, first_key=lambda said, keys: pa.binary(),
+        decoder=lambda payload, schema: raw.RawDecoder(schema, payload.unknown_fields), is_text=True,
+        fixed_columns=raw.arrow_schema(), key=_bytes_key, first_key=lambda payload, keys: pa.binary(),
     ),
     Format.JSON: FormatRow(
         decoder=_json, first_columns=_json_columns, key=_json_key, first_key=_json_key_type,
         keeps_unknown=True, envelopes=(Envelope.CONNECT, Envelope.DEBEZIUM), is_text=True,
     ),
     Format.JSON_SCHEMA: FormatRow(
-        decoder=lambda said, schema: json_schema.JsonSchemaDecoder(schema, said.unknown_fields, said.documents),
+        decoder=lambda payload, schema:
+            json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
         kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
         keeps_unknown=True, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.AVRO: FormatRow(
-        decoder=_avro, events=lambda said, schema: _avro(said, schema, KNOWN_MEMBERS),
-        key=lambda said, schema: AvroDecoder(schema, UnknownFields.IGNORE, said.registry_client, whole=True),
+        decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
+        key=lambda payload, schema: AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, whole=True),
         kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
         schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
         needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
     ),
     Format.CSV: FormatRow(
-        decoder=lambda said, schema: CsvDecoder(schema, said.unknown_fields, said.given, said.csv_delimiter),
-        by_place=True, options={"csv_delimiter": check_delimiter},
+        decoder=lambda payload, schema:
+            CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter),
+        positional=True, options={"csv_delimiter": check_delimiter},
     ),
     Format.PROTOBUF: FormatRow(
-        decoder=lambda said, schema: ProtobufDecoder(schema, said.unknown_fields, said.registry_client),
+        decoder=lambda payload, schema: ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client),
         kind=ProtobufDecoder.kind, needs_id=True,
         schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
         messages=lambda found, nested: protobuf_schema.messages_in(found.text, found.references, nested=nested),

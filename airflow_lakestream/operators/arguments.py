@@ -26,8 +26,8 @@ def takes_decoding(init: Init) -> Init:
 
     They are part of the signature, by which Airflow finds those of `default_args`.
     """
-    options = {one.name: inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default)
-               for one in fields(Decoding)}  # fmt: skip
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = {one.name: inspect.Parameter(one.name, keyword, default=one.default) for one in fields(Decoding)}
     signature = inspect.signature(init)
     *own, others = signature.parameters.values()
 

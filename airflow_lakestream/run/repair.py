@@ -144,7 +144,7 @@ class Repair(Decoding):
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
-        if is_given(self.schema) and self.sql_input != SqlInput.DECODED and not self.payload.row.by_place:
+        if is_given(self.schema) and self.sql_input != SqlInput.DECODED and not self.payload.row.positional:
             raise InvalidArgument(
                 "schema", 'goes with sql_input="decoded" and format="csv": else the columns are those of the table.'
             )
