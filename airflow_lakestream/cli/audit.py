@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,6 +22,7 @@ from airflow_lakestream.cli.connections import (
     open_registry,
     open_storage,
 )
+from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Look = TypeVar("Look", bound="Audit")
 
 
+@takes_decoding("with --repair: ")
 def audit(
     table: AnyTable,
     group: Group,
@@ -44,27 +47,6 @@ def audit(
         bool,
         typer.Option("--repair", help="land what is missing, make doubled rows one, in one snapshot; implies --full"),
     ] = False,
-    value_format: Annotated[
-        str | None, typer.Option("--format", help="with --repair: how values are decoded, default json")
-    ] = None,
-    unknown_fields: Annotated[
-        str | None, typer.Option("--unknown-fields", help="with --repair: ignore (default) or fail")
-    ] = None,
-    key_format: Annotated[str | None, typer.Option("--key-format", help="with --repair: as the operator's")] = None,
-    envelope: Annotated[str | None, typer.Option("--envelope", help="with --repair: as the operator's")] = None,
-    schema_registry: Annotated[
-        str | None,
-        typer.Option("--schema-registry", help="with --repair: a URL, or an Airflow connection; default: kafka's"),
-    ] = None,
-    sql: Annotated[
-        str | None, typer.Option("--sql", help="with --repair: the statement of a landing through SQL, rendered")
-    ] = None,
-    sql_input: Annotated[
-        str | None, typer.Option("--sql-input", help="with --repair: raw (default) or decoded")
-    ] = None,
-    schema: Annotated[
-        str | None, typer.Option("--schema", help="with --sql-input decoded: the columns that the statement reads")
-    ] = None,
     tombstones: Annotated[
         str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
     ] = None,
@@ -73,6 +55,8 @@ def audit(
         typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
     ] = None,
     as_json: Json = False,
+    *,
+    decoding: Mapping[str, Any],
 ) -> None:
     """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
@@ -82,19 +66,8 @@ def audit(
         from airflow_lakestream.audit.run import Audit
         from airflow_lakestream.run.repair import Repair
 
-        given = {
-            "format": value_format,
-            "unknown_fields": unknown_fields,
-            "key_format": key_format,
-            "envelope": envelope,
-            "schema_registry": schema_registry,
-            "sql": sql,
-            "sql_input": sql_input,
-            "schema": schema,
-            "tombstones": tombstones,
-            "on_data_loss": on_data_loss,
-        }
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
+        options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
             raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
@@ -103,8 +76,7 @@ def audit(
         else:
             look = _with_kafka(Audit(table=table, consumer_group=group, topic=topic, full=full or repair), kafka_conn)
             if repair:
-                registry = open_registry(schema_registry, kafka_conn, value_format, key_format)
-                options |= {"schema_registry": registry} if registry is not None else {}
+                options |= open_registry(decoding, kafka_conn)
             work = Repair(audit=look, **options) if repair else look
             result = work.run(open_catalog(iceberg_conn))
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())

@@ -80,8 +80,10 @@ def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
         return store_properties(conn_id)
 
 
-def open_registry(value: str | None, kafka_conn: str, *formats: str | None) -> RegistryConfig | None:
-    """Return the registry that the formats need: by its URL, an Airflow connection, or the Kafka connection.
+def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, RegistryConfig]:
+    """Return, as `schema_registry`, the registry that the formats need; nothing where they need none.
+
+    It is known by its URL, an Airflow connection, or the Kafka connection.
 
     Raises InvalidArgument.
     """
@@ -89,7 +91,9 @@ def open_registry(value: str | None, kafka_conn: str, *formats: str | None) -> R
         from airflow_lakestream.hooks.kafka import KafkaHook
         from airflow_lakestream.hooks.registry import registry_of
 
-        return registry_of(value, KafkaHook(kafka_conn), *formats)
+        formats = (decoding.get("format"), decoding.get("key_format"))
+        found = registry_of(decoding.get("schema_registry"), KafkaHook(kafka_conn), *formats)
+    return {} if found is None else {"schema_registry": found}
 
 
 @contextmanager

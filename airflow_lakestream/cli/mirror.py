@@ -88,8 +88,7 @@ def resnapshot(
         given = {"format": value_format, "schema": schema, "key": key.split(",") if key else None}
         named = {name: value for name, value in given.items() if value is not None}
         decoding: dict[str, Any] = {**_landing(landing), **named}
-        if (registry := open_registry(schema_registry, kafka_conn, value_format, None)) is not None:
-            decoding["schema_registry"] = registry
+        decoding |= open_registry({"schema_registry": schema_registry, "format": value_format}, kafka_conn)
         _refuse_running(checkpoint, storage_conn)
         kafka = open_kafka(kafka_conn)
         work = Resnapshot(

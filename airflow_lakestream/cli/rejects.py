@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from airflow_lakestream.cli.connections import (
     open_catalog,
     open_registry,
 )
+from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show the records that a table's runs rejected, and land them again.", no_args_is_help=True)
@@ -72,27 +74,20 @@ def show(
 
 
 @app.command()
+@takes_decoding()
 def replay(
     table: Table,
     group: Group,
     stage: Stage = None,
     reason: Reason = None,
     limit: Annotated[int | None, typer.Option("--limit", help="most records; default: all")] = None,
-    value_format: Annotated[str | None, typer.Option("--format", help="as the operator's; default json")] = None,
-    schema: Annotated[str | None, typer.Option("--schema", help="as the operator's; default: the table's")] = None,
     schema_evolution: Annotated[str | None, typer.Option("--schema-evolution", help="as the operator's")] = None,
-    unknown_fields: Annotated[str | None, typer.Option("--unknown-fields", help="as the operator's")] = None,
     tombstones: Annotated[str | None, typer.Option("--tombstones", help="as the operator's")] = None,
-    key_format: Annotated[str | None, typer.Option("--key-format", help="as the operator's")] = None,
-    envelope: Annotated[str | None, typer.Option("--envelope", help="as the operator's")] = None,
-    schema_registry: Annotated[
-        str | None, typer.Option("--schema-registry", help="a URL, or an Airflow connection; default: kafka's")
-    ] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="as the operator's, rendered")] = None,
-    sql_input: Annotated[str | None, typer.Option("--sql-input", help="as the operator's")] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,
+    *,
+    decoding: Mapping[str, Any],
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
@@ -103,21 +98,10 @@ def replay(
 
         if limit is not None and limit < 1:
             raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
-        given = {
-            "format": value_format,
-            "schema": schema,
-            "schema_evolution": schema_evolution,
-            "unknown_fields": unknown_fields,
-            "tombstones": tombstones,
-            "key_format": key_format,
-            "envelope": envelope,
-            "sql": sql,
-            "sql_input": sql_input,
-        }
-        decoding: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if (registry := open_registry(schema_registry, kafka_conn, value_format, key_format)) is not None:
-            decoding["schema_registry"] = registry
-        work = Replay(table=table, consumer_group=group, chosen=Chosen(stage, reason, limit), decoding=decoding)
+        more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
+        told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
+        told |= open_registry(decoding, kafka_conn)
+        work = Replay(table=table, consumer_group=group, chosen=Chosen(stage, reason, limit), decoding=told)
         done = work.run(open_catalog(iceberg_conn))
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 
-import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.decoding import Decoding
 from airflow_lakestream.config.sql import Sql
 from airflow_lakestream.core.bad_records import USUAL, MostRejected
 from airflow_lakestream.core.landing.batch import Limits
@@ -23,7 +22,6 @@ from airflow_lakestream.core.policies import (
     OnDataLoss,
     OnError,
     SchemaEvolution,
-    SqlInput,
     StartOffset,
     TableFormat,
     Tombstones,
@@ -35,6 +33,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.delta.location import check_location
@@ -44,15 +43,8 @@ from airflow_lakestream.iceberg.fan_out.sink import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.lakes.delta_design import delta_design
-from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema, with_rescued
-
-# The arguments that say what becomes of a record's bytes, for whoever decodes records a second time.
-DECODING = (
-    *("format", "unknown_fields", "key_format", "envelope", "schema_registry", "writer_schemas"),
-    *("sql", "sql_input", "schema"),
-)
 
 _BELONGS_TO = {
     "interval_start": ModeName.INTERVAL,
@@ -62,7 +54,7 @@ _BELONGS_TO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractConfig:
+class ExtractConfig(Decoding):
     """Everything that a landing by the extract path is told; see `KafkaExtractOperator` for what each means.
 
     Takes values as users and templates write them (numbers as text, durations as "60s"), and raises InvalidArgument
@@ -73,11 +65,6 @@ class ExtractConfig:
     table: str
     consumer_group: str
     table_format: str = TableFormat.ICEBERG
-    format: str = "json"
-    key_format: str | None = None
-    envelope: str | None = None
-    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
-    writer_schemas: Sequence[str] | str | None = None
     mode: str = ModeName.RESUME
     interval_start: str | int | datetime | None = None
     interval_end: str | int | datetime | None = None
@@ -90,11 +77,7 @@ class ExtractConfig:
     checkpoint_interval: float | str = 60
     poll_timeout: float | str = 30
     idle_timeout: float | str = 0
-    schema: str | Schema | pa.Schema | None = None
     schema_evolution: str = SchemaEvolution.NONE
-    unknown_fields: str = UnknownFields.IGNORE
-    sql: str | None = None
-    sql_input: str = SqlInput.RAW
     on_error: str = OnError.REJECT
     max_rejected: int | float | str | None = None
     tombstones: str = Tombstones.KEEP
@@ -122,14 +105,11 @@ class ExtractConfig:
     @property
     def payload(self) -> Payload:
         """What keys and values hold."""
-        return Payload(
-            format=self.format,
-            unknown_fields=self.unknown_fields,
-            key_format=self.key_format if is_given(self.key_format) else None,
-            envelope=self.envelope if is_given(self.envelope) else None,
-            registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
-            writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+        given = () if self._given_schema is None else [column.name for column in self._given_schema.fields]
+        return replace(
+            super().payload,
             refused_characters=REFUSED_CHARACTERS if self.is_delta else "",
+            given=tuple(name for name in given if name != KEY_COLUMN),
         )
 
     def _check_payload(self) -> None:

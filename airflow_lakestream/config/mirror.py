@@ -11,7 +11,7 @@ from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import (
     ModeName,
     OnError,
@@ -78,7 +78,7 @@ class MirrorConfig(ExtractConfig):
             raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")
         if (
             choose(OutOfRange, "out_of_range", self.out_of_range) is not OutOfRange.REJECT
-            and self.format != Format.JSON
+            and Envelope.CONNECT not in super().payload.row.envelopes
         ):
             problem = f'{self.out_of_range!r} goes with format="json", not with {self.format!r}.'
             raise InvalidArgument(

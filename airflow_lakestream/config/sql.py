@@ -15,6 +15,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.formats import Format
 from airflow_lakestream.core.policies import SqlInput, UnknownFields, choose, is_given
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import names_of
 from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, check_made, payload_schema, to_schema
@@ -108,7 +109,7 @@ def landed_through(properties: Mapping[str, str], consumer_group: str) -> str | 
 
 def _refuse_decoding(arguments: Mapping[str, object]) -> None:
     remedy = 'Leave it out, or let the statement read decoded columns: sql_input="decoded", and schema for these.'
-    if arguments["format"] not in (Format.JSON, Format.RAW):
+    if not FORMATS[choose(Format, "format", arguments["format"])].is_text:
         problem = f"{arguments['format']!r} is no text, and sql reads keys and values as text."
         raise InvalidArgument("format", problem, remedy)
     for name in _DECODING:

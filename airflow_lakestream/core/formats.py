@@ -1,4 +1,4 @@
-"""The closed lists of what keys and values hold, and which of them need a schema registry."""
+"""The closed lists of what keys and values hold; `decode.known_formats` says what there is to know of each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class Format(StrEnum):
     AVRO = "avro"
     PROTOBUF = "protobuf"
     JSON_SCHEMA = "json_schema"
+    CSV = "csv"
     RAW = "raw"
 
 
@@ -35,9 +36,3 @@ class Envelope(StrEnum):
 
     CONNECT = "connect"
     DEBEZIUM = "debezium"
-
-
-# What these names mean as a schema's type in a registry.
-SCHEMA_KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}
-# Formats whose records say by an id which schema they were written with, without which they can't be read.
-IDS_NEEDED = ("avro", "protobuf")

@@ -1,66 +1,33 @@
 """From what a user says of keys and values to the decoder of a table's payload columns, and to columns for a new table.
 
-A new format is a module with a decoder, and a line in `_value_columns` and `_records`.
+What differs between formats stands in `decode.known_formats`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import IDS_NEEDED, SCHEMA_KINDS, Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode import raw
-from airflow_lakestream.decode.avro import schema as avro_schema
-from airflow_lakestream.decode.avro.decoder import AvroDecoder
-from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
-from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
-from airflow_lakestream.decode.json.column_names import NameRules
-from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
-from airflow_lakestream.decode.json.infer import infer_schema
-from airflow_lakestream.decode.json.schema import JsonSchemaDecoder
-from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, KeyedDecoder, RecordAsKey
-from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
-from airflow_lakestream.decode.registered import Found, SchemaFinder
+from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
+from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder
+from airflow_lakestream.decode.known_formats import FORMATS, FormatRow, Found, PayloadSettings, uses_registry
+from airflow_lakestream.decode.registered import SchemaFinder
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.registry.client import RegistryClient
-from airflow_lakestream.registry.config import RegistryConfig
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Payload:
-    """What keys and values hold.
-
-    :param format: of the values, see `core.formats.Format`.
-    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves them undecoded.
-    :param envelope: what is around the row in a value, see `core.formats.Envelope`.
-    :param registry: where schemas are, for the formats that need one.
-    :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
-    :param refused_characters: those that the table takes in no name of a column.
-    :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
-    :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
-
-    Raises InvalidArgument where these do not go together.
-    """
-
-    format: str = Format.JSON
-    unknown_fields: str = UnknownFields.IGNORE
-    key_format: str | None = None
-    envelope: str | None = None
-    registry: RegistryConfig | None = None
-    writer_schemas: tuple[str, ...] = field(default=())
-    refused_characters: str = ""
-    out_of_range: str = OutOfRange.REJECT
-    alone: bool = False
+class Payload(PayloadSettings):
+    """What keys and values hold, as far as it goes together; raises InvalidArgument where it does not."""
 
     def __post_init__(self) -> None:
         choose(Format, "format", self.format)
@@ -76,8 +43,9 @@ class Payload:
         if unknown in (UnknownFields.IGNORE, UnknownFields.FAIL):
             return
         problem = None
-        if self.format not in (Format.JSON, Format.JSON_SCHEMA):
-            problem = f'format="json" and "json_schema"; the format is {self.format!r}'
+        if not self.row.keeps_unknown:
+            names = '" and "'.join(name for name in FORMATS if FORMATS[name].keeps_unknown)
+            problem = f'format="{names}"; the format is {self.format!r}'
         elif self.envelope is not None:
             problem = f"values without an envelope; the envelope is {self.envelope!r}"
         elif self.key_format is not None and unknown is UnknownFields.EVOLVE:
@@ -89,19 +57,22 @@ class Payload:
         if self.envelope is None:
             return
         envelope = choose(Envelope, "envelope", self.envelope)
-        fitting = (Format.JSON,) if envelope is Envelope.CONNECT else (Format.JSON, Format.JSON_SCHEMA, Format.AVRO)
-        if self.format not in fitting:
-            known = " and ".join(fitting)
+        if envelope not in self.row.envelopes:
+            known = " and ".join(name for name in FORMATS if envelope in FORMATS[name].envelopes)
             raise InvalidArgument("envelope", f"{self.envelope!r} goes with {known}; the format is {self.format!r}.")
 
     def _check_schemas(self) -> None:
-        if self.writer_schemas and self.format != Format.AVRO:
-            raise InvalidArgument("writer_schemas", f'they go with format="avro"; the format is {self.format!r}.')
-        for text in self.writer_schemas:
-            avro_schema.parse(text)
+        for format_name, row in FORMATS.items():
+            for argument, check in row.options.items():
+                value = getattr(self, argument)
+                if row is self.row:
+                    check(value)
+                elif value != getattr(PayloadSettings, argument):
+                    problem = f'goes with format="{format_name}"; the format is {self.format!r}.'
+                    raise InvalidArgument(argument, problem, "Leave it out.")
         for argument, name in (("format", self.format), ("key_format", self.key_format)):
             given = self.writer_schemas if argument == "format" else ()
-            if name in IDS_NEEDED and self.registry is None and not given:
+            if name is not None and FORMATS[name].needs_id and self.registry is None and not given:
                 raise InvalidArgument(
                     "schema_registry",
                     f"{argument}={name!r} needs one: each record names its schema by an id of the registry.",
@@ -109,20 +80,26 @@ class Payload:
                 )
 
     @property
+    def row(self) -> FormatRow:
+        """What there is to know of the format of values."""
+        return FORMATS[self.format]
+
+    @property
     def uses_registry(self) -> bool:
         """Whether anything here is looked up in a registry."""
-        return self.format in SCHEMA_KINDS or self.key_format in SCHEMA_KINDS
+        return uses_registry(self.format, self.key_format)
 
     @property
     def beside(self) -> tuple[str, ...]:
         """What else than the format decides on the rows, as text."""
-        given = {"key_format": self.key_format, "envelope": self.envelope}
-        return tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+        names = ("key_format", "envelope", *self.row.options)
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PayloadSettings, name)}
+        return tuple(f"{name}={value}" for name, value in given.items())
 
     @property
     def needs_keys(self) -> bool:
         """Whether records have to be read with their keys."""
-        return self.key_format is not None or self.format == Format.RAW
+        return self.key_format is not None or "key" in self.row.fixed_columns.names
 
     def columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table, which the registry or the first records tell.
@@ -143,9 +120,9 @@ class Payload:
         """
         if self.key_format is not None:
             return None
-        if self.format == Format.RAW:
-            return raw.arrow_schema()
-        if self.format not in SCHEMA_KINDS or self.registry is None:
+        if len(self.row.fixed_columns):
+            return self.row.fixed_columns
+        if self.row.kind is None or self.registry is None:
             return None
         found = self._finder.foreseen(self.format, topic)
         return None if found is None else self._with_rescued(self._columns_of(found))
@@ -155,7 +132,7 @@ class Payload:
 
         Raises InvalidArgument, SchemaRefused and the registry's errors.
         """
-        if self.format not in SCHEMA_KINDS or self.registry is None:
+        if self.row.kind is None or self.registry is None:
             return None
         found = self._finder.newest(self.format, topic, "value")
         return None if found is None else self._columns_of(found)
@@ -169,7 +146,7 @@ class Payload:
             return
         finder = SchemaFinder(RegistryClient(replace(self.registry, retries=0)))
         for side, name in (("value", self.format), ("key", self.key_format)):
-            if name == Format.PROTOBUF:
+            if name is not None and FORMATS[name].messages is not None:
                 try:
                     finder.newest(name, topic, side)
                 except LakestreamError as e:
@@ -191,33 +168,23 @@ class Payload:
             return self._value_decoder(schema)
         keys = pa.schema([schema.field(KEY_COLUMN)])
         values = pa.schema([column for column in schema if column.name != KEY_COLUMN])
-        return KeyedDecoder(self._value_decoder(values), self._key_decoder(keys), schema)
+        return KeyedDecoder(self._value_decoder(values), FORMATS[self.key_format].key(self, keys), schema)
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
-        if self.format == Format.RAW:
-            return raw.arrow_schema() if self.key_format is None else pa.schema([raw.arrow_schema().field("value")])
-        if self.format != Format.JSON:
+        if len(self.row.fixed_columns):
+            # Keys that are decoded have a column of their own.
+            return pa.schema([one for one in self.row.fixed_columns if self.key_format is None or one.name != "key"])
+        if self.row.first_columns is None:
             return self._columns_of(self._finder.find(self.format, first.topic, "value", first.values))
-        if self.envelope is None:
-            return infer_schema(first, rules=self._names)
-        images = IMAGES if self.envelope == Envelope.DEBEZIUM else ()
-        return self._unwrapped(columns_of_connect(first, self._names, images))
+        return self._unwrapped(self.row.first_columns(self, first))
 
     @property
     def _naming(self) -> Naming:
         """What the columns of a change event's row are called, and what stands beside them."""
         return USUAL
 
-    @property
-    def _names(self) -> NameRules:
-        """What fields of records can't be columns: a record is none to end a run by its names."""
-        reserved = {KEY_COLUMN} if self.key_format is not None else set()
-        if self.unknown_fields == UnknownFields.RESCUE:
-            reserved.add(RESCUED)
-        return NameRules(frozenset(reserved), self.refused_characters)
-
     def _columns_of(self, found: Found) -> pa.Schema:
-        return self._unwrapped(found.columns(self.format))
+        return self._unwrapped(self.row.columns_of(found))
 
     def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
         return flattened(columns) if self.envelope == Envelope.DEBEZIUM else columns
@@ -230,76 +197,26 @@ class Payload:
         return pa.schema([*others, pa.field(RESCUED, pa.string())])
 
     def _key_column(self, first: RawBatch) -> pa.Field:
-        if self.key_format == KeyFormat.STRING:
-            return pa.field(KEY_COLUMN, pa.string())
-        if self.key_format == KeyFormat.RAW:
-            return pa.field(KEY_COLUMN, pa.binary())
-        keys = replace(first, values=first.keys)
-        if self.key_format == KeyFormat.JSON:
-            return pa.field(KEY_COLUMN, key_type(keys, self._names, wrapped=self.envelope is not None))
         assert self.key_format is not None
-        found = self._finder.find(self.key_format, first.topic, "key", keys.values)
-        if self.key_format == KeyFormat.AVRO:
-            return found.avro_field(KEY_COLUMN).with_nullable(True)
-        return pa.field(KEY_COLUMN, pa.struct(list(found.columns(self.key_format))))
+        row, keys = FORMATS[self.key_format], replace(first, values=first.keys)
+        if row.first_key is not None:
+            return pa.field(KEY_COLUMN, row.first_key(self, keys))
+        return pa.field(KEY_COLUMN, row.key_of(self._finder.find(self.key_format, first.topic, "key", keys.values)))
 
     def _value_decoder(self, schema: pa.Schema) -> Decoder:
-        if self.format == Format.RAW:
-            return raw.RawDecoder(schema, self.unknown_fields)
         if self.envelope == Envelope.DEBEZIUM:
             return DebeziumDecoder(schema, self._events, self._naming)
-        return self._records(schema)
+        return self.row.decoder(self, schema)
 
     def _events(self, schema: pa.Schema) -> Decoder:
         """Return the decoder of events, whose other members are nothing unknown."""
-        if self.format == Format.AVRO:
-            known = KNOWN_MEMBERS
-            return AvroDecoder(schema, self.unknown_fields, self._client, self.writer_schemas, ignored=known)
+        if self.row.events is not None:
+            return self.row.events(self, schema)
         if self.unknown_fields == UnknownFields.IGNORE:
-            return self._records(schema)
+            return self.row.decoder(self, schema)
         others = [pa.field(name, pa.string()) for name in KNOWN_MEMBERS if name not in schema.names]
-        return self._records(pa.schema([*schema, *others]))
-
-    def _records(self, schema: pa.Schema) -> Decoder:
-        if self.format == Format.AVRO:
-            return AvroDecoder(schema, self.unknown_fields, self._client, self.writer_schemas)
-        if self.format == Format.PROTOBUF:
-            return ProtobufDecoder(schema, self.unknown_fields, self._client)
-        if self.format == Format.JSON_SCHEMA:
-            return JsonSchemaDecoder(schema, self.unknown_fields, self._json_decoder)
-        if self.envelope is not None:
-            policy = choose(OutOfRange, "out_of_range", self.out_of_range)
-            return ConnectJsonDecoder(schema, self.unknown_fields, policy, self._json_decoder)
-        return self._json_decoder(schema, self.unknown_fields)
-
-    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
-        if unknown_fields == UnknownFields.EVOLVE:
-            return GrowingJsonDecoder(schema, self._names)
-        policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
-        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy)
-
-    def _key_decoder(self, schema: pa.Schema) -> Decoder:
-        kind = schema.field(0).type
-        if self.key_format in (KeyFormat.STRING, KeyFormat.RAW):
-            return BytesAsKey(schema)
-        if self.key_format == KeyFormat.AVRO:
-            return AvroDecoder(schema, UnknownFields.IGNORE, self._client, whole=True)
-        if self.key_format == KeyFormat.JSON and not pa.types.is_struct(kind):
-            return JsonAsKey(schema, wrapped=self.envelope is not None)
-        # A key of another envelope there is none of: Debezium's keys are plain records, in Connect's wrapping.
-        envelope = Envelope.CONNECT if self.envelope is not None and self.key_format == KeyFormat.JSON else None
-        keys = Payload(str(self.key_format), envelope=envelope, registry=self.registry)
-        return RecordAsKey(schema, keys._records)
-
-    @property
-    def registry_client(self) -> RegistryClient | None:
-        """What looks schemas up; None without a registry."""
-        return self._client
-
-    @cached_property
-    def _client(self) -> RegistryClient | None:
-        return None if self.registry is None else RegistryClient(self.registry)
+        return self.row.decoder(self, pa.schema([*schema, *others]))
 
     @property
     def _finder(self) -> SchemaFinder:
-        return SchemaFinder(self._client, self.writer_schemas)
+        return SchemaFinder(self.registry_client, self.writer_schemas)

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_lakestream.core.formats import SCHEMA_KINDS
-from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
-from airflow_lakestream.decode.json import schema as json_schema
-from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.known_formats import FORMATS, Found
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
@@ -23,27 +20,6 @@ SINGLE_OBJECT = b"\xc3\x01"
 # Records of the first batch whose schemas are looked at.
 _SAMPLE = 1_000
 _MOST_IDS = 20
-
-
-@dataclass(frozen=True)
-class Found:
-    """A schema for columns: its text, what it refers to, and which of a file's messages (Protobuf) is meant."""
-
-    text: str
-    references: tuple[tuple[str, str], ...] = ()
-    message: tuple[int, ...] = (0,)
-
-    def columns(self, format_name: str) -> pa.Schema:
-        """Return the columns of a table for such records. Raises SchemaRefused."""
-        if format_name == "avro":
-            return avro_schema.arrow_schema(self.text, [text for _, text in self.references])
-        if format_name == "protobuf":
-            return protobuf_schema.arrow_schema(self.text, self.references, self.message)
-        return json_schema.arrow_schema(self.text, self.references)
-
-    def avro_field(self, name: str) -> pa.Field:
-        """Return the one column that takes such values as a whole, records or not. Raises SchemaRefused."""
-        return avro_schema.arrow_field(name, self.text, [text for _, text in self.references])
 
 
 @dataclass(frozen=True)
@@ -66,15 +42,16 @@ class SchemaFinder:
         if self.writer_schemas and (given := self._given(sample)):
             log.info("%s: the columns of the %s come from the schema in writer_schemas.", topic, side)
             return Found(given)
-        if self.registry is None:
-            remedy = "Set schema_registry, or give the columns as schema."
+        kind = FORMATS[format_name].kind
+        if self.registry is None or kind is None:
+            remedy = "Give the columns as schema." if kind is None else "Set schema_registry, or give them as schema."
             raise InvalidArgument("schema", f"nothing says the columns of the {side} of {topic}.", remedy)
         subject = f"{topic}-{side}"
         schema = self._latest(self.registry, format_name, topic, side)
         if schema is None:
-            return self._by_records(self.registry, SCHEMA_KINDS[format_name], subject, sample)
+            return self._by_records(self.registry, format_name, subject, sample)
         log.info("%s: the columns come from schema %s, the latest of subject %s.", topic, schema.id, subject)
-        return _found(schema, sample)
+        return _found(format_name, schema, sample)
 
     def by_head(self, format_name: str, head: bytes) -> Found | None:
         """Return the schema that a value names in its first bytes; None where it names none that is known."""
@@ -87,24 +64,23 @@ class SchemaFinder:
             schema = self.registry.schema(int.from_bytes(head[1:_HEADER], "big"))
         except SchemaNotFound:
             return None
-        return _found(schema, []) if schema.kind == SCHEMA_KINDS[format_name] else None
+        return _found(format_name, schema, []) if schema.kind == FORMATS[format_name].kind else None
 
-    def newest(self, format_name: str, topic: str, side: str) -> Found | None:
-        """Return the newest schema of the subject; None where the registry has none, or it does not say enough."""
+    def newest(self, format_name: str, topic: str, side: str, *, nested: bool = False) -> Found | None:
+        """Return the newest schema of the subject; None where the registry has none, or it does not say enough.
+
+        :param nested: it does not say enough, either, where records may be messages that stand inside others.
+        """
         schema = None if self.registry is None else self._latest(self.registry, format_name, topic, side)
         if schema is None:
             return None
-        found = _found(schema, [])
+        found, messages = _found(format_name, schema, []), FORMATS[format_name].messages
         # Only a record says which of several messages is meant.
-        several = schema.kind == "PROTOBUF" and protobuf_schema.messages_in(found.text, found.references) > 1
-        return None if several else found
+        return found if messages is None or messages(found, nested) == 1 else None
 
     def foreseen(self, format_name: str, topic: str) -> Found | None:
         """Return what `find` would for the values, whatever the records; None where it depends on them."""
-        found = None if self.writer_schemas else self.newest(format_name, topic, "value")
-        if found is None or format_name != "protobuf":
-            return found
-        return found if protobuf_schema.is_one_message(found.text, found.references) else None
+        return None if self.writer_schemas else self.newest(format_name, topic, "value", nested=True)
 
     def _latest(self, registry: RegistryClient, format_name: str, topic: str, side: str) -> RegisteredSchema | None:
         subject = f"{topic}-{side}"
@@ -112,14 +88,15 @@ class SchemaFinder:
             schema = registry.latest(subject)
         except SchemaNotFound:
             return None
-        if schema.kind != SCHEMA_KINDS[format_name]:
+        if schema.kind != FORMATS[format_name].kind:
             raise InvalidArgument(
                 "format" if side == "value" else "key_format",
                 f"it is {format_name!r}, and subject {subject} of the registry has a schema of type {schema.kind}.",
             )
         return schema
 
-    def _by_records(self, registry: RegistryClient, kind: str, subject: str, sample: list[bytes]) -> Found:
+    def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> Found:
+        kind = FORMATS[name].kind
         ids = list(dict.fromkeys(int.from_bytes(v[1:_HEADER], "big") for v in sample if _is_framed(v)))
         for schema_id in ids[:_MOST_IDS]:
             try:
@@ -129,7 +106,7 @@ class SchemaFinder:
             if schema.kind == kind:
                 log.info("There is no subject %s: the columns come from schema %s of its records.", subject, schema_id)
                 its = [v for v in sample if _is_framed(v) and int.from_bytes(v[1:_HEADER], "big") == schema_id]
-                return _found(schema, its)
+                return _found(name, schema, its)
         raise InvalidArgument(
             "schema",
             f"the registry has neither a subject {subject} nor, of type {kind}, a schema that the first records name.",
@@ -148,10 +125,10 @@ class SchemaFinder:
         return None if self.registry is not None else self.writer_schemas[-1]
 
 
-def _found(schema: RegisteredSchema, sample: list[bytes]) -> Found:
+def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> Found:
     references = tuple((name, needed.text) for name, needed in schema.all_references())
-    message = next((_message(value) for value in sample if _is_framed(value)), (0,))
-    return Found(schema.text, references, message if schema.kind == "PROTOBUF" else (0,))
+    framed = [] if FORMATS[format_name].messages is None else [value for value in sample if _is_framed(value)]
+    return Found(schema.text, references, _message(framed[0]) if framed else (0,))
 
 
 def _is_framed(value: bytes) -> bool:

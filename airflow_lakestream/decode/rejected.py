@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ RECORD_SCHEMA = pa.schema(
         pa.field("schema_id", pa.int64()),
         pa.field("stage", pa.string()),
         pa.field("error", pa.string()),
+        # As the record has it: producers may write any 64 bits, and a column of timestamps has a range.
+        pa.field("timestamp_ms", pa.int64()),
         *metadata_schema(_RECORD),
     ]
 )
@@ -34,21 +37,37 @@ class Bad:
 
 
 def rejected_rows(batch: RawBatch, bad: Sequence[Bad]) -> pa.Table:
-    """Return the bad records of a batch with their reasons; its reason tells a timestamp that no column takes."""
+    """Return the bad records of a batch with their reasons; `_kafka_timestamp` is null where it is out of range."""
     records = pick(batch, [one.row.index for one in bad])
-    wrong = {row.index: row.reason for row in bad_timestamps(records)}
-    timestamps = [NO_TIMESTAMP if index in wrong else at for index, at in enumerate(records.timestamps)]
-    records = replace(records, timestamps=timestamps)
+    timestamps = list(records.timestamps)
+    for row in bad_timestamps(records):
+        timestamps[row.index] = NO_TIMESTAMP
     columns = [
         records.values,
         pa.array([one.row.schema_id for one in bad], pa.int64()),
         pa.array([one.stage for one in bad]),
-        pa.array([_with_timestamp(one.row.reason, wrong.get(index)) for index, one in enumerate(bad)]),
-        *metadata_columns(records, _RECORD),
+        pa.array([one.row.reason for one in bad]),
+        pa.array(records.timestamps, pa.int64()),
+        *metadata_columns(replace(records, timestamps=timestamps), _RECORD),
     ]
     return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
-def _with_timestamp(reason: str, timestamp: str | None) -> str:
-    # At the end, where a replay finds it.
-    return reason if timestamp is None or reason.endswith(timestamp) else f"{reason}; {timestamp}"
+def timestamps_of(rows: pa.Table) -> list[int]:
+    """Return the timestamps of rejected records, in milliseconds, as the records had them."""
+    # Not by Python's datetime, which ends with the year 9999.
+    micros = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
+    written = rows["timestamp_ms"].to_pylist() if "timestamp_ms" in rows.column_names else [None] * len(rows)
+    errors = rows["error"].to_pylist()
+    return [_of_earlier_version(*row) if at is None else at for at, *row in zip(written, micros, errors, strict=True)]
+
+
+# Rows that were written before there was the column say it in their reason, where no column of timestamps takes it.
+_BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
+
+
+def _of_earlier_version(micros: int | None, error: str) -> int:
+    if micros is not None:
+        return micros // 1000
+    told = _BAD_TIMESTAMP.search(error)
+    return int(told[1]) if told else NO_TIMESTAMP

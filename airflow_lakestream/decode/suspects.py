@@ -13,11 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
-from airflow_lakestream.core.formats import SCHEMA_KINDS, Envelope, Format
+from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.keys import KEY_COLUMN
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.rejected import Bad
 from airflow_lakestream.decode.values.misfit import Misfit, near_name, shorten
 
@@ -29,7 +30,6 @@ _LONGEST_NAME = 40
 _EXCERPT = 80
 _HEADER = 5
 _SINGLE_OBJECT = b"\xc3\x01"
-_FORMATS_OF_KINDS = {kind: name for name, kind in SCHEMA_KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class Suspects:
             return None
         if bad.row.reason.startswith("the key: "):
             return f'the keys are not what key_format="{self.payload.key_format}" says'
-        if self.payload.format in SCHEMA_KINDS:
+        if not self.payload.row.is_text and _is_json(value):
+            return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
+        if self.payload.row.kind is not None:
             return self._of_registered(value, bad) or self._of_document(value[_HEADER:])
         if self.payload.format == Format.JSON:
             return _not_json(value) or self._of_document(value)
@@ -70,17 +72,15 @@ class Suspects:
 
     def _of_registered(self, value: bytes, bad: Bad) -> str | None:
         said, reason = f'format="{self.payload.format}"', bad.row.reason
-        if _is_json(value):
-            return f'the values look like JSON, and {said} was given: try format="json"'
-        if value.startswith(_SINGLE_OBJECT) and self.payload.format != Format.AVRO:
+        if value.startswith(_SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
         if not _is_framed(value) and bad.row.schema_id is None:
             return (
                 "the values do not begin with a zero byte and the id of a schema, as a registry's serializers write "
                 f"them, and {said} was given"
             )
-        for kind, name in _FORMATS_OF_KINDS.items():
-            if f"is of type {kind}, not " in reason:
+        for name, row in FORMATS.items():
+            if f"is of type {row.kind}, not " in reason:
                 return f"the registry says that the records were written as {name}, and {said} was given"
         inner = value[_HEADER:]
         no_document = self.payload.format == Format.JSON_SCHEMA and not _is_json(inner)

@@ -6,8 +6,8 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
 
-from airflow_lakestream.core.formats import SCHEMA_KINDS
 from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.registry.config import RegistryConfig, is_address, refuse_secrets
@@ -25,7 +25,7 @@ def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfi
     Raises InvalidArgument.
     """
     if not is_given(value):
-        found = kafka.registry() if any(str(name) in SCHEMA_KINDS for name in formats) else None
+        found = kafka.registry() if uses_registry(*formats) else None
     elif is_address(value):
         refuse_secrets(value)
         found = RegistryConfig.parse(value)

@@ -23,6 +23,7 @@ from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, 
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
@@ -126,7 +127,9 @@ class RejectTable(IcebergSink):
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
         metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
         payload = pa.schema([field for field in records if field.name not in metadata.names])
-        design = TableDesign(metadata=metadata, schema=to_schema(pa.schema([*payload, *OWN])))
+        # A table that an earlier version made gets the columns that it lacks.
+        schema = to_schema(pa.schema([*payload, *OWN]))
+        design = TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
         super().__init__(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
         self._add: Sequence[Pending] = ()
         self._settlement = Settlement()

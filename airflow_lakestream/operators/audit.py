@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
-from airflow_lakestream.core.policies import OnDataLoss, SqlInput, Tombstones, UnknownFields
+from airflow_lakestream.config.decoding import DECODING
+from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.operators.arguments import takes_decoding, templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
-from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
-from airflow_lakestream.registry.config import refuse_secrets
+from airflow_lakestream.operators.sql_template import RendersSql
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -41,20 +42,17 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     .. seealso:: docs/operators/audit.md
 
     :param table: `namespace.table`, or the path or URI of a Delta table (templated)
+    :param table_format: `"iceberg"` or `"delta"`; default: what the table's name says (templated)
     :param consumer_group: the ledger's name; default: the DAG's id (templated)
     :param topic: one topic of the ledger, None for all of them (templated)
     :param full: read every row's position and the topic, instead of file statistics alone (templated)
     :param repair: land what is missing and make doubled rows one, in one snapshot, then look again; always `full`
         (templated)
-    :param format: how values are decoded, for `repair` only, as the extract operator's (templated)
-    :param unknown_fields: for `repair` only, as the extract operator's (templated)
-    :param key_format: for `repair` only, as the extract operator's (templated)
-    :param envelope: for `repair` only, as the extract operator's (templated)
-    :param schema_registry: for `repair` only, as the extract operator's (templated)
-    :param writer_schemas: for `repair` only, as the extract operator's (templated)
-    :param sql: for `repair` only, and needed where rows were landed through SQL: the same statement (templated)
-    :param sql_input: for `repair` only, as the extract operator's (templated)
-    :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads (templated)
+    :param format: how values are decoded, for `repair` only, as the extract operator's; so are all others that say
+        how: `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `unknown_fields`, `sql`,
+        `sql_input`, `csv_delimiter` (templated)
+    :param schema: for `repair` only: the columns that a statement with `sql_input="decoded"` reads, or those of CSV's
+        fields (templated)
     :param tombstones: for `repair` only, as the extract operator's (templated)
     :param on_data_loss: for `repair` only: `"fail"` where rows are missing that Kafka no longer has, or `"record"` to
         write them into the ledger as lost (templated)
@@ -63,47 +61,19 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     :param storage_conn_id: of a Delta table's store, as the extract operator takes it (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "table",
-        "consumer_group",
-        "topic",
-        "full",
-        "repair",
-        "format",
-        "unknown_fields",
-        "key_format",
-        "envelope",
-        "schema_registry",
-        "writer_schemas",
-        "sql",
-        "sql_input",
-        "schema",
-        "tombstones",
-        "on_data_loss",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "storage_conn_id",
-    )
     template_fields_renderers = {"sql": "sql", "schema": "sql"}
     ui_color = "#e3eed2"
 
+    @takes_decoding
     def __init__(
         self,
         *,
         table: str,
+        table_format: str | None = None,
         consumer_group: str = "{{ dag.dag_id }}",
         topic: str | None = None,
         full: bool | str = False,
         repair: bool | str = False,
-        format: str = "json",  # noqa: A002  # as the extract operator's
-        unknown_fields: str = UnknownFields.IGNORE,
-        key_format: str | None = None,
-        envelope: str | None = None,
-        schema_registry: str | Mapping[str, Any] | None = None,
-        writer_schemas: Sequence[str] | str | None = None,
-        sql: str | None = None,
-        sql_input: str = SqlInput.RAW.value,
-        schema: str | None = None,
         tombstones: str = Tombstones.KEEP,
         on_data_loss: str = OnDataLoss.FAIL,
         kafka_conn_id: str = "kafka_default",
@@ -113,21 +83,11 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.table = table
+        self.table_format = table_format
         self.consumer_group = consumer_group
         self.topic = topic
         self.full = full
         self.repair = repair
-        self.format = format
-        self.unknown_fields = unknown_fields
-        self.key_format = key_format
-        self.envelope = envelope
-        refuse_secrets(schema_registry or "")
-        self.schema_registry = schema_registry
-        self.writer_schemas = writer_schemas
-        check_written_out(sql, sql_input)
-        self.sql = sql
-        self.sql_input = sql_input
-        self.schema = schema
         self.tombstones = tombstones
         self.on_data_loss = on_data_loss
         self.kafka_conn_id = kafka_conn_id
@@ -135,12 +95,13 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         self.storage_conn_id = storage_conn_id
         self._stop = threading.Event()
 
+    template_fields: Sequence[str] = templated(__init__)
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Look; see the class."""
         with late_imports():
             from airflow_lakestream.audit.result import Verdict
             from airflow_lakestream.audit.run import Audit
-            from airflow_lakestream.config.landing import DECODING
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.registry import registry_of
@@ -159,11 +120,19 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
                 "where": hook.where,
                 "stop": self._stop,
             }
-            if "/" in self.table:
+            is_delta = "/" in self.table
+            if is_given(self.table_format):
+                wanted = choose(TableFormat, "table_format", self.table_format)
+                if (wanted is TableFormat.DELTA) != is_delta:
+                    raise InvalidArgument(
+                        "table_format", f"is {wanted}, and {self.table!r} is no name of such a table."
+                    )
+            if is_delta:
                 result = self._look_at_delta(told, repair)
             elif repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
-                decoding["schema_registry"] = registry_of(self.schema_registry, hook, self.format, self.key_format)
+                named = decoding["schema_registry"]
+                decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
                 work = Repair(audit=Audit(**told), **decoding, **more)
                 result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())

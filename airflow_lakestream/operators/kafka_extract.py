@@ -29,6 +29,7 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
@@ -66,8 +67,9 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         `{header:name}`, `{field}` let each record choose its table (templated)
     :param consumer_group: names the ledger in the table, and the Kafka group that mirrors it; default: the DAG's id
         (templated)
-    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"raw"` (templated)
-    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"` or one of the above (templated)
+    :param format: what values hold: `"json"`, `"avro"`, `"protobuf"`, `"json_schema"`, `"csv"`, `"raw"`
+        (templated)
+    :param key_format: decode keys into the column `_key`: `"string"`, `"raw"`, or one of the above but CSV (templated)
     :param envelope: `"debezium"`: values are change events, to be flattened; `"connect"`: JSON with Connect's schema
         beside each payload (templated)
     :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
@@ -106,6 +108,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param sql: a SELECT from `{{ input }}` that turns each record into one row, or leaves it out; also a file `.sql`
         beside the DAG; see docs/sql.md (templated)
     :param sql_input: what it reads: `"raw"`, keys and values as text; `"decoded"`, the columns in `schema` (templated)
+    :param csv_delimiter: with `format="csv"`: what stands between fields, one character (templated)
     :param metadata_columns: of `topic`, `partition`, `offset`, `timestamp`, `key`, `headers` (templated)
     :param partition_by: such as `["day(timestamp)", "bucket(16, user_id)"]`, for a table to be created (templated)
     :param sort_order: such as `["timestamp", "user_id desc"]`; rows are sorted in each file (templated)
@@ -126,50 +129,6 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
-    template_fields: Sequence[str] = (
-        "topic",
-        "table",
-        "consumer_group",
-        "format",
-        "key_format",
-        "envelope",
-        "schema_registry",
-        "writer_schemas",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "table_format",
-        "storage_conn_id",
-        "mode",
-        "interval_start",
-        "interval_end",
-        "ranges",
-        "replace",
-        "start_offset",
-        "start_timestamp",
-        "max_records",
-        "max_batch_bytes",
-        "checkpoint_interval",
-        "poll_timeout",
-        "idle_timeout",
-        "parallelism",
-        "schema",
-        "schema_evolution",
-        "unknown_fields",
-        "sql",
-        "sql_input",
-        "metadata_columns",
-        "partition_by",
-        "sort_order",
-        "table_properties",
-        "new_tables",
-        "max_tables",
-        "home_table",
-        "on_error",
-        "max_rejected",
-        "tombstones",
-        "on_data_loss",
-        "on_empty",
-    )
     template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
     ui_color = "#d5eef2"
 
@@ -206,6 +165,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         unknown_fields: str = UnknownFields.IGNORE.value,
         sql: str | None = None,
         sql_input: str = SqlInput.RAW.value,
+        csv_delimiter: str = ",",
         metadata_columns: Sequence[str] = DEFAULT_METADATA,
         partition_by: Sequence[str] | str | None = None,
         sort_order: Sequence[str] | str | None = None,
@@ -257,6 +217,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         check_written_out(sql, sql_input)
         self.sql = sql
         self.sql_input = sql_input
+        self.csv_delimiter = csv_delimiter
         self.metadata_columns = metadata_columns
         self.partition_by = partition_by
         self.sort_order = sort_order
@@ -273,6 +234,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.on_empty = on_empty
         self.allow_group_overlap = allow_group_overlap
         self._stop: threading.Event | None = None
+
+    template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""

@@ -9,14 +9,12 @@ import logging
 import threading
 import uuid
 from bisect import bisect_left
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.schema import Schema
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.damage import Damage, TopicDamage, damage_of
@@ -24,7 +22,8 @@ from airflow_lakestream.audit.log import bridged
 from airflow_lakestream.audit.result import AuditResult, Repaired
 from airflow_lakestream.audit.run import Audit, load
 from airflow_lakestream.audit.tally import Tally
-from airflow_lakestream.config.landing import DECODING, ExtractConfig
+from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.bad_records import USUAL, BadRecords
 from airflow_lakestream.core.landing.job import Job, check_still_there, read_rows
@@ -42,7 +41,6 @@ from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing
 from airflow_lakestream.iceberg.replace.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
-from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.design import TableDesign
 
@@ -120,27 +118,17 @@ class MissingNoMore(Conflict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair:
+class Repair(Decoding):
     """What to repair: all damage that a full `audit` finds of its table, group and topic.
 
-    :param format: how values are decoded, as for the extract path.
-    :param unknown_fields: what to do with fields that the table has no column for, as for the extract path; so are
-        `key_format`, `envelope`, `schema_registry`, `writer_schemas`, `sql`, `sql_input` and `schema`, which goes with
-        `sql_input="decoded"`. Rows that a statement made can only be repaired by that statement.
+    Values and keys are decoded as for the extract path. `schema` goes with `sql_input="decoded"`, and with
+    formats whose fields have no names. Rows that a statement made can only be repaired by that statement.
+
     :param tombstones: what to do with records whose value is null, as for the extract path.
     :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
     """
 
     audit: Audit
-    format: str = ExtractConfig.format
-    unknown_fields: str = ExtractConfig.unknown_fields
-    key_format: str | None = None
-    envelope: str | None = None
-    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
-    writer_schemas: Sequence[str] | str | None = None
-    sql: str | None = None
-    sql_input: str = ExtractConfig.sql_input
-    schema: str | Schema | pa.Schema | None = None
     tombstones: str = ExtractConfig.tombstones
     on_data_loss: str = ExtractConfig.on_data_loss
 
@@ -156,8 +144,10 @@ class Repair:
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
             )
-        if is_given(self.schema) and self.sql_input != SqlInput.DECODED:
-            raise InvalidArgument("schema", 'goes with sql_input="decoded": else the columns are those of the table.')
+        if is_given(self.schema) and self.sql_input != SqlInput.DECODED and not self.payload.row.positional:
+            raise InvalidArgument(
+                "schema", 'goes with sql_input="decoded" and format="csv": else the columns are those of the table.'
+            )
         arguments = {name: getattr(self, name) for name in DECODING}
         ExtractConfig(topic="any", table="any.any", consumer_group="any", **arguments)
         return arguments

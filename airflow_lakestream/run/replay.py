@@ -8,7 +8,6 @@ the one commit of the main table.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import uuid
 from collections.abc import Generator, Iterator, Mapping
@@ -31,7 +30,8 @@ from airflow_lakestream.core.policies import OnError, is_given
 from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.metadata import METADATA_NAMES, NO_TIMESTAMP, metadata_schema
+from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.rejected import timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out.books import note_on
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 # So many bytes of values are landed at once, each time in a snapshot.
 BATCH_BYTES = 64 * 2**20
 TRIES = 5
-# What the reject table could not hold of such a record, its reason tells.
-_BAD_TIMESTAMP = re.compile(r"the record's timestamp (-?\d+) ms is out of range$")
 
 
 class CannotReplay(LakestreamError, Terminal):
@@ -297,21 +295,8 @@ def _batch(topic: str, partition: int, rows: pa.Table) -> RawBatch:
         topic,
         partition,
         rows[OFFSET].to_pylist(),
-        [_millis(*pair) for pair in zip(_stamps(rows), rows["error"].to_pylist(), strict=True)],
+        timestamps_of(rows),
         rows["value"].combine_chunks(),
         keys=key,
         headers=headers,
     )
-
-
-def _stamps(rows: pa.Table) -> list[int | None]:
-    # Not by Python's datetime, which ends with the year 9999.
-    micros: list[int | None] = rows["_kafka_timestamp"].cast(pa.int64()).to_pylist()
-    return micros
-
-
-def _millis(micros: int | None, error: str) -> int:
-    if micros is not None:
-        return micros // 1000
-    told = _BAD_TIMESTAMP.search(error)
-    return int(told[1]) if told else NO_TIMESTAMP

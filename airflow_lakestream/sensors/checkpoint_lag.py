@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.sensors.base import LookSensor
 
 
@@ -40,23 +41,6 @@ class CheckpointLagSensor(LookSensor):
     """
 
     check_name = "checkpoint_lag"
-    template_fields: Sequence[str] = (
-        "checkpoint_location",
-        "table",
-        "consumer_group",
-        "group_id",
-        "topic",
-        "max_lag_records",
-        "max_lag_seconds",
-        "max_batch_age",
-        "per_partition",
-        "fail_when_behind",
-        "table_format",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "storage_conn_id",
-        "missing",
-    )
 
     def __init__(
         self,
@@ -97,3 +81,5 @@ class CheckpointLagSensor(LookSensor):
         self.iceberg_conn_id = iceberg_conn_id
         self.storage_conn_id = storage_conn_id
         self.ready()
+
+    template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.sensors.base import LookSensor
 
 
@@ -45,21 +46,6 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
     """
 
     check_name = "freshness"
-    template_fields: Sequence[str] = (
-        "table",
-        "consumer_group",
-        "max_age",
-        "event_time_column",
-        "complete_through",
-        "idle_after",
-        "idle_is_fresh",
-        "operations",
-        "branch",
-        "fail_when_stale",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        *LookSensor.template_fields,
-    )
 
     def __init__(
         self,
@@ -96,3 +82,5 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
         self.kafka_conn_id = kafka_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.ready()
+
+    template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)

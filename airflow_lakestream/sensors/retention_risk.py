@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.sensors.base import LookSensor
 
 
@@ -43,21 +44,6 @@ class RetentionRiskSensor(LookSensor):
     """
 
     check_name = "retention_risk"
-    template_fields: Sequence[str] = (
-        "checkpoint_location",
-        "table",
-        "consumer_group",
-        "group_id",
-        "topic",
-        "min_time_left",
-        "watch_for",
-        "run_interval",
-        "table_format",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "storage_conn_id",
-        "missing",
-    )
 
     def __init__(
         self,
@@ -94,3 +80,5 @@ class RetentionRiskSensor(LookSensor):
         self.iceberg_conn_id = iceberg_conn_id
         self.storage_conn_id = storage_conn_id
         self.ready()
+
+    template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import airflow_lakestream
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _MODULES = {
     "duckdb": "duckdb",
 }
 _OF_DELTA = {"deltalake": "deltalake", "obstore": "obstore"}
-_OF_PROTOBUF = {"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"}
 
 # The module's version by its name, None where it is missing, by host.
 Found = Mapping[str, Mapping[str, str | None]]
@@ -46,8 +46,9 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
     """Return the modules that executors import for a landing, with what to install for each."""
-    of_delta = _OF_DELTA if config.is_delta else {}
-    return _MODULES | of_delta | (_OF_PROTOBUF if config.format == Format.PROTOBUF else {})
+    formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
+    of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
+    return _MODULES | (_OF_DELTA if config.is_delta else {}) | of_formats
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:

@@ -81,6 +81,28 @@ def test_avro_of_two_schemas_with_keys(
         lake.land(name, format="avro", key_format="avro", schema_registry=registry.url, on_error="fail")
 
 
+def test_csv_has_its_columns_in_the_order_of_the_schema_whatever_that_of_the_table(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['1,"a ""b"",\n",2026-11-20T05:05:00Z', '2,"",', "3,c"], keys=["k", None, "l"])
+    csv = {"format": "csv", "key_format": "string", "schema_evolution": "add", "max_rejected": 100}
+    lake.land(name, **csv, schema="id bigint not null, name string, at timestamp, _key string")
+    produce(name, 0, ["x,4,7"], keys=["m"])
+    lake.land(name, **csv, schema="name string, id bigint not null, size int, _key string")
+    assert rows(lake, "id", "name", "size", "_key") == [
+        {"id": 1, "name": 'a "b",\n', "size": None, "_key": "k"},
+        {"id": 2, "name": "", "size": None, "_key": None},
+        {"id": 4, "name": "x", "size": 7, "_key": "m"},
+    ]
+    produce(name, 0, ["5,y,2026-11-20T05:05:00Z,8"], keys=["n"])
+    # Without a schema the fields are the table's columns.
+    lake.land(name, format="csv", key_format="string")
+    assert rows(lake, "id", "size")[-1] == {"id": 5, "size": 8}
+    with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value.*Give the columns as schema"):
+        lake.land(name, format="csv", table="lake.other", consumer_group="other")
+
+
 def test_protobuf_whose_columns_the_registry_tells(
     lake: Lake, topic: Topics, produce: Producing, registry: Registry
 ) -> None:

@@ -136,6 +136,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "unknown_fields": "fail",
         "sql": "",
         "sql_input": "raw",
+        "csv_delimiter": ",",
         "metadata_columns": ["partition", "offset", "key"],
         "partition_by": ["bucket(2, n)"],
         "sort_order": ["n desc"],

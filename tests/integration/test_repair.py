@@ -18,11 +18,12 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.replace import repair as table_side
 from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
-from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost
+from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, audit, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
@@ -448,3 +449,29 @@ class Swapping(WrappedCatalog):
             table.manage_snapshots().rollback_to_snapshot(self._landed).commit()
             self._landed = None
         return self.real.commit_table(*request)
+
+
+def test_records_whose_fields_have_no_names_are_repaired_by_the_columns_that_they_were_landed_with(
+    lake: Lake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(partitions=1)
+    csv: dict[str, Any] = {"format": "csv", "csv_delimiter": ";"}
+    produce(name, 0, ['"1";a', "2;b", "3;c"])
+    lake.land(name, **csv, schema="id bigint, name string")
+    produce(name, 0, [f"{chr(100 + n)};{n}" for n in range(4, 26)])
+    lake.land(name, **csv, schema="name string, id bigint")
+    before = lake.table().scan().to_arrow().sort_by("_kafka_offset")
+    lake.table().delete("_kafka_offset >= 10")
+
+    # The order of the table's columns is another one: nothing is repaired by it.
+    with pytest.raises(RowsNowBad, match="the same format, and the same other arguments"):
+        repair(lake, **csv)
+    result = repair(lake, **csv, schema="name string, id bigint")
+
+    assert result.verdict is CLEAN, result.render()
+    assert lake.table().scan().to_arrow().sort_by("_kafka_offset") == before
+
+
+def test_a_schema_goes_with_records_whose_fields_have_no_names_only(lake: Lake) -> None:
+    with pytest.raises(InvalidArgument, match=r'schema: goes with sql_input="decoded" and format="csv"'):
+        repair(lake, schema="id bigint")

@@ -222,3 +222,23 @@ def test_wrong_arguments_are_one_line(
 ) -> None:
     assert command(["rejects", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_the_command_takes_what_says_how_records_are_decoded(
+    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing
+) -> None:
+    made = topic(partitions=1)
+    produce(made, 0, ["a;1", "b;2"])
+    # The wrong delimiter.
+    config = {"topic": made, "table": TABLE, "consumer_group": GROUP, "format": "csv", "max_rejected": 1.0}
+    given = ExtractConfig(**config, schema="name string, n bigint")
+    land(build_job(given, kafka.client_config(), connections.catalog, run_id="the-run"))
+
+    replaying = ["rejects", "replay", "--table", TABLE, "--group", GROUP, "--format", "csv"]
+    assert command([*replaying, "--csv-delimiter", ";", "--schema", "n bigint, name string"]) == 0
+    assert connections.catalog.load_table(TABLE).scan().count() == 0
+    assert command([*replaying, "--csv-delimiter", ";"]) == 0
+    rows = connections.catalog.load_table(TABLE).scan().to_arrow().sort_by("n")
+    assert rows.select(["name", "n"]).to_pylist() == [{"name": "a", "n": 1}, {"name": "b", "n": 2}]
+    # An option that goes with no such format is refused, whatever its name.
+    assert command(["rejects", "replay", "--table", TABLE, "--group", GROUP, "--writer-schemas", "{}"]) == 2

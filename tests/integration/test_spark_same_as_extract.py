@@ -125,6 +125,13 @@ def test_protobuf(
     assert_same(tmp_path, kafka, name, spark, landing, 52)
 
 
+def test_csv(tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, spark: Any) -> None:
+    name = topic(partitions=1)
+    odd: list[str | bytes | None] = [None, "", "1", '2,"a', "3,a,b,c", b"4,\xff,", "x,y,", '5,"",', "6,a\nb,"]
+    produce(name, 0, [*(f'{n},"näme, {n}\n",{n / 4}\r\n' for n in range(60)), *odd])
+    assert_same(tmp_path, kafka, name, spark, {"format": "csv", "schema": "id bigint, name string, score double"}, 69)
+
+
 def test_what_the_registry_tells_the_driver_does_not_read(
     lake: Lake, topic: Topics, produce: Producing, registry: Registry, spark: Any
 ) -> None:

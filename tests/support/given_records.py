@@ -114,7 +114,7 @@ class GivenLake:
         if self.schemas:
             payload: Any = job.decoders
             # In the place of the client that the payload would make for itself.
-            vars(payload.payload)["_client"] = FakeRegistry(self.schemas)
+            vars(payload.payload)["registry_client"] = FakeRegistry(self.schemas)
         topic: Any = GivenTopic(given)
         return replace(job, source=topic, reader=topic)
 

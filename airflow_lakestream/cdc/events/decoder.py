@@ -21,7 +21,7 @@ from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import name_not_free
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
@@ -77,7 +77,7 @@ class EventPayload(Payload):
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         row = self.record_schemas().row(first)
-        if self.format == Format.JSON and row:
+        if Envelope.CONNECT in self.row.envelopes and row:
             return self._of_row(row)
         # The registry's newest schema may have more, and nothing but the values tells the columns of bare JSON.
         return grown(super()._value_columns(first), self._of_row(row))
@@ -92,7 +92,8 @@ class EventPayload(Payload):
     def _naming(self) -> Naming:
         return self.names.naming
 
-    def _json_decoder(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+        """Return the decoder of plain JSON, which tells of fields without a column."""
         return WatchingDecoder(schema, IMAGES, alone=self.alone, out_of_range=OutOfRange(self.out_of_range))
 
 

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import TypeSeen, type_changed
-from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of
 from airflow_lakestream.decode.connect.decoder import unwrapped
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.registered import SINGLE_OBJECT, SchemaFinder
 
 # The bytes that a value begins with until its schema is named: Confluent's encoding, and Avro's of single objects.
@@ -60,7 +61,7 @@ class RecordSchemas:
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
         """Yield the columns by each schema, and where the first record of it is."""
-        if self.format == Format.JSON:
+        if Envelope.CONNECT in FORMATS[self.format].envelopes:
             for part in unwrapped(batch.values, self._prefixes):
                 if part.schema is not None:
                     yield self._cached(part.schema, self._beside), int(part.places[0])
@@ -91,7 +92,7 @@ class RecordSchemas:
 
     def _named(self, head: bytes) -> Row:
         found = self.finder.by_head(self.format, head)
-        return () if found is None else _row_of(found.columns(self.format))
+        return () if found is None else _row_of(FORMATS[self.format].columns_of(found))
 
 
 def _row_of(record: pa.Schema) -> Row:

@@ -266,6 +266,11 @@ def arrow_schema(text: str, references: Iterable[str] = ()) -> pa.Schema:
     return pa.schema(_fields(node, "", ()))
 
 
+def parse_all(texts: Iterable[str]) -> list[Node]:
+    """Return what several schemas say that know nothing of each other. Raises SchemaRefused."""
+    return [parse(text) for text in texts]
+
+
 def arrow_field(name: str, text: str, references: Iterable[str] = ()) -> pa.Field:
     """Return the one column that takes a whole value of this schema, which need not be a record."""
     return _field(name, parse(text, references), name, ())

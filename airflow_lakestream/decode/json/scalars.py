@@ -51,6 +51,8 @@ def _is_utf8(value: bytes) -> bool:
 
 def without(texts: pa.Array, odd: Mask) -> pa.Array:
     """Return the texts with null in the place of the odd ones."""
+    if not odd.any():
+        return texts
     return pc.if_else(pa.array(odd), pa.scalar(None, texts.type), texts)
 
 

@@ -57,7 +57,7 @@ class FramedDecoder(ABC):
         tables: list[pa.Table] = []
         rows: list[Integers] = []
         bad: list[BadRow] = []
-        for first, last in _chunks(batch.values):
+        for first, last in chunks(batch.values):
             for table, taken in self._chunk(batch.values.slice(first, last - first), first, bad):
                 tables.append(table)
                 rows.append(taken + first)
@@ -146,7 +146,8 @@ class FramedDecoder(ABC):
         """Return the reader for records of this schema. Raises Unfit and the registry's errors."""
 
 
-def _chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
+def chunks(values: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield the places [first, last) of pieces of the values that are neither many nor large."""
     first = 0
     while first < len(values):
         last = min(first + _ROWS, len(values))

@@ -123,15 +123,14 @@ def _run_protoc(folder: Path) -> bytes:
     return output.read_bytes()
 
 
-def messages_in(text: str, references: Iterable[tuple[str, str]] = ()) -> int:
-    """Return how many messages a .proto file has, those inside others not counted; raises as `compile_proto`."""
-    return len(compile_proto(text, tuple(references)).messages.message_type)
+def messages_in(text: str, references: Iterable[tuple[str, str]] = (), *, nested: bool = False) -> int:
+    """Return how many messages a .proto file has; raises as `compile_proto`.
 
-
-def is_one_message(text: str, references: Iterable[tuple[str, str]] = ()) -> bool:
-    """Tell whether a .proto file has one message and none inside it, entries of maps apart: all records are of it."""
+    :param nested: those inside others count too, entries of maps apart.
+    """
     messages = compile_proto(text, tuple(references)).messages.message_type
-    return len(messages) == 1 and all(inner.options.map_entry for inner in messages[0].nested_type)
+    inner = [one for message in messages for one in message.nested_type if not one.options.map_entry]
+    return len(messages) + (len(inner) if nested else 0)
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = (), message: Sequence[int] = (0,)) -> pa.Schema:

@@ -9,31 +9,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
-
-_OF_THE_HOOK = (
-    "conf",
-    "jars",
-    "py_files",
-    "files",
-    "archives",
-    "driver_class_path",
-    "exclude_packages",
-    "repositories",
-    "total_executor_cores",
-    "executor_cores",
-    "executor_memory",
-    "driver_memory",
-    "num_executors",
-    "name",
-    "env_vars",
-    "spark_binary",
-    "properties_file",
-    "yarn_queue",
-    "deploy_mode",
-    "keytab",
-    "principal",
-    "proxy_user",
-)
+from airflow_lakestream.operators.arguments import templated
 
 
 class SparkArguments(BaseOperator):
@@ -119,9 +95,11 @@ class SparkArguments(BaseOperator):
         self.principal = principal
         self.proxy_user = proxy_user
 
+    _of_the_hook = templated(__init__)
+
     def spark_options(self) -> dict[str, Any]:
         """Return what was given, by the names of the hook's arguments."""
-        return {name: value for name in _OF_THE_HOOK if (value := getattr(self, name)) is not None}
+        return {name: value for name in self._of_the_hook if (value := getattr(self, name)) is not None}
 
 
 SPARK_TEMPLATE_FIELDS: Sequence[str] = ("conf", "jars", "py_files", "files", "env_vars", "name")

@@ -10,40 +10,13 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.driver.supervisor import OnKill
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.spark.arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
 from airflow_lakestream.registry.config import refuse_secrets
 
 
 class StreamArguments(SparkArguments):
     """The arguments; `SparkStreamingSubmitOperator` says what each of them means."""
-
-    template_fields: Sequence[str] = (
-        "app",
-        "application",
-        "app_config",
-        "trigger",
-        "checkpoint_location",
-        "max_batches",
-        "max_offsets_per_trigger",
-        "max_restarts",
-        "restart_backoff",
-        "healthy_after",
-        "stall_timeout",
-        "start_timeout",
-        "unknown_timeout",
-        "on_kill_action",
-        "stop_timeout",
-        "poll_interval",
-        "driver_folder",
-        "kafka_conn_id",
-        "iceberg_conn_id",
-        "spark_conn_id",
-        "storage_conn_id",
-        "topic_url",
-        "table_url",
-        "packages",
-        *SPARK_TEMPLATE_FIELDS,
-    )
 
     def __init__(
         self,
@@ -107,3 +80,5 @@ class StreamArguments(SparkArguments):
         self.topic_url = topic_url
         self.table_url = table_url
         self.packages = packages
+
+    template_fields: Sequence[str] = (*templated(__init__, "deferrable"), *SPARK_TEMPLATE_FIELDS)

@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.unit.decode import test_avro_differential, test_json_differential, test_protobuf_differential
+from tests.unit.decode import test_avro_differential, test_csv, test_json_differential, test_protobuf_differential
 from tests.unit.decode.real_payloads import FORMATS, attack
 
 _EXAMPLES = 100
@@ -48,10 +48,18 @@ def _protobuf() -> tuple[Any, Callable[[Any], int]]:
     return test_protobuf_differential.cases(), check
 
 
+def _csv() -> tuple[Any, Callable[[Any], int]]:
+    def check(drawn: Any) -> int:
+        test_csv.check(*drawn)
+        return len(drawn[1])
+
+    return test_csv.cases(), check
+
+
 DRAWN_SHARE = 10
 
 # JSON Schema is JSON in a frame, and raw records have nothing to draw: all of theirs are real ones.
-DRAWN = {"json": _json, "avro": _avro, "protobuf": _protobuf}
+DRAWN = {"json": _json, "avro": _avro, "protobuf": _protobuf, "csv": _csv}
 
 
 def draw_and_check(name: str, count: int, first_seed: int) -> int:

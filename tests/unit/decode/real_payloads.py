@@ -5,6 +5,7 @@ An oracle is slow and not ours: `json.loads`, the official packages of Avro and 
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
 import itertools
@@ -23,6 +24,7 @@ from google.protobuf import json_format, message_factory
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.json.schema import JsonSchemaDecoder
@@ -31,7 +33,7 @@ from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
 from dev.sources.clickstream import make_event, render_event
 from dev.sources.flights import read_flights
 from tests.support.registry import FakeRegistry
-from tests.unit.decode import avro_oracle, oracle, protobuf_oracle
+from tests.unit.decode import avro_oracle, csv_oracle, oracle, protobuf_oracle
 from tests.unit.decode.binary_support import batch, normal
 
 FRAME = struct.pack(">bI", 0, 7)
@@ -203,12 +205,23 @@ def _raw() -> Fuzzed:
     return Fuzzed(payloads, raw.RawDecoder(texts), row, avro_oracle.Bad)
 
 
+def _csv() -> Fuzzed:
+    schema = infer_schema(batch([json.dumps(flight).encode() for flight in flights()]))
+    lines = []
+    for flight in flights():
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow([flight[name] for name in schema.names])
+        lines.append(line.getvalue().encode())
+    return Fuzzed(lines, CsvDecoder(schema), functools.partial(csv_oracle.row, schema), oracle.Rejected)
+
+
 FORMATS: dict[str, Callable[[], Fuzzed]] = {
     "json": _json,
     "avro": _avro,
     "protobuf": _protobuf,
     "json_schema": _json_schema,
     "raw": _raw,
+    "csv": _csv,
 }
 
 

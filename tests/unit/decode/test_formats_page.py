@@ -21,12 +21,13 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 from airflow_lakestream.tables.schema.columns import to_schema
 from tests.support.registry import FakeRegistry
 from tests.unit.decode import avro_oracle
@@ -154,6 +155,18 @@ def test_json_schema(kind: str, column: str) -> None:
             json_schema.arrow_schema(text)
     else:
         assert_column(json_schema.arrow_schema(text), column)
+
+
+@pytest.mark.parametrize(("column", "written", "landed"), rows("CSV"))
+def test_csv(column: str, written: str, landed: str) -> None:
+    columns = schema_to_pyarrow(to_schema(f"v {column[1:-1].replace(': ', ' ')}"), include_field_ids=False)
+    decoded = CsvDecoder(columns).decode(batch([code(written).encode()]))
+    if landed or column != "`string`":
+        # What is wrong with a whole record has no column.
+        bad = [BadRow(row.index, f"v: {row.reason.removeprefix('v: ')}") for row in decoded.bad]
+        assert_lands(Decoded(decoded.rows, bad), landed)
+    else:
+        assert decoded.rows.to_pylist() == [{"v": ""}]
 
 
 def test_raw_records_are_key_and_value_as_bytes_or_as_text() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_lakestream.core.formats import Format, KeyFormat
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.config import RegistryConfig
@@ -31,7 +33,7 @@ RECORD = json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "ty
         ({"format": "protobuf"}, "schema_registry: format='protobuf' needs one"),
         ({"key_format": "avro"}, "schema_registry: key_format='avro' needs one"),
         ({"format": "avro", "key_format": "avro", "writer_schemas": (RECORD,)}, "key_format='avro' needs one"),
-        ({"writer_schemas": (RECORD,)}, "writer_schemas: they go with format=\"avro\""),
+        ({"writer_schemas": (RECORD,)}, "writer_schemas: goes with format=\"avro\"; the format is"),
         ({"format": "avro", "writer_schemas": ("{}",)}, "Not an Avro schema"),
         ({"format": "raw", "envelope": "debezium"}, "'debezium' goes with json and json_schema and avro"),
         ({"format": "avro", "registry": REGISTRY, "envelope": "connect"}, "'connect' goes with json; the format"),
@@ -106,3 +108,15 @@ def test_a_column_named_as_metadata_is_refused_by_name(name: str) -> None:
 def test_nothing_but_a_schema_says_the_columns_of_json_schema_without_a_registry() -> None:
     with pytest.raises(InvalidArgument, match=r"nothing says the columns of the value of orders.*schema_registry"):
         Payload("json_schema").columns(batch([b"\0\0\0\0\x07{}"]))
+
+
+@pytest.mark.parametrize("name", Format)
+def test_each_format_of_values_has_a_decoder(name: Format) -> None:
+    assert FORMATS[name].decoder(Payload(), pa.schema([("value", pa.binary())])).schema.names == ["value"]
+
+
+@pytest.mark.parametrize("name", KeyFormat)
+def test_each_format_of_keys_has_a_decoder(name: KeyFormat) -> None:
+    kind = pa.binary() if name in ("string", "raw") else pa.struct([("id", pa.int64())])
+    schema = pa.schema([("_key", kind)])
+    assert FORMATS[name].key(Payload(key_format="json"), schema).schema == schema

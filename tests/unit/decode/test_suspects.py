@@ -33,7 +33,7 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
     registry = RegistryConfig.parse("http://registry") if given.get("format", "json") != "json" else None
     payload = Payload(registry=registry, **given)
     # Of the real one only the answers are wanted.
-    payload.__dict__["_client"] = REGISTRY
+    payload.__dict__["registry_client"] = REGISTRY
     keys = pa.array([b"no JSON"] * len(values), pa.binary())
     headers = pa.nulls(len(values), HEADERS)
     batch = RawBatch(
@@ -52,6 +52,8 @@ def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **gi
         (JSON, {"format": "avro"}, 'look like JSON, and format="avro" was given: try format="json"'),
         (JSON, {"format": "protobuf"}, 'look like JSON, and format="protobuf" was given'),
         (JSON, {"format": "json_schema"}, 'look like JSON, and format="json_schema" was given'),
+        (JSON, {"format": "csv"}, 'look like JSON, and format="csv" was given: try format="json"'),
+        (b"\xff", {"format": "csv"}, None),
         (b"\x02", {"format": "avro"}, "do not begin with a zero byte"),
         (b"\x02", {"format": "protobuf"}, "do not begin with a zero byte"),
         (b"\xc3\x01" + b"\x02" * 9, {"format": "protobuf"}, "single-object encoding"),

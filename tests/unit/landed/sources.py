@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.unit.landed import avro_source, connect_source, json_sources, protobuf_source
+from tests.unit.landed import avro_source, connect_source, csv_source, json_sources, protobuf_source
 from tests.unit.landed.landing import ROWS, Source, Wrong, land_and_compare
 
 SOURCES: Mapping[str, Callable[[str], Source]] = {
@@ -20,6 +20,7 @@ SOURCES: Mapping[str, Callable[[str], Source]] = {
     "json_schema": json_sources.json_schema,
     "avro": avro_source.source,
     "protobuf": protobuf_source.source,
+    "csv": csv_source.source,
     "connect": connect_source.source,
     "debezium": json_sources.debezium,
     "sql": json_sources.sql,

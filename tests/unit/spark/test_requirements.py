@@ -31,11 +31,9 @@ def test_another_version_of_the_package_is_refused() -> None:
         requirements._check({"h": {PACKAGE: "0.0.1"}}, {PACKAGE: "airflow-lakestream"})
 
 
-def test_protobuf_needs_more() -> None:
-    config = ExtractConfig(
-        topic="t", table="a.b", consumer_group="g", format="protobuf", schema_registry={"url": "http://registry"}
-    )
-    assert set(modules_for(config)) - set(modules_for(ExtractConfig(topic="t", table="a.b", consumer_group="g"))) == {
-        "google.protobuf",
-        "grpc_tools",
-    }
+@pytest.mark.parametrize("formats", [{"format": "protobuf"}, {"key_format": "protobuf"}])
+def test_protobuf_needs_more(formats: dict[str, str]) -> None:
+    plain = {"topic": "t", "table": "a.b", "consumer_group": "g"}
+    config = ExtractConfig(**plain, **formats, schema_registry={"url": "http://registry"})
+    more = set(modules_for(config)) - set(modules_for(ExtractConfig(**plain)))
+    assert more == {"google.protobuf", "grpc_tools"}

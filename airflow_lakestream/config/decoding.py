@@ -1,0 +1,56 @@
+"""The arguments that say what becomes of a record's bytes: of a landing, and of whoever decodes its records again.
+
+Names and defaults stand here alone. The configuration of a landing, repairs, replays, the audit's operator and the
+commands take them from here. Imports nothing that a DAG's parser would have to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.policies import SqlInput, UnknownFields, is_given
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+
+    from airflow_lakestream.decode.formats import Payload
+    from airflow_lakestream.registry.config import RegistryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How keys and values are decoded, as users and templates write it; `KafkaExtractOperator` says what each means."""
+
+    format: str = "json"
+    key_format: str | None = None
+    envelope: str | None = None
+    schema_registry: str | Mapping[str, Any] | RegistryConfig | None = None
+    writer_schemas: Sequence[str] | str | None = None
+    schema: str | Schema | pa.Schema | None = None
+    unknown_fields: str = UnknownFields.IGNORE
+    sql: str | None = None
+    sql_input: str = SqlInput.RAW
+    csv_delimiter: str = ","
+
+    @property
+    def payload(self) -> Payload:
+        """What keys and values hold. Raises InvalidArgument."""
+        from airflow_lakestream.config import arguments
+        from airflow_lakestream.decode.formats import Payload
+        from airflow_lakestream.registry.config import RegistryConfig
+
+        return Payload(
+            format=self.format,
+            unknown_fields=self.unknown_fields,
+            key_format=self.key_format if is_given(self.key_format) else None,
+            envelope=self.envelope if is_given(self.envelope) else None,
+            registry=RegistryConfig.parse(self.schema_registry) if is_given(self.schema_registry) else None,
+            writer_schemas=arguments.items("writer_schemas", self.writer_schemas) or (),
+            csv_delimiter=self.csv_delimiter,
+        )
+
+
+DECODING = tuple(one.name for one in fields(Decoding))

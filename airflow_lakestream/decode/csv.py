@@ -1,0 +1,229 @@
+"""CSV, one row in each record: its fields are the columns in their order, split by Arrow's reader.
+
+A record has to match the grammar of RFC 4180 as a whole before it is put between others; what does not becomes no row.
+What the text of a field means for its column is what it means in JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.types as t
+
+from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.bulk import NotInBulk
+from airflow_lakestream.decode.json.document import Json, parse_document
+from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, without
+from airflow_lakestream.decode.json.values import field_coercer
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.lanes.framed import chunks
+from airflow_lakestream.decode.lanes.spans import Mask
+from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.exceptions import InvalidArgument
+
+_QUOTED = '"(?:[^"]|"")*"'
+_MOST_REPAIRS = 3
+
+# What is wrong with records, by their places.
+Reasons = dict[int, str]
+
+
+class CsvDecoder:
+    """Decodes CSV into tables of one Arrow schema; `nullable=False` makes a field required.
+
+    A record has one field for each column. One without quotes and without text is null, `""` is the empty text. A
+    column of structs, lists or maps takes JSON. One line end behind a record is not part of it.
+
+    :param schema: columns and their types.
+    :param unknown_fields: for the sake of the other formats: fields have no names, so none is unknown.
+    :param order: the columns of a record's fields, by default all of the schema; the others are null.
+    :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
+        order: Sequence[str] = (),
+        delimiter: str = ",",
+    ) -> None:
+        if not len(schema):
+            raise InvalidArgument("schema", "it has no columns.")
+        self.schema = schema
+        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        check_delimiter(delimiter)
+        self._order, self._delimiter = tuple(order) or tuple(schema.names), delimiter
+        if missing := [name for name in self._order if name not in schema.names]:
+            raise InvalidArgument("schema", f"it has a column {missing[0]}, and the table has none.")
+        self._coercers = {field.name: field_coercer(field, fail_unknown=False) for field in schema}
+        between, bare = re.escape(delimiter), rf'[^"\r\n{re.escape(delimiter)}]'
+        self._grammar = rf"\A(?:{_QUOTED}|{bare}*)(?:{between}(?:{_QUOTED}|{bare}*))*\z"
+        # As far as a record keeps to it. It never goes back, so that it takes no longer for an odd one.
+        one = f'(?:"(?:[^"]++|"")*+"|{bare}*+)'
+        self._good_part = re.compile(f"(?:{one}{between})*+{one}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema, str(self.unknown_fields), self._order, self._delimiter)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records."""
+        tables: list[pa.Table] = [self.schema.empty_table()]
+        bad: list[BadRow] = []
+        for first, last in chunks(batch.values):
+            reasons: Reasons = {}
+            tables.append(self._rows(batch.values.slice(first, last - first), reasons))
+            bad += [BadRow(first + place, reasons[place]) for place in sorted(reasons)]
+        return Decoded(pa.concat_tables(tables), bad)
+
+    def _rows(self, values: pa.Array, reasons: Reasons) -> pa.Table:
+        """Return the rows of the values that are not bad."""
+        required = [field.name for field in self.schema if not field.nullable]
+        if required and values.null_count:
+            why = f"{required[0]}: the value is null (a tombstone), and the column is required"
+            reasons.update(dict.fromkeys(np.flatnonzero(mask_of(values.is_null())).tolist(), why))
+        lines = self._lines(values, reasons)
+        there = mask_of(lines.is_valid())
+        # A tombstone has no line, and null in each column.
+        places = pa.array(np.cumsum(there) - 1, mask=~there)
+        texts = {name: text.take(places) for name, text in self._split(lines.drop_null()).items()}
+        nothing = pa.nulls(len(values), pa.string())
+        columns = [self._column(field, texts.get(field.name, nothing), reasons) for field in self.schema]
+        good = np.ones(len(values), np.bool_)
+        good[list(reasons)] = False
+        return pa.Table.from_arrays(columns, schema=self.schema).filter(pa.array(good))
+
+    def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
+        """Return the values as text, each of which is one row of as many fields as needed; null for the others."""
+        try:
+            lines = values.cast(pa.string())
+        except pa.ArrowInvalid:
+            wrong = [leaves.not_utf8(value) for value in values.to_pylist()]
+            reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "invalid UTF-8"))
+            lines = without(values, np.array(wrong)).cast(pa.string())
+        if pc.any(pc.ends_with(lines, "\n")).as_py():
+            lines = pc.replace_substring_regex(lines, r"\r?\n\z", "")
+        good = mask_of(pc.match_substring_regex(lines, self._grammar).fill_null(True))
+        for place in np.flatnonzero(~good).tolist():
+            reasons[place] = self._problem(lines[place].as_py())
+        bare = lines
+        if pc.any(pc.match_substring(lines, '"')).as_py():
+            bare = pc.replace_substring_regex(lines, _QUOTED, "")
+        counts = pc.count_substring(bare, self._delimiter).fill_null(-1).to_numpy() + 1
+        wanted = len(self._order)
+        for place in np.flatnonzero(good & (counts != wanted) & (counts > 0)).tolist():
+            reasons[place] = f"the number of its fields is {counts[place]}, and that of the columns {wanted}"
+        odd = np.zeros(len(lines), np.bool_)
+        odd[list(reasons)] = True
+        return without(lines, odd)
+
+    def _problem(self, line: str) -> str:
+        part = self._good_part.match(line)
+        assert part is not None, "it matches an empty text, too"
+        end = part.end()
+        if line[end] in "\r\n":
+            return f"a line break outside quotes, at character {end}: a record is one row"
+        if line[end] != '"' or line[end - 1 : end] == '"':
+            return f"text behind a closing quote, at character {end}"
+        if end == 0 or line[end - 1] == self._delimiter:
+            return f"a quote that is not closed, at character {end}"
+        return f"a quote inside a field that does not begin with one, at character {end}"
+
+    def _split(self, lines: pa.Array) -> dict[str, pa.Array]:
+        """Return the texts of each column, null where nothing is written."""
+        # A byte order mark at the very beginning would be skipped, and the last line need not be closed.
+        around = [pa.array([self._delimiter * (len(self._order) - 1)]), lines, pa.array([""])]
+        joined = pa.ListArray.from_arrays(pa.array([0, len(lines) + 2], pa.int32()), pa.concat_arrays(around))
+        data = pc.binary_join(joined, "\n")[0].as_buffer()
+        table = pa.csv.read_csv(
+            pa.BufferReader(data),
+            # A row has to be in one block.
+            pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._order),
+            pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True, ignore_empty_lines=False),
+            pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(self._order, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        if len(table) != len(lines) + 1:
+            raise AssertionError(f"{len(table) - 1} rows of {len(lines)} records")
+        return {name: table[name].combine_chunks().slice(1) for name in self._order}
+
+    def _column(self, field: pa.Field, texts: pa.Array, reasons: Reasons) -> pa.Array:
+        """Return the column of these texts, with null where they do not fit it: the reasons say why."""
+        kind = field.type
+        if not field.nullable and texts.null_count:
+            self._one_by_one(field, texts, np.flatnonzero(mask_of(texts.is_null())).tolist(), reasons)
+        if t.is_string(kind) or t.is_large_string(kind):
+            return texts.cast(kind)
+        there = np.flatnonzero(mask_of(texts.is_valid()))
+        at_once, odd = _at_once(texts.take(pa.array(there)), kind)
+        if not odd.any() and len(there) == len(texts):
+            return at_once
+        rest = self._one_by_one(field, texts, there[odd].tolist(), reasons)
+        places = np.full(len(texts), -1)
+        places[there] = np.arange(len(there))
+        places[there[odd]] = len(there) + np.arange(odd.sum())
+        return pa.concat_arrays([at_once, rest]).take(pa.array(places, mask=places < 0))
+
+    def _one_by_one(self, field: pa.Field, texts: pa.Array, places: Sequence[int], reasons: Reasons) -> pa.Array:
+        found = []
+        for place in places:
+            text = texts[place].as_py()
+            try:
+                found.append(self._coercers[field.name](text if text is None else _written(text, field.type)))
+            except Misfit as misfit:
+                reasons.setdefault(place, misfit.inside(field.name).reason)
+                found.append(None)
+        return pa.array(found, leaves.plain(field.type)).cast(field.type)
+
+
+def check_delimiter(text: str) -> None:
+    """Raise InvalidArgument for what can't stand between fields."""
+    if not re.fullmatch(r"[\t -~]", text) or text == '"':
+        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
+
+
+def _written(text: str, kind: pa.DataType) -> Json:
+    """Return the JSON value that a field's text stands for. Raises Misfit."""
+    if _is_text(kind):
+        return text
+    try:
+        found = parse_document(text.encode())
+    except Misfit:
+        if t.is_nested(kind):
+            raise
+        found = None
+    if found is None:
+        # Null has no text: the word is none of it.
+        raise Misfit(f"{quoted(text)} is no value of the type {kind}")
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether JSON has such values as strings."""
+    return not (t.is_boolean(kind) or t.is_integer(kind) or t.is_floating(kind) or t.is_nested(kind))
+
+
+def _at_once(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Return a column of these texts, of which none is null; and which are odd, the column having no value for them."""
+    odd = mask_of(pc.or_(pc.equal(texts, ""), pc.equal(texts, "null")))
+    convert = from_texts if _is_text(kind) else from_literals
+    for _ in range(0 if t.is_nested(kind) or odd.all() else _MOST_REPAIRS):
+        try:
+            return convert(without(texts, odd), kind), odd
+        except OddRows as found:
+            odd |= found.odd
+        except (NotInBulk, Misfit, pa.ArrowException):
+            break
+    return pa.nulls(len(texts), kind), np.ones(len(texts), np.bool_)

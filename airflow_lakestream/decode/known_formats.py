@@ -1,0 +1,240 @@
+"""All formats of values and keys, one row each: what decodes them, and what else there is to know of one.
+
+A new format is a module with a decoder, a row here, and its name in `core.formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode import raw
+from airflow_lakestream.decode.avro import schema as avro_schema
+from airflow_lakestream.decode.avro.decoder import AvroDecoder
+from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
+from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
+from airflow_lakestream.decode.csv import CsvDecoder, check_delimiter
+from airflow_lakestream.decode.json import schema as json_schema
+from airflow_lakestream.decode.json.column_names import NameRules
+from airflow_lakestream.decode.json.decoder import JsonDecoder
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
+from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
+from airflow_lakestream.decode.protobuf import schema as protobuf_schema
+from airflow_lakestream.decode.protobuf.decoder import ProtobufDecoder
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.config import RegistryConfig
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schema for columns: its text, what it refers to, and which of a file's messages (Protobuf) is meant."""
+
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    message: tuple[int, ...] = (0,)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of what it refers to."""
+        return [text for _, text in self.references]
+
+
+@dataclass(frozen=True)
+class PayloadSettings:
+    """What a user says of keys and values; `decode.formats.Payload` checks it.
+
+    :param format: of the values, see `core.formats.Format`.
+    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves them undecoded.
+    :param envelope: what is around the row in a value, see `core.formats.Envelope`.
+    :param registry: where schemas are, for the formats that need one.
+    :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
+    :param refused_characters: those that the table takes in no name of a column.
+    :param out_of_range: see `core.policies.OutOfRange`; for JSON that a database's values are in.
+    :param given: the columns that the user gave for values, in their order; empty where the table says them.
+    :param csv_delimiter: what stands between the fields of CSV.
+    :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
+    """
+
+    format: str = Format.JSON
+    unknown_fields: str = UnknownFields.IGNORE
+    key_format: str | None = None
+    envelope: str | None = None
+    registry: RegistryConfig | None = None
+    writer_schemas: tuple[str, ...] = ()
+    refused_characters: str = ""
+    out_of_range: str = OutOfRange.REJECT
+    given: tuple[str, ...] = ()
+    csv_delimiter: str = ","
+    alone: bool = False
+
+    @property
+    def name_rules(self) -> NameRules:
+        """What fields of records can't be columns: a record is none to end a run by its names."""
+        reserved = {KEY_COLUMN} if self.key_format is not None else set()
+        if self.unknown_fields == UnknownFields.RESCUE:
+            reserved.add(RESCUED)
+        return NameRules(frozenset(reserved), self.refused_characters)
+
+    @cached_property
+    def registry_client(self) -> RegistryClient | None:
+        """What looks schemas up; None without a registry."""
+        return None if self.registry is None else RegistryClient(self.registry)
+
+    def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
+        """Return the decoder of plain JSON for these columns."""
+        if unknown_fields == UnknownFields.EVOLVE:
+            return GrowingJsonDecoder(schema, self.name_rules)
+        policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
+        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy)
+
+    def key_records(self, schema: pa.Schema) -> Decoder:
+        """Return the decoder of keys that are records, for the columns of these."""
+        assert self.key_format is not None
+        row = FORMATS[self.key_format]
+        # Debezium's keys are plain records, in Connect's wrapping.
+        wrapped = self.envelope is not None and Envelope.CONNECT in row.envelopes
+        keys = PayloadSettings(self.key_format, envelope=Envelope.CONNECT if wrapped else None, registry=self.registry)
+        return row.decoder(keys, schema)
+
+
+def _record_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    return RecordAsKey(schema, payload.key_records)
+
+
+def _nothing(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    raise AssertionError("it is a format of keys only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatRow:
+    """What there is to know of a format. Callables get the payload's settings.
+
+    :param decoder: makes the decoder of values, for columns.
+    :param events: makes that of change events, whose other members are nothing unknown; None: by columns for these.
+    :param key: makes the decoder of keys, for the one column that they are put into.
+    :param first_columns: the columns of a new table by the first records; None where they do not tell.
+    :param fixed_columns: the columns of a new table, where they are always the same; empty where they are not.
+    :param first_key: the type of the keys' column by the first keys; None where they do not tell.
+    :param kind: the type that a registry says its schemas have; None: it needs no registry.
+    :param schema_columns: the columns of a new table by a registry's schema.
+    :param schema_key: the type of the keys' column by a registry's schema; by default a struct of the columns.
+    :param messages: how many kinds of records a registry's schema is for (with those nested in others, if asked);
+        counting them takes 0.1 s the first time. None: it is always one.
+    :param needs_id: a record says by an id which schema it was written with, without which it can't be read.
+    :param options: arguments that go with this format alone, and what refuses values of them.
+    :param keeps_unknown: fields without a column can be rescued, or become columns.
+    :param envelopes: what may be around the row.
+    :param is_text: SQL may read its records undecoded.
+    :param positional: fields have no names: the order of the columns that the user gives says which is which.
+    :param modules: what decoding imports beyond the usual, with the distributions to install for it.
+    """
+
+    decoder: Callable[[PayloadSettings, pa.Schema], Decoder] = _nothing
+    events: Callable[[PayloadSettings, pa.Schema], Decoder] | None = None
+    key: Callable[[PayloadSettings, pa.Schema], Decoder] = _record_key
+    first_columns: Callable[[PayloadSettings, RawBatch], pa.Schema] | None = None
+    fixed_columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    first_key: Callable[[PayloadSettings, RawBatch], pa.DataType] | None = None
+    kind: str | None = None
+    schema_columns: Callable[[Found], pa.Schema] | None = None
+    schema_key: Callable[[Found], pa.DataType] | None = None
+    messages: Callable[[Found, bool], int] | None = None
+    needs_id: bool = False
+    options: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
+    keeps_unknown: bool = False
+    envelopes: tuple[Envelope, ...] = ()
+    is_text: bool = False
+    positional: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    def columns_of(self, found: Found) -> pa.Schema:
+        """Return the columns of a table for records of a registry's schema. Raises SchemaRefused."""
+        assert self.schema_columns is not None, "a registry has schemas for this format"
+        return self.schema_columns(found)
+
+    def key_of(self, found: Found) -> pa.DataType:
+        """Return the type of the column for keys of a registry's schema. Raises SchemaRefused."""
+        return pa.struct(list(self.columns_of(found))) if self.schema_key is None else self.schema_key(found)
+
+
+def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    if payload.envelope is None:
+        return payload.documents(schema, payload.unknown_fields)
+    return ConnectJsonDecoder(schema, payload.unknown_fields, OutOfRange(payload.out_of_range), payload.documents)
+
+
+def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:
+    if payload.envelope is None:
+        return infer_schema(first, rules=payload.name_rules)
+    return columns_of_connect(first, payload.name_rules, IMAGES if payload.envelope == Envelope.DEBEZIUM else ())
+
+
+def _json_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    if t.is_struct(schema.field(0).type):
+        return _record_key(payload, schema)
+    return JsonAsKey(schema, wrapped=payload.envelope is not None)
+
+
+def _json_key_type(payload: PayloadSettings, keys: RawBatch) -> pa.DataType:
+    return key_type(keys, payload.name_rules, wrapped=payload.envelope is not None)
+
+
+def _avro(payload: PayloadSettings, schema: pa.Schema, ignored: tuple[str, ...] = ()) -> Decoder:
+    return AvroDecoder(schema, payload.unknown_fields, payload.registry_client, payload.writer_schemas, ignored=ignored)
+
+
+def _bytes_key(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
+    return BytesAsKey(schema)
+
+
+FORMATS: Mapping[str, FormatRow] = {
+    KeyFormat.STRING: FormatRow(key=_bytes_key, first_key=lambda payload, keys: pa.string()),
+    Format.RAW: FormatRow(
+        decoder=lambda payload, schema: raw.RawDecoder(schema, payload.unknown_fields), is_text=True,
+        fixed_columns=raw.arrow_schema(), key=_bytes_key, first_key=lambda payload, keys: pa.binary(),
+    ),
+    Format.JSON: FormatRow(
+        decoder=_json, first_columns=_json_columns, key=_json_key, first_key=_json_key_type,
+        keeps_unknown=True, envelopes=(Envelope.CONNECT, Envelope.DEBEZIUM), is_text=True,
+    ),
+    Format.JSON_SCHEMA: FormatRow(
+        decoder=lambda payload, schema:
+            json_schema.JsonSchemaDecoder(schema, payload.unknown_fields, payload.documents),
+        kind="JSON", schema_columns=lambda found: json_schema.arrow_schema(found.text, found.references),
+        keeps_unknown=True, envelopes=(Envelope.DEBEZIUM,),
+    ),
+    Format.AVRO: FormatRow(
+        decoder=_avro, events=lambda payload, schema: _avro(payload, schema, KNOWN_MEMBERS),
+        key=lambda payload, schema: AvroDecoder(schema, UnknownFields.IGNORE, payload.registry_client, whole=True),
+        kind=AvroDecoder.kind, schema_columns=lambda found: avro_schema.arrow_schema(found.text, found.texts),
+        schema_key=lambda found: avro_schema.arrow_field(KEY_COLUMN, found.text, found.texts).type,
+        needs_id=True, options={"writer_schemas": avro_schema.parse_all}, envelopes=(Envelope.DEBEZIUM,),
+    ),
+    Format.CSV: FormatRow(
+        decoder=lambda payload, schema:
+            CsvDecoder(schema, payload.unknown_fields, payload.given, payload.csv_delimiter),
+        positional=True, options={"csv_delimiter": check_delimiter},
+    ),
+    Format.PROTOBUF: FormatRow(
+        decoder=lambda payload, schema: ProtobufDecoder(schema, payload.unknown_fields, payload.registry_client),
+        kind=ProtobufDecoder.kind, needs_id=True,
+        schema_columns=lambda found: protobuf_schema.arrow_schema(found.text, found.references, found.message),
+        messages=lambda found, nested: protobuf_schema.messages_in(found.text, found.references, nested=nested),
+        modules={"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"},
+    ),
+}  # fmt: skip
+
+
+def uses_registry(*names: object) -> bool:
+    """Tell whether records of one of these formats name schemas of a registry; None is no format."""
+    return any(FORMATS[str(name)].kind is not None for name in names if str(name) in FORMATS)

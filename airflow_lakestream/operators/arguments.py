@@ -1,0 +1,45 @@
+"""The arguments of operators: which are templated, and those that say how records are decoded."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from airflow_lakestream.config.decoding import Decoding
+from airflow_lakestream.operators.sql_template import check_written_out
+from airflow_lakestream.registry.config import refuse_secrets
+
+Init = Callable[..., None]
+
+
+def templated(init: Init, *but: str) -> Sequence[str]:
+    """Return the names of an operator's own arguments, all of which are templated but for some."""
+    parameters = inspect.signature(init).parameters.values()
+    return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
+
+
+def takes_decoding(init: Init) -> Init:
+    """Give an operator the arguments of `config.decoding`, as attributes.
+
+    They are part of the signature, by which Airflow finds those of `default_args`.
+    """
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = {one.name: inspect.Parameter(one.name, keyword, default=one.default) for one in fields(Decoding)}
+    signature = inspect.signature(init)
+    *own, others = signature.parameters.values()
+
+    @functools.wraps(init)
+    def taking(self: Any, **kwargs: Any) -> None:
+        given = {name: kwargs.pop(name, one.default) for name, one in options.items()}
+        init(self, **kwargs)
+        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        refuse_secrets(given["schema_registry"] or "")
+        check_written_out(given["sql"], given["sql_input"])
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    taking.__signature__ = signature.replace(parameters=[*own, *options.values(), others])  # type: ignore[attr-defined]
+    return taking

@@ -1,0 +1,133 @@
+"""The arguments of a landing: whoever takes some of them takes all that belong there, with the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from airflow_lakestream.cli.app import app
+from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.run.repair import Repair
+from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPERATORS: list[tuple[Any, str]] = [
+    (KafkaExtractOperator, "kafka_extract.md"),
+    (LakestreamAuditOperator, "audit.md"),
+    (SparkStreamingSubmitOperator, "spark_streaming_submit.md"),
+]
+LANDING = {one.name: one.default for one in fields(ExtractConfig)}
+# What an operator has of its own, which a landing is not told.
+OF_THE_OPERATOR = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "on_empty"}
+# Defaults that only an operator has, or that a dataclass can't have as they are.
+OTHERWISE = {"consumer_group": "{{ dag.dag_id }}", "table_properties": None}
+
+
+def parameters(operator: Any) -> dict[str, inspect.Parameter]:
+    """Return all arguments that the operator names."""
+    found: dict[str, inspect.Parameter] = {}
+    for kind in operator.__mro__:
+        if kind.__module__.startswith("airflow_lakestream."):
+            given = inspect.signature(kind.__init__).parameters.values()
+            found |= {one.name: one for one in given if one.kind is one.KEYWORD_ONLY}
+    return found
+
+
+def first_cells(page: str) -> set[str]:
+    """Return the names in the first column of a page's tables."""
+    rows = re.findall(r"^\|([^|]*)\|", (DOCS / page).read_text(), re.MULTILINE)
+    return {name for cell in rows for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_the_extract_operator_takes_what_a_landing_is_told_with_its_defaults() -> None:
+    given = parameters(KafkaExtractOperator)
+    assert set(given) - OF_THE_OPERATOR == set(LANDING)
+    for name, default in LANDING.items():
+        wanted = OTHERWISE.get(name, default)
+        assert name in ("topic", "table") or given[name].default == wanted, name
+
+
+def test_the_audit_takes_all_that_says_how_records_are_decoded_with_the_same_defaults() -> None:
+    given = parameters(LakestreamAuditOperator)
+    assert {name: given[name].default for name in DECODING} == {one.name: one.default for one in fields(Decoding)}
+    assert {name: given[name].default for name in ("tombstones", "on_data_loss")} == {
+        name: LANDING[name] for name in ("tombstones", "on_data_loss")
+    }
+    assert set(DECODING) < {one.name for one in fields(Repair)}
+
+
+def test_arguments_of_the_audit_come_from_default_args_and_are_attributes() -> None:
+    schemas = ['{"type": "record", "name": "R", "fields": []}']
+    operator = LakestreamAuditOperator(
+        task_id="audit", table="lake.t", default_args={"format": "avro"}, writer_schemas=schemas
+    )
+    assert (operator.format, operator.writer_schemas, operator.key_format) == ("avro", schemas, None)
+    with pytest.raises(TypeError, match="writer_schema"):
+        LakestreamAuditOperator(task_id="audit", table="lake.t", writer_schema="x")
+    with pytest.raises(InvalidArgument, match="schema_registry"):
+        LakestreamAuditOperator(task_id="audit", table="lake.t", schema_registry="http://me:secret@registry")
+
+
+@pytest.mark.parametrize(("operator", "page"), OPERATORS)
+def test_the_page_of_an_operator_and_its_docstring_name_its_arguments(operator: Any, page: str) -> None:
+    given = set(parameters(operator))
+    assert given - first_cells(f"operators/{page}") == set()
+    said = "".join(str(kind.__doc__) for kind in operator.__mro__ if kind.__module__.startswith("airflow_lakestream."))
+    assert {name for name in given if f"`{name}`" not in said and f":param {name}:" not in said} == set()
+
+
+@pytest.mark.parametrize(
+    ("operator", "fixed"),
+    [
+        (KafkaExtractOperator, {"allow_group_overlap"}),
+        (LakestreamAuditOperator, set()),
+    ],
+)
+def test_all_arguments_are_templated_but_those_that_say_so(operator: Any, fixed: set[str]) -> None:
+    assert set(operator.template_fields) == set(parameters(operator)) - fixed
+
+
+def test_all_arguments_of_a_stream_of_its_own_are_templated() -> None:
+    own = {"app", "app_config", "checkpoint_location", "trigger", "packages", "stall_timeout", "conf", "env_vars"}
+    assert own < set(SparkStreamingSubmitOperator.template_fields)
+    assert "deferrable" not in SparkStreamingSubmitOperator.template_fields
+
+
+@pytest.mark.parametrize("command", [("audit",), ("rejects", "replay")])
+def test_a_command_that_decodes_has_an_option_for_each_argument_that_says_how(command: tuple[str, ...]) -> None:
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    options = {option for one in found.params for option in one.opts}
+    assert {f"--{name.replace('_', '-')}" for name in DECODING} - options == set()
+    help_text = CliRunner().invoke(app, [*command, "--help"])
+    assert help_text.exit_code == 0
+
+
+@pytest.mark.parametrize("page", ["cli.md", "rejects.md"])
+def test_the_pages_of_these_commands_name_the_options(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert [name for name in DECODING if f"`--{name.replace('_', '-')}`" not in text] == []
+
+
+def test_the_landing_of_a_spark_app_takes_the_same_arguments() -> None:
+    landing = {"topic": "t", "table": "a.b", "consumer_group": "g"}
+    kafka = {"bootstrap.servers": "b"}
+    app_config = {"app": "kafka_to_iceberg", "kafka": kafka, "catalog": {}, "checkpoint_location": "/c"}
+    for name in set(LANDING) - set(_OTHERWISE) - set(landing):
+        default = {} if name == "table_properties" else LANDING[name]
+        assert AppConfig.parse({**app_config, "landing": {**landing, name: default}})
+    with pytest.raises(InvalidArgument, match=r"landing\.no_such"):
+        AppConfig.parse({**app_config, "landing": {**landing, "no_such": 1}})
