@@ -26,7 +26,7 @@ SEES = {
 }
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     """The answer; `exit_code` is that of the command line."""
 
     CLEAN = "clean"
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
     @property
     def exit_code(self) -> int:
         """0 clean, 1 damage, 2 could not look."""
-        return list(Verdict).index(self)
+        return list(AuditVerdict).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,11 @@ class AuditResult:
     repaired: Repaired | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """Clean, damage, or could not look."""
         if self.damages:
-            return Verdict.DAMAGE
-        return Verdict.COULD_NOT_LOOK if self.blind else Verdict.CLEAN
+            return AuditVerdict.DAMAGE
+        return AuditVerdict.COULD_NOT_LOOK if self.blind else AuditVerdict.CLEAN
 
     @property
     def damages(self) -> list[str]:

@@ -120,7 +120,7 @@ class TooManyRejected(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
-class MostRejected:
+class RejectLimit:
     """How many bad records a run may have: a count, or a share of those that it read.
 
     A share counts only where there are at least `least` bad records.
@@ -154,4 +154,4 @@ class MostRejected:
 
 # What holds where nothing is said. Up to half bad may be a producer that went wrong; beyond it, that what the run was
 # told of the topic is wrong is likelier. Fewer than ten say nothing of a topic: a few records sent by hand, say.
-USUAL = MostRejected(share=0.5, least=10)
+USUAL = RejectLimit(share=0.5, least=10)

@@ -39,7 +39,7 @@ class RawBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecodedBatch:
     """What became of the records of a batch: rows to land, raw records to reject, and the counts of all of them.
 
     `rejected` is None without any; its columns are those of `decode.rejected`. `rowless` are the offsets of all records

@@ -11,11 +11,11 @@ from typing import Any
 
 from airflow_lakestream.driver.backends import Backend, Handle, Job
 from airflow_lakestream.driver.backends.detached import kill_process
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
 from airflow_lakestream.driver.progress import Progress, read_progress
 from airflow_lakestream.driver.stopping import stop_driver
-from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, Verdict
+from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, SubmitAction
 from airflow_lakestream.driver.supervisor import Action, Decision, DriverState, History, JobState, Limits, OnKill
 from airflow_lakestream.driver.watch import Look, Watch
 
@@ -61,7 +61,7 @@ class Driving:
         self._submissions = Submissions(
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
-        self._beside = Beside(spec.location, spec.properties)
+        self._beside = DriverFolder(spec.location, spec.properties)
         self._begun = f"begun-{fingerprint_of({'run': spec.by})}.json"
         self._found: Found | None = None
         self._batches_before: int | None = None
@@ -162,10 +162,10 @@ class Driving:
         patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
         while True:
             found = self._submissions.find()
-            if found.verdict is Verdict.ADOPT:
+            if found.verdict is SubmitAction.ADOPT:
                 log.info("Found the driver of %s running: %s", self.spec.location, found.lease or found.handle or "new")
                 return found
-            if found.verdict is Verdict.SUBMIT:
+            if found.verdict is SubmitAction.SUBMIT:
                 try:
                     return self._submit(self._submissions.claim(found, self.spec.by))
                 except Overtaken as e:

@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
-from airflow_lakestream.driver.beside import Beside
-from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseDamaged, LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.driver_folder import DriverFolder
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
 from airflow_lakestream.driver.process_identity import ProcessIdentity, end_this_driver
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
@@ -61,7 +61,7 @@ class LeaseLost(LakestreamError, Transient):
 
 def read_lease(location: str, properties: Mapping[str, str] | None = None) -> LeaseRecord | None:
     """Return the newest lease of a checkpoint, held or not; None where there was none."""
-    return _newest(Beside(location, properties))[1]
+    return _newest(DriverFolder(location, properties))[1]
 
 
 def request_stop(
@@ -71,7 +71,7 @@ def request_stop(
 
     :param within: seconds after which the driver kills itself where that batch has not ended; None: it may take long.
     """
-    folder = Beside(location, properties)
+    folder = DriverFolder(location, properties)
     generation, record = _newest(folder)
     if record is None or record.state() is not LeaseState.HELD:
         return False
@@ -82,7 +82,7 @@ def request_stop(
 
 def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
     """Whether the holder of a lease was asked to end."""
-    return _is_for(Beside(location, properties).read(_STOP), record)
+    return _is_for(DriverFolder(location, properties).read(_STOP), record)
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
 class Lease:
     """A lease that is held, by this process. As a context manager it beats by itself, and is released at the end."""
 
-    def __init__(self, folder: Beside, location: str, record: LeaseRecord) -> None:
+    def __init__(self, folder: DriverFolder, location: str, record: LeaseRecord) -> None:
         self._folder = folder
         self._location = location
         self._record = record
@@ -137,7 +137,7 @@ class Lease:
 
         Raises LeaseHeld where a driver works on it, OtherInputs where the checkpoint belongs to something else.
         """
-        folder = Beside(location, properties)
+        folder = DriverFolder(location, properties)
         newest, known = _newest(folder)
         if known is None and newest:
             known = _before_damaged(folder, location, newest, ttl)
@@ -194,7 +194,7 @@ class Lease:
                 self._patience = time.monotonic(), float(request["within"])
         return self._stopped
 
-    def release(self, outcome: Outcome, error: str = "", terminal: bool = False) -> None:
+    def release(self, outcome: DriverOutcome, error: str = "", terminal: bool = False) -> None:
         """Let go. `error` is for people, and holds no secret; `terminal` means that a restart can't help."""
         self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
@@ -216,11 +216,11 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self.release(Outcome.STOPPED if self._stopped else Outcome.DONE)
+            self.release(DriverOutcome.STOPPED if self._stopped else DriverOutcome.DONE)
         else:
             # Texts of errors that are not ours may hold anything.
             told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
-            self.release(Outcome.FAILED, told, isinstance(error, Terminal))
+            self.release(DriverOutcome.FAILED, told, isinstance(error, Terminal))
 
     def _beat_on(self) -> None:
         while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
@@ -241,7 +241,7 @@ class Lease:
             return
         told = f"killed: its batch did not end within {within:g} s after it was asked to"
         log.error("The driver of %s is %s. What it had committed is landed.", self._location, told)
-        self.release(Outcome.STOPPED, told)
+        self.release(DriverOutcome.STOPPED, told)
         end_this_driver()
 
 
@@ -253,18 +253,18 @@ def _file(generation: int) -> str:
     return f"{_NAME}{generation:08d}.json"
 
 
-def _newest_generation(folder: Beside) -> int:
+def _newest_generation(folder: DriverFolder) -> int:
     numbers = [name.removeprefix(_NAME).removesuffix(".json") for name in folder.names() if name.startswith(_NAME)]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def _newest(folder: Beside) -> tuple[int, LeaseRecord | None]:
+def _newest(folder: DriverFolder) -> tuple[int, LeaseRecord | None]:
     """Return (the newest generation or 0, its record; None where it can't be read)."""
     generation = _newest_generation(folder)
     return generation, _record(folder, generation)
 
 
-def _record(folder: Beside, generation: int) -> LeaseRecord | None:
+def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
     content = folder.read(_file(generation)) if generation else None
     try:
         record = LeaseRecord.parse(content) if content else None
@@ -273,7 +273,7 @@ def _record(folder: Beside, generation: int) -> LeaseRecord | None:
     return record if record and record.generation == generation else None
 
 
-def _before_damaged(folder: Beside, location: str, generation: int, ttl: float) -> LeaseRecord | None:
+def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
     """Return the lease before a damaged one that is nobody's: its holder, if it lived, would have written it anew.
 
     Raises LeaseHeld as long as it may be somebody's.
@@ -287,4 +287,4 @@ def _before_damaged(folder: Beside, location: str, generation: int, ttl: float) 
     log.warning("checkpoint %s: %s is damaged, and nobody has renewed it. It is taken over.", location, name)
     before = _record(folder, generation - 1)
     # Whoever held that one has lost it to the damaged one.
-    return before and replace(before, outcome=before.outcome or Outcome.FAILED)
+    return before and replace(before, outcome=before.outcome or DriverOutcome.FAILED)

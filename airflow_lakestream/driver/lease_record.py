@@ -18,7 +18,7 @@ TTL_SECONDS = 60.0
 _NUMBERS = ("taken_at", "beat_at", "ttl")
 
 
-class Outcome(StrEnum):
+class DriverOutcome(StrEnum):
     """How a driver let go of its lease."""
 
     DONE = "done"
@@ -57,7 +57,7 @@ class LeaseRecord:
     taken_at: float = 0.0
     beat_at: float = 0.0
     ttl: float = TTL_SECONDS
-    outcome: Outcome | None = None
+    outcome: DriverOutcome | None = None
     error: str = ""
     terminal: bool = False
 
@@ -70,7 +70,7 @@ class LeaseRecord:
             times = {name: _number(known[name]) for name in _NUMBERS if name in known}
             process = ProcessIdentity.parse(value["process"])
             inputs = {str(name): str(one) for name, one in dict(known.get("inputs", {})).items()}
-            parsed = {"process": process, "inputs": inputs, "outcome": Outcome(outcome) if outcome else None}
+            parsed = {"process": process, "inputs": inputs, "outcome": DriverOutcome(outcome) if outcome else None}
             return cls(**known | {"generation": int(known["generation"])} | times | parsed)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
             raise LeaseDamaged from e

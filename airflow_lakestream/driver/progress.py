@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 
 _NAME = "progress.json"
 # The last batches that are kept; sums go on.
@@ -133,7 +133,7 @@ class ProgressLog:
     """The driver's side: adds to what earlier drivers of the checkpoint have written. Several threads may use it."""
 
     def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
-        self._folder = Beside(location, properties)
+        self._folder = DriverFolder(location, properties)
         self._progress = _read(self._folder)
         self._lock = threading.Lock()
 
@@ -167,10 +167,10 @@ class ProgressLog:
 
 def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
     """Return what is known of a checkpoint's batches; an empty one where no driver has reported yet."""
-    return _read(Beside(location, properties))
+    return _read(DriverFolder(location, properties))
 
 
-def _read(folder: Beside) -> Progress:
+def _read(folder: DriverFolder) -> Progress:
     try:
         return _parsed(folder.read(_NAME) or {})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.driver.backends import Handle
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.exceptions import LakestreamError, Transient
@@ -21,7 +21,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 _NAME = "submit-"
 
 
-class Verdict(StrEnum):
+class SubmitAction(StrEnum):
     """What a submitter finds: adopt the driver that is there, wait for one that stops, or submit."""
 
     ADOPT = "adopt"
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 class Found:
     """What is there. `generation` is of the driver to watch; `handle` and `lease` are what is known of it."""
 
-    verdict: Verdict
+    verdict: SubmitAction
     generation: int
     attempt: int = 0
     handle: Handle | None = None
@@ -70,7 +70,7 @@ class Submissions:
         self._inputs = inputs
         self._start_timeout = start_timeout
         self._properties = properties
-        self._folder = Beside(location, properties)
+        self._folder = DriverFolder(location, properties)
 
     def lease(self) -> LeaseRecord | None:
         """Return the newest lease."""
@@ -83,16 +83,16 @@ class Submissions:
         if lease and lease.state() is LeaseState.HELD:
             attempt, record = self._newest(lease.generation)
             if stop_asked(self._location, lease, self._properties):
-                return Found(Verdict.WAIT, lease.generation, attempt, _handle(record), lease)
+                return Found(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
-            return Found(Verdict.ADOPT, lease.generation, attempt, _handle(record), lease)
+            return Found(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
         generation = lease.generation + 1 if lease else 1
         attempt, record = self._newest(generation)
         handle = _handle(record)
         if record is None or not self._may_come_up(record, handle):
-            return Found(Verdict.SUBMIT, generation, attempt)
+            return Found(SubmitAction.SUBMIT, generation, attempt)
         self._check_same(str(record.get("fingerprint")), str(record.get("by")))
-        return Found(Verdict.ADOPT, generation, attempt, handle)
+        return Found(SubmitAction.ADOPT, generation, attempt, handle)
 
     def current(self) -> Found:
         """Return the driver that was submitted, or took the lease, last; whatever became of it."""
@@ -100,9 +100,9 @@ class Submissions:
         generation = lease.generation if lease else 0
         attempt, record = self._newest(generation + 1)
         if record is not None:
-            return Found(Verdict.ADOPT, generation + 1, attempt, _handle(record))
+            return Found(SubmitAction.ADOPT, generation + 1, attempt, _handle(record))
         attempt, record = self._newest(generation)
-        return Found(Verdict.ADOPT, generation, attempt, _handle(record), lease)
+        return Found(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
     def claim(self, found: Found, by: str) -> Found:
         """Take the right to launch. Raises Overtaken where another has it by now."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
@@ -148,7 +148,7 @@ def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: i
         return Sight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
     state = lease.state(now)
     if state is LeaseState.RELEASED:
-        failed = lease.outcome is Outcome.FAILED
+        failed = lease.outcome is DriverOutcome.FAILED
         return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
     if job in (JobState.FAILED, JobState.VANISHED):
         return Sight(DriverState.VANISHED, moves)

@@ -151,7 +151,7 @@ class KafkaSource(Requests):
                         return offset
         return state.marks[partition].end
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets. They are only a mirror: a failure is logged, the table is right."""
         if not offsets:
             return

@@ -119,12 +119,12 @@ class LookSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Go on where the trigger fired."""
-        from airflow_lakestream.watching.verdict import Outcome, Verdict
+        from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 
         verdict = Verdict.parse(event)
-        if verdict.outcome is Outcome.DONE:
+        if verdict.outcome is LookOutcome.DONE:
             return self._done(verdict)
-        if verdict.outcome is Outcome.TIMED_OUT:
+        if verdict.outcome is LookOutcome.TIMED_OUT:
             self._keep(context, verdict)
             text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
             if self.soft_fail:
@@ -136,13 +136,13 @@ class LookSensor(BaseSensorOperator):
 
     def _defer_unless_done(self, context: Context) -> Any:
         from airflow_lakestream.triggers.look import LookTrigger
-        from airflow_lakestream.watching.verdict import Outcome
+        from airflow_lakestream.watching.verdict import LookOutcome
 
         began = time.time()
         verdict = self._look(context, 0.0)
-        if verdict.outcome is Outcome.DONE:
+        if verdict.outcome is LookOutcome.DONE:
             return self._done(verdict)
-        if verdict.outcome is Outcome.FAILED:
+        if verdict.outcome is LookOutcome.FAILED:
             raise self._failure(context, verdict)
         log.info("Waiting in the triggerer. %s", verdict.text)
         trigger = LookTrigger(**self._trigger_kwargs(began))

@@ -20,7 +20,7 @@ from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 from airflow_lakestream.watching.asking import Check, guarded
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +91,10 @@ class LookTrigger(BaseTrigger):
             # Airflow's metrics may look for their server, and read files of their own.
             await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
             left = began + self.timeout - time.time()
-            if verdict.outcome is not Outcome.WAITING:
+            if verdict.outcome is not LookOutcome.WAITING:
                 return verdict
             if left <= 0:
-                return replace(verdict, outcome=Outcome.TIMED_OUT)
+                return replace(verdict, outcome=LookOutcome.TIMED_OUT)
             await self._say(verdict)
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
             await asyncio.sleep(max(0.0, min(pause, left)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def guarded(check: Check, places: Places, waited: float, *, forgiving: bool = Fa
         verdict = yield from check.look(places, waited)
     except Exception as e:  # noqa: BLE001  # whatever went wrong is told by the verdict, in every mode alike
         verdict = verdict_of(e, check.missing)
-    if forgiving and verdict.outcome is Outcome.FAILED and not verdict.terminal:
-        return Verdict(Outcome.WAITING, verdict.reasons, verdict.value)
+    if forgiving and verdict.outcome is LookOutcome.FAILED and not verdict.terminal:
+        return Verdict(LookOutcome.WAITING, verdict.reasons, verdict.value)
     return verdict
 
 

@@ -11,7 +11,7 @@ from airflow_lakestream.core.landing.plan import LogTruncated, TopicState
 from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.driver.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.backlog import backlog_of, topics_of
@@ -157,7 +157,7 @@ def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reas
         return ()
     if lease.state() is LeaseState.VANISHED:
         return (Reason(Cause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
-    if lease.outcome is Outcome.FAILED:
+    if lease.outcome is DriverOutcome.FAILED:
         return (Reason(Cause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
     return (Reason(Cause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
 

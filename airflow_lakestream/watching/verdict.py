@@ -23,7 +23,7 @@ class Missing(StrEnum):
     FAIL = "fail"
 
 
-class Outcome(StrEnum):
+class LookOutcome(StrEnum):
     """What becomes of the sensor. `timed out` is a waiting one whose time was over."""
 
     DONE = "done"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 class Verdict:
     """One look's result; `value` is ready for JSON. `terminal`: it fails again until somebody changes something."""
 
-    outcome: Outcome
+    outcome: LookOutcome
     reasons: tuple[Reason, ...] = ()
     value: Mapping[str, Any] | None = None
     terminal: bool = False
@@ -59,7 +59,7 @@ class Verdict:
     def parse(cls, value: Mapping[str, Any]) -> Verdict:
         """Read what `to_dict` gave."""
         reasons = tuple(Reason(Cause(one["cause"]), str(one["text"])) for one in value["reasons"])
-        return cls(Outcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
+        return cls(LookOutcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
 
 
 class NotThere(LakestreamError, Terminal):
@@ -81,7 +81,9 @@ def verdict_of(error: Exception, missing: Missing) -> Verdict:
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     terminal = isinstance(error, Terminal)
     waits = missing is Missing.WAIT and (not terminal or _may_come(error))
-    return Verdict(Outcome.WAITING if waits else Outcome.FAILED, (Reason(Cause.UNUSABLE, text),), terminal=terminal)
+    return Verdict(
+        LookOutcome.WAITING if waits else LookOutcome.FAILED, (Reason(Cause.UNUSABLE, text),), terminal=terminal
+    )
 
 
 def _may_come(error: Exception) -> bool:

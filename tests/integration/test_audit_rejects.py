@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.reject_table import rejects_of
@@ -23,7 +23,7 @@ SCHEMA = "n bigint not null"
 REJECTS = rejects_of(TABLE)
 # Offsets 1 and 3 are bad, 5 is a tombstone.
 VALUES = ['{"n": 0}', "bad", '{"n": 2}', "bad", '{"n": 4}', None, '{"n": 6}']
-CLEAN, DAMAGE = Verdict.CLEAN, Verdict.DAMAGE
+CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def audit(lake: OpenLake, *, full: bool = True, group: str = GROUP) -> AuditResu
     return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
 
 
-def both_ways(lake: OpenLake) -> tuple[Verdict, Verdict]:
+def both_ways(lake: OpenLake) -> tuple[AuditVerdict, AuditVerdict]:
     """Return what the quick and the full audit say."""
     return audit(lake, full=False).verdict, audit(lake).verdict
 

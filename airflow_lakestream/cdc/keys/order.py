@@ -52,7 +52,7 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
     if not groups and not unfinished:
         return Settled(rows)
     columns = [name for name in image_columns(rows, key) if name not in not_in]
-    told = _Told(rows, columns)
+    told = _DeletedValues(rows, columns)
     work = _Work(rows, key, columns, told, Earlier(rows, key, [int(group[0]) for group in (*groups, *unfinished)]))
     for group in groups:
         work.settle(group)
@@ -117,7 +117,7 @@ def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
 
 
 @dataclass
-class _Told:
+class _DeletedValues:
     """Which columns of deletions have what the row had, for sure: a placeholder would be the same in all of them.
 
     `saying` are the transactions whose deletions have such values: the replica identity may change between two.
@@ -151,7 +151,7 @@ class _Work:
     rows: pa.Table
     key: Sequence[str]
     columns: Sequence[str]
-    told: _Told
+    told: _DeletedValues
     earlier: Earlier
     # The version that an event gets, and events that are nothing.
     versions: dict[int, int] = field(default_factory=dict)

@@ -321,5 +321,5 @@ def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState,
         report.remaining_lag = plan.ranges.width
         return report
     report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
-    job.source.mirror({p: first_hole(entry, now.identity, p) for p in now.marks})
+    job.source.commit_offsets({p: first_hole(entry, now.identity, p) for p in now.marks})
     return report

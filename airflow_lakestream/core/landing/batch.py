@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.core.bad_records import USUAL, BadRecords, MostRejected
+from airflow_lakestream.core.bad_records import USUAL, BadRecords, RejectLimit
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.core.sharing.pieces import Files, Piece
 
 # A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
@@ -27,7 +27,7 @@ class Limits:
     max_batch_bytes: int = 256 * 2**20
     checkpoint_interval: float = 60.0
     idle_timeout: float = 0.0
-    max_rejected: MostRejected = USUAL
+    max_rejected: RejectLimit = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Decoded:
     covers: OffsetRange
     offsets: Sequence[int]
     size: int
-    outcome: Outcome | None
+    outcome: DecodedBatch | None
 
     @property
     def counts(self) -> Counts:

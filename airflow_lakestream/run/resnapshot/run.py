@@ -242,7 +242,7 @@ class _From:
         """Return where a time stands."""
         return self.inner.boundaries(state, at_ms)
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Do nothing: the rows are aside."""
 
 

@@ -28,7 +28,7 @@ from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 # A step of a look: asks, and comes to something.
 Step = Generator[Ask, Any, Any]
@@ -74,8 +74,8 @@ class FreshnessCheck:
         if self._asks_kafka(facts, now_ms):
             facts = yield from self._of_kafka(places, table, facts, now_ms)
         found = freshness(self.wanted, facts, now_ms)
-        late = Outcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else Outcome.WAITING
-        outcome = Outcome.DONE if found.fresh else late
+        late = LookOutcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else LookOutcome.WAITING
+        outcome = LookOutcome.DONE if found.fresh else late
         return Verdict(outcome, found.reasons, found.to_dict())
 
     def _asks_kafka(self, facts: Facts, now_ms: int) -> bool:

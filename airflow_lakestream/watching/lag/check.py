@@ -16,7 +16,7 @@ from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import Source
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class Lag:
         behind = [lag for lag in lags if lag.records]
         lost = self._lost()
         if not behind:
-            return Verdict(Outcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
+            return Verdict(LookOutcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
         worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
         far = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
         if not far and not is_old:
             near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is near enough, {self._text(behind, worst)}")
-            return Verdict(Outcome.DONE, (near, *lost), value)
-        outcome = Outcome.FAILED if fail else Outcome.WAITING
+            return Verdict(LookOutcome.DONE, (near, *lost), value)
+        outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
         # A partition that nothing ever came to is no other one.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
         late = 0 < len(far) < used and len(behind) < used

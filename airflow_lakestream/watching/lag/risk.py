@@ -19,7 +19,7 @@ from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate
 from airflow_lakestream.watching.lag.waiting import Asking, Unread
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import Source, ask_kafka
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 # Rates are those of so many seconds, or of less where Kafka keeps little.
 _WINDOW = 900.0
@@ -67,8 +67,8 @@ class Risk:
         short = [one for one in self.partitions if one.left.is_short(wanted)]
         reasons = [*self._short(short, wanted), *self._lost()]
         if reasons:
-            return Verdict(Outcome.FAILED, (*reasons, *self.books.reasons), self._value())
-        outcome = Outcome.WAITING if watch_for is not None and waited < watch_for else Outcome.DONE
+            return Verdict(LookOutcome.FAILED, (*reasons, *self.books.reasons), self._value())
+        outcome = LookOutcome.WAITING if watch_for is not None and waited < watch_for else LookOutcome.DONE
         least = min(self.partitions, key=lambda one: one.left.going_on, default=None)
         text = f"no unread record of {self.books.name} leaves within {span(wanted)}"
         if least is not None and math.isfinite(least.left.going_on):

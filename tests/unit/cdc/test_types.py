@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta.storage import DeltaStorage
@@ -96,7 +96,7 @@ class Mirror:
         self.config = MirrorConfig(**{**given, "key": ["id"], **arguments})
         self._next = 0
 
-    def land(self, *values: bytes) -> Outcome:
+    def land(self, *values: bytes) -> DecodedBatch:
         """Land events in one commit."""
         config = self.config
         sink: Any = (
@@ -108,7 +108,7 @@ class Mirror:
         batch = records(self._next, values)
         decoder = decoders(config)(schema, batch)
         assert decoder is not None
-        outcome: Outcome = decoder.decode(batch)
+        outcome: DecodedBatch = decoder.decode(batch)
         sink.write(outcome.rows, IDENTITY)
         sink.commit(landing_of([Event("c", 0, None, 0, 0, 0, offset) for offset in batch.offsets]))
         self._next += len(values)

@@ -17,7 +17,7 @@ _SUFFIX = ".lakestream"
 _NONCE = "nonce"
 
 
-class Beside:
+class DriverFolder:
     """The folder of one checkpoint.
 
     :param checkpoint_location: a path, or a URI as Spark takes it.
