@@ -75,7 +75,7 @@ def reset(
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 
         catalog = open_catalog(iceberg_conn)
         known = groups_seen(load(catalog, table))
@@ -88,7 +88,7 @@ def reset(
                 f"first, and is refused where {table} keeps rows of its topic at or above that.",
                 "Delete or rename the table first, or begin with start_offset=latest, to have no row twice.",
             )
-        snapshot_id = start_anew(catalog, table, lambda _: {group: Ledger(group)})
+        snapshot_id = restate_ledgers(catalog, table, lambda _: {group: Ledger(group)})
     typer.echo(
         f"{table}: {group} has no ledger from snapshot {snapshot_id} on. Its next run begins by its start_offset as if "
         "it were the first; the rows are still there."
@@ -112,7 +112,7 @@ def rebuild(
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import fitness, ledger_store
-        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, restate_ledgers
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
@@ -127,7 +127,7 @@ def rebuild(
                 raise HeadMoved(table)
             return {group: ledger}
 
-        snapshot_id = start_anew(catalog, table, decide)
+        snapshot_id = restate_ledgers(catalog, table, decide)
     typer.echo(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
     for one in rebuilt:
         counts = one.entry.counts

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.codec import (
     JournalEntry,
     LedgerProperty,
@@ -28,6 +27,7 @@ from airflow_lakestream.core.codec import (
     property_key,
 )
 from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 JOURNAL_LENGTH = 16
@@ -165,7 +165,7 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Rea
         snapshot = facts.snapshots.get(at)
         if snapshot is None or _SOURCE in snapshot.summary:
             return None
-        if (anchor := _anew(snapshot, consumer_group)) is not None:
+        if (anchor := _restated(snapshot, consumer_group)) is not None:
             return anchor.reading(above)
         landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {at}")
         if landing is not None:
@@ -200,8 +200,8 @@ def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int,
     return anchors
 
 
-def _anew(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
-    ledger = decode_anew(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
+    ledger = decode_restated(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return None if ledger is None else _Anchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
 
 
@@ -216,7 +216,7 @@ class _Chain:
         self._landings: dict[int, Landing | None] = {}
         self._sources: dict[int, int] = {}
         self._anchors: dict[int, _Anchor] = {}
-        self._anew: set[int] = set()
+        self._restated: set[int] = set()
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[tuple[str | None, ...]] = set()
 
@@ -237,10 +237,10 @@ class _Chain:
             self._parents[this] = snapshot.parent_id
         elif snapshot.sequence_number == 1:
             self._roots.add(this)
-        if (anchor := _anew(snapshot, self.consumer_group)) is not None:
+        if (anchor := _restated(snapshot, self.consumer_group)) is not None:
             self.group_seen = True
             self._anchors.setdefault(this, anchor)
-            self._anew.add(this)
+            self._restated.add(this)
         if this in self._landings:
             return
         landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
@@ -271,7 +271,7 @@ class _Chain:
             if at not in self._landings:
                 return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
             source = self._sources.get(at)
-            if source is not None and source in self._anew:
+            if source is not None and source in self._restated:
                 return None, f"snapshot {at} was cherry-picked from {source}, at which the ledger starts anew"
             if source is not None and source not in self._landings:
                 return None, f"snapshot {at} was cherry-picked from snapshot {source}, which has expired"

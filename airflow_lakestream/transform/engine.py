@@ -70,7 +70,7 @@ class Engine:
         # Whether the last batch had a bad record: then the next one is likely to have one, too.
         self.is_troubled = False
         if plan is None:
-            self._plan_anew(sql, columns)
+            self._plan_again(sql, columns)
         else:
             self._read(columns, plan.input)
             self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
@@ -81,7 +81,7 @@ class Engine:
         """What became of the statement."""
         return Plan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
 
-    def _plan_anew(self, sql: str, columns: pa.Schema) -> None:
+    def _plan_again(self, sql: str, columns: pa.Schema) -> None:
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)

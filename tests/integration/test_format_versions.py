@@ -70,7 +70,7 @@ WRITERS: dict[str, Callable[[Lake, str], object]] = {
         audit=Audit(table=TABLE, consumer_group=GROUP, topic=topic, full=True, kafka=lake.kafka)
     ).run(lake.catalog()),
     "fan-out": fans_out,
-    "ledger edit": lambda lake, topic: ledger_edit.start_anew(lake.catalog(), TABLE, lambda table: {}),
+    "ledger edit": lambda lake, topic: ledger_edit.restate_ledgers(lake.catalog(), TABLE, lambda table: {}),
     "expiry": lambda lake, topic: expiry.prepare(lake.catalog(), TABLE, expiry.ExpiryRule(older_than=0)),
 }
 

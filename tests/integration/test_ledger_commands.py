@@ -21,7 +21,7 @@ from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
@@ -249,7 +249,7 @@ def test_a_change_that_meets_another_writer_is_decided_anew(
             land_it(landed, "r3")
         return {GROUP: Ledger(GROUP), "new": Ledger("new", held.topics)}
 
-    start_anew(connections.catalog, TABLE, decide)
+    restate_ledgers(connections.catalog, TABLE, decide)
 
     assert seen == [25, 26]
     assert [entry.landed.width for entry in ledger(connections, "new").topics.values()] == [26]
@@ -260,7 +260,7 @@ def test_a_change_whose_outcome_was_not_told_is_made_once(connections: Connectio
     faulty = FaultyCatalog(connections.catalog, fault)
     before = len(connections.catalog.load_table(TABLE).snapshots())
 
-    snapshot_id = start_anew(faulty, TABLE, lambda _: {GROUP: Ledger(GROUP)})
+    snapshot_id = restate_ledgers(faulty, TABLE, lambda _: {GROUP: Ledger(GROUP)})
 
     table = connections.catalog.load_table(TABLE)
     assert len(table.snapshots()) == before + 1

@@ -110,7 +110,7 @@ def test_a_damaged_lease_on_s3_is_nobodys_after_its_time(s3: S3, place: str) -> 
     known = s3.properties()
     lost = Lease.take(place, "f", "a test", properties=known)
     open_folder(f"{place}.lakestream", known).write("lease-00000001.json", b'{"gen')
-    with pytest.raises(LeaseHeld, match=r"lease-00000001\.json of its lease is damaged"):
+    with pytest.raises(LeaseHeld, match=r"lease file lease-00000001\.json is damaged"):
         Lease.take(place, "f", "another", properties=known)
     # Its duration is over as soon as it began.
     assert Lease.take(place, "f", "another", ttl=0, properties=known).record.generation == 2

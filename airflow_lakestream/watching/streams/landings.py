@@ -15,8 +15,8 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
-from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
+from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.watching.causes import Cause, Reason, span
@@ -136,7 +136,7 @@ def look_back(
             recent.append(seen)
         elif not recent and codec.SUMMARY_LANDING_ID not in ledger_store.summary_of(snapshot):
             since.append(seen)
-        if consumer_group is not None and _begins_anew(snapshot, consumer_group):
+        if consumer_group is not None and _starts_over(snapshot, consumer_group):
             break
     expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
@@ -190,10 +190,10 @@ def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | 
     return Seen(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
 
 
-def _begins_anew(snapshot: Snapshot, consumer_group: str) -> bool:
+def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
     """Tell whether the ledger was removed here: what was landed before is none of the group's any more."""
     summary = ledger_store.summary_of(snapshot)
-    ledger = decode_anew(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+    ledger = decode_restated(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return ledger is not None and not ledger.topics
 
 

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from airflow_lakestream.core.codec import LedgerProperty, UnreadableLedger, decode_property, encode_property
 from airflow_lakestream.core.ledger import Ledger
 
-SUMMARY_ANEW = "lakestream.anew"
+SUMMARY_RESTATED = "lakestream.anew"
 
 
-def encode_anew(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
+def encode_restated(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
     """Return the summary keys that let the ledgers of these groups start anew at a snapshot."""
     texts = {group: encode_property(LedgerProperty(None, ledger, ())) for group, ledger in ledgers.items()}
-    return {SUMMARY_ANEW: json.dumps(texts, separators=(",", ":"), ensure_ascii=False)}
+    return {SUMMARY_RESTATED: json.dumps(texts, separators=(",", ":"), ensure_ascii=False)}
 
 
-def decode_anew(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
+def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
     """Return the ledger with which a group starts anew at a snapshot, or None. Raises UnreadableLedger."""
-    if (text := summary.get(SUMMARY_ANEW)) is None:
+    if (text := summary.get(SUMMARY_RESTATED)) is None:
         return None
     try:
         of_group = json.loads(text).get(consumer_group)
