@@ -1,4 +1,4 @@
-"""The closed lists of what keys and values hold, and which of them need a schema registry."""
+"""The formats of keys and values, and which of them need a schema registry."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class KeyFormat(StrEnum):
 
 
 class Envelope(StrEnum):
-    """What is wrapped around the row in a value.
+    """The wrapping around the row in a value.
 
-    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter; `DEBEZIUM` is a change event
-    with the row before and after it, with or without that.
+    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
+    with the row before and after it, with or without Connect's wrapping.
     """
 
     CONNECT = "connect"
     DEBEZIUM = "debezium"
 
 
-# What these names mean as a schema's type in a registry.
+# The names of a registry's schema types.
 SCHEMA_KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json_schema": "JSON"}
-# Formats whose records say by an id which schema they were written with, without which they can't be read.
+# Formats whose records name their schema by id, and can't be read without it.
 IDS_NEEDED = ("avro", "protobuf")

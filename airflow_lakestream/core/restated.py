@@ -1,7 +1,7 @@
-"""A ledger that starts anew: a snapshot whose summary says the whole ledger of some groups, whatever was before.
+"""A restated ledger: a snapshot whose summary holds the whole ledger of some groups, replacing what was before.
 
-So a ledger is renamed, removed or rebuilt: in the table's history, like every other change of it, and found without
-the property. A table rolled back to before such a snapshot has the old ledger again.
+Renaming, removing and rebuilding a ledger write one: the change is part of the table's history, and is found without
+the table property. A table rolled back to before such a snapshot has the old ledger again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ SUMMARY_RESTATED = "lakestream.anew"
 
 
 def encode_restated(ledgers: Mapping[str, Ledger]) -> dict[str, str]:
-    """Return the summary keys that let the ledgers of these groups start anew at a snapshot."""
+    """Return the summary keys that restate the ledgers of these groups at a snapshot."""
     texts = {group: encode_property(LedgerProperty(None, ledger, ())) for group, ledger in ledgers.items()}
     return {SUMMARY_RESTATED: json.dumps(texts, separators=(",", ":"), ensure_ascii=False)}
 
 
 def decode_restated(summary: Mapping[str, str], consumer_group: str, where: str) -> Ledger | None:
-    """Return the ledger with which a group starts anew at a snapshot, or None. Raises UnreadableLedger."""
+    """Return a group's ledger as a snapshot restates it, or None. Raises UnreadableLedger."""
     if (text := summary.get(SUMMARY_RESTATED)) is None:
         return None
     try:
         of_group = json.loads(text).get(consumer_group)
     except (ValueError, AttributeError) as e:
-        raise UnreadableLedger(where, f"not ledgers that start anew as this version writes them ({e!r}).") from e
+        raise UnreadableLedger(where, f"not restated ledgers in the form of this version ({e!r}).") from e
     return None if of_group is None else decode_property(of_group, consumer_group).base

@@ -118,7 +118,7 @@ def test_a_topic_that_was_made_anew_is_refused(lake: Lake, name: str, topic: Top
     verdict = lag(lake, **OF_TABLE, missing="wait")
     assert verdict.outcome is LookOutcome.FAILED
     assert verdict.terminal
-    assert "deleted and created anew" in verdict.text
+    assert "deleted and created again" in verdict.text
 
 
 def test_a_table_without_the_groups_ledger_names_those_that_it_has(lake: Lake, name: str) -> None:
@@ -197,7 +197,7 @@ def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
     assert verdict.outcome is LookOutcome.WAITING
     assert f"{name}[0] with 100001 unread" in verdict.text
-    assert "more than 100000 are not looked at one by one: they count as overdue" in verdict.text
+    assert "more than 100000 are not read one by one: all count as overdue" in verdict.text
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(

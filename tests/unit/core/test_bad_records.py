@@ -167,7 +167,7 @@ def test_the_error_names_the_reasons_by_how_many_there_are_the_cause_and_what_to
     assert text.startswith(f"{TABLE}: 14 of 20 records of this run are bad, more than 50% of them, and max_rejected is")
     assert "10 at stage decode: t[0] offset 5: a 1; 2 at stage sql: t[0] offset 7: b; 2 others" in text
     assert f"Likely cause: {CAUSE}." in text
-    assert "The 4 records that it had committed before stay landed." in text
+    assert "The 4 records that it committed before stay landed." in text
     assert "1.0 for any number" in text
     with pytest.raises(TooManyRejected, match=r"more than max_rejected=12\.5%\."):
         RejectLimit(share=0.125).check(TABLE, 20, bad, 0, at_commit=True)

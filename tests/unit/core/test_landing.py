@@ -389,7 +389,7 @@ def test_a_truncated_log_is_refused() -> None:
 def test_another_groups_records_are_refused_without_the_explicit_word() -> None:
     topic, table = FakeTopic({0: (0, 10)}), FakeTable()
     table.others_land("earlier", (0, 3, 8), group="other")
-    with pytest.raises(LandedByAnotherGroup, match=r"'other' has landed orders\[0\] \[3,8\)"):
+    with pytest.raises(LandedByAnotherGroup, match=r"'other' has already landed orders\[0\] \[3,8\)"):
         land(job(topic, table))
     assert not table.landed
 
