@@ -102,7 +102,7 @@ def test_keys_are_in_no_error(s3: S3, place: str) -> None:
     with pytest.raises(Exception) as caught:
         read_lease(place, wrong)
     assert "canary" not in str(caught.value)
-    with pytest.raises(InvalidArgument, match="Spark opens S3 as s3a://"):
+    with pytest.raises(InvalidArgument, match="Spark needs s3a:// for S3"):
         SparkRun(Lake(Path("/nowhere"), {"bootstrap.servers": "b"}), "t").config(checkpoint_location="s3://b/c")
 
 
