@@ -115,7 +115,7 @@ class RegistryClient:
             allowance = _ALLOWANCES.setdefault(self.config, _Allowance())
             if allowance.is_used_up:
                 raise SchemaNotFound(
-                    f"Schema {schema_id} was not requested: the registry {self._base} knew none of some "
+                    f"Schema {schema_id} was not asked for: the registry {self._base} knew none of some "
                     f"{_VAIN_AT_ONCE} other ids that records have named. Which producer writes them?"
                 )
             try:

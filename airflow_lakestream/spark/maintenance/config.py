@@ -106,9 +106,7 @@ class OrphanRemoval:
         name = "maintenance.remove_orphans.older_than"
         longest = duration("maintenance.remove_orphans.longest_run", self.longest_run)
         if self.age <= longest:
-            problem = (
-                f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of running jobs would go."
-            )
+            problem = f"{self.older_than} is not beyond longest_run, {self.longest_run}: files of runs would go."
             raise InvalidArgument(name, problem, "Let it be at least twice the longest run.")
         if self.age < _DAY:
             raise InvalidArgument(name, f"{self.older_than} is less than a day, which Iceberg refuses.")
