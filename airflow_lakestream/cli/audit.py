@@ -42,7 +42,7 @@ def audit(
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="land what is missing, make doubled rows one, in one snapshot; implies --full"),
+        typer.Option("--repair", help="land missing rows and remove doubled ones, in one snapshot; implies --full"),
     ] = False,
     value_format: Annotated[
         str | None, typer.Option("--format", help="with --repair: how values are decoded, default json")
@@ -70,13 +70,13 @@ def audit(
     ] = None,
     on_data_loss: Annotated[
         str | None,
-        typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
+        typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
-    With --repair the exit code tells how the table is afterwards; 2 says that nothing was changed.
+    With --repair the exit code is about the table after it; 2 says that nothing was changed.
     """
     with aside():
         from airflow_lakestream.audit.run import Audit
@@ -97,7 +97,7 @@ def audit(
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
-            raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
+            raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
         if "/" in table:
             result = _of_delta(table, group, topic, kafka_conn, storage_conn, full=full, repair=repair)
         else:
@@ -115,8 +115,8 @@ def _of_delta(
     table: str, group: str, topic: str | None, kafka_conn: str, storage_conn: str | None, *, full: bool, repair: bool
 ) -> AuditResult:
     if repair:
-        problem = f"{table!r} is the place of a Delta table; repairs are for Iceberg tables."
-        raise InvalidArgument("--repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
+        problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
+        raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
     storage = open_storage(storage_conn)
     from airflow_lakestream.audit.delta import DeltaAudit
 
