@@ -75,7 +75,7 @@ def test_beside_skipped_records_a_missing_row_is_still_found(lake: OpenLake, nam
     result = audit(lake)
     assert result.verdict is DAMAGE
     assert result.partitions[0].missing == RangeSet.of(name, 0, 4, 6)
-    assert any("1 records are missing in truth" in note for note in result.notes)
+    assert any("1 records are certainly missing" in note for note in result.notes)
 
 
 def test_beside_skipped_records_one_too_many_without_a_row_is_damage(

@@ -42,7 +42,7 @@ def divide(number: int) -> float:
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (fill_the_disk, "a disk is full (OSError: [Errno 28] No space left on device). Free room"),
+        (fill_the_disk, "a disk is full (OSError: [Errno 28] No space left on device). Free space"),
         (run_out_of_memory, "an executor, or a Python worker of it, ran out of memory (MemoryError). Give it more"),
         (be_killed, "a Python worker of an executor was killed, or crashed ("),
         (divide, "ZeroDivisionError: division by zero."),

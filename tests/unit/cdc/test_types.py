@@ -253,7 +253,7 @@ def test_as_text_each_value_has_its_place(tmp_path: Path, table_format: str) -> 
 
 def test_a_key_is_never_clamped(tmp_path: Path, table_format: str) -> None:
     mirror = Mirror(tmp_path, table_format, out_of_range="clamp")
-    with pytest.raises(InvalidArgument, match="would make one row of several: the key's column id"):
+    with pytest.raises(InvalidArgument, match="would merge several rows: the key's column id"):
         mirror.land(event("c", {"id": 1}, {"id": "date"}))
 
 
