@@ -55,7 +55,7 @@ def resnapshot(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="the app's checkpoint_location: refuse while it runs")
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
+    start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", help="how long to wait for Debezium's next row, such as 10m")
     ] = "5m",
@@ -102,7 +102,7 @@ def resnapshot(
             signal_topic=signal_topic,
             by_signal=not no_signal,
             since=since,
-            anew=anew,
+            start_over=start_over,
             timeout=seconds("--timeout", timeout),
             say=lambda text: typer.echo(text, err=True),
         )

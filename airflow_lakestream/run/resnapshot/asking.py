@@ -82,18 +82,18 @@ class Asking:
             raise NoSnapshot(topic, union(RangeSet.of(topic, p, begin[p], end) for p, end in looked.items()))
         return begin, found
 
-    def ask(self, signal_topic: str | None, entry: TopicEntry, *, anew: bool) -> tuple[Mapping[int, int], Snapshot]:
+    def ask(self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool) -> tuple[Mapping[int, int], Snapshot]:
         """Return where the topic ended when Debezium was asked, and its snapshot. Raises NotAnswered, NotSignalled.
 
         :param entry: what the mirror has landed.
-        :param anew: ask even if Debezium was asked already.
+        :param start_over: ask even if Debezium was asked already.
         """
         state = self.source.look()
         recent = self._search({p: max(m.low, m.end - _LOOK_BACK) for p, m in state.marks.items()})
         recent.look(state, self.stop)
         origin = recent.origin or origin_of_topic(state.identity.topic)
         topic = SignalTopic(self.connection, self.where, signal_topic or f"{origin.prefix}-signal", origin.prefix)
-        asked = None if anew else self._asked_before(topic, origin.collection, state, entry)
+        asked = None if start_over else self._asked_before(topic, origin.collection, state, entry)
         if asked is None:
             self.say(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} again.")
             asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)

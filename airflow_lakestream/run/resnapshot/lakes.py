@@ -89,7 +89,7 @@ class Tables:
             raise InvalidArgument("table", f"there is no table {table}.")
         note = properties.get(MIRROR)
         if note is None:
-            raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read anew.")
+            raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read again.")
         held = json.loads(note)
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))
 

@@ -90,7 +90,7 @@ class Resnapshot:
     :param signal_topic: default: Debezium's, `<topic.prefix>-signal`.
     :param by_signal: ask Debezium; otherwise use the last snapshot in the topic.
     :param since: where to begin looking for that snapshot, by partition.
-    :param anew: discard what an earlier run left.
+    :param start_over: discard what an earlier run left.
     :param timeout: seconds without a row after which Debezium counts as not answering.
     :param say: called with progress messages.
     """
@@ -104,7 +104,7 @@ class Resnapshot:
     signal_topic: str | None = None
     by_signal: bool = True
     since: Mapping[int, int] = field(default_factory=dict)
-    anew: bool = False
+    start_over: bool = False
     timeout: float = 300
     say: Callable[[str], object] = log.info
     stop: threading.Event = field(default_factory=threading.Event)
@@ -116,7 +116,7 @@ class Resnapshot:
         """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and what a landing raises."""
         tables = Tables(lake, self.table)
         held = tables.design()
-        if self.anew:
+        if self.start_over:
             tables.drop_aside()
         begun = tables.aside_id()
         state = tables.sink(self.consumer_group, soft_delete=held.soft_delete).load(_run_of(begun or "none"))
@@ -152,7 +152,7 @@ class Resnapshot:
         asking = Asking(self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop)
         if self.by_signal:
             entry = ledger.entry(source.identity())
-            begin, snapshot = asking.ask(self.signal_topic, entry, anew=self.anew)
+            begin, snapshot = asking.ask(self.signal_topic, entry, start_over=self.start_over)
         else:
             begin, snapshot = asking.find(self.since)
         starts = {**begin, **snapshot.starts}
