@@ -209,7 +209,7 @@ def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_t
     lake.table().append(lake.table().scan(row_filter="_kafka_offset = 4").to_arrow())
     with pytest.raises(InvalidArgument, match=r"sql: .* through SQL that reads raw records"):
         Repair(audit=look).run(lake.catalog())
-    with pytest.raises(RecordsWithoutRow, match="1 are filtered"):
+    with pytest.raises(RecordsWithoutRow, match="1 are now filtered"):
         Repair(audit=look, sql=ALL + " WHERE json_value(value, '$.n') <> '4'").run(lake.catalog())
     assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is AuditVerdict.CLEAN
     assert lake.offsets() == at(0, range(0, 10, 2))

@@ -82,7 +82,9 @@ class Asking:
             raise NoSnapshot(topic, union(RangeSet.of(topic, p, begin[p], end) for p, end in looked.items()))
         return begin, found
 
-    def ask(self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool) -> tuple[Mapping[int, int], Snapshot]:
+    def ask(
+        self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
+    ) -> tuple[Mapping[int, int], Snapshot]:
         """Return where the topic ended when Debezium was asked, and its snapshot. Raises NotAnswered, NotSignalled.
 
         :param entry: what the mirror has landed.
