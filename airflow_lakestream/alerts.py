@@ -1,6 +1,6 @@
-"""Callbacks for those who watch streams: one line in the log, and a count in the metrics. Notifiers go in their place.
+"""Callbacks for people who watch streams: one line in the log and a count in the metrics. Replace them by notifiers.
 
-Airflow calls `tell` where a task fails, and `tell_deadline`, in the triggerer, where a run misses its deadline.
+Airflow calls `tell` when a task fails, and `tell_deadline`, in the triggerer, when a run misses its deadline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def tell(context: Mapping[str, Any]) -> None:
-    """Say which stream is not as it should be, and why. For `on_failure_callback`."""
+    """Log which stream is not as it should be, and why. For `on_failure_callback`."""
     ti, stream = context["ti"], vars(context["ti"].task)
     what = stream.get("table") or stream.get("checkpoint_location") or ti.task_id
     log.error("ALERT %s.%s, %s: %s", ti.dag_id, ti.task_id, what, context.get("exception"))
@@ -24,15 +24,15 @@ def tell(context: Mapping[str, Any]) -> None:
 
 
 async def tell_deadline(context: Mapping[str, Any] | None = None, **more: Any) -> str:
-    """Say which run took too long, and return that. For a `DeadlineAlert`.
+    """Log which run took too long, and return the text. For a `DeadlineAlert`.
 
-    :param context: of Airflow: the run, and its deadline.
-    :param more: what the alert's `kwargs` say.
+    :param context: Airflow's: the run and its deadline.
+    :param more: the alert's `kwargs`.
     """
     run = dict((context or {}).get("dag_run") or {})
     due = dict((context or {}).get("deadline") or {}).get("deadline_time", "its deadline")
     text = f"ALERT run {run.get('dag_run_id', '?')} of {run.get('dag_id', '?')} was not done at {due}"
-    # In a thread, as triggers log; Airflow's metrics may look for their server, and read files of their own.
+    # In a thread, as triggers log: Airflow's metrics may look up their server and read files.
     await asyncio.to_thread(log.error, "%s%s", text, "".join(f", {name}: {value}" for name, value in more.items()))
     await asyncio.to_thread(measure_alert, "deadline", {"dag_id": str(run.get("dag_id", ""))})
     return text

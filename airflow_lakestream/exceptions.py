@@ -1,7 +1,7 @@
-"""Every error that this package raises on purpose.
+"""The base classes of all errors that this package raises on purpose.
 
-One root, so that a caller can catch "anything from lakestream". `Terminal` and `Transient` are markers: only the
-operators read them, to tell Airflow whether a retry can help. Facts are attributes, the remedy stands in the text.
+There is one root, so that a caller can catch any error of lakestream. `Terminal` and `Transient` are markers: only the
+operators read them, to tell Airflow whether a retry can help. Facts are attributes; the text says what to do.
 """
 
 from __future__ import annotations

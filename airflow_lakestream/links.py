@@ -1,4 +1,4 @@
-"""Links on a task's page, there as soon as the driver is: the operator pushes them while the task runs."""
+"""Links on a task's page: the operator pushes them while the task runs, as soon as the driver is there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class _PushedLink(BaseOperatorLink):
-    """A link whose address the operator has pushed."""
+    """A link whose address the operator pushes."""
 
     name = ""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """Return the address that was pushed; empty as long as there is none."""
+        """Return the pushed address; empty until there is one."""
         try:
             value: Any = XCom.get_value(key=self.xcom_key, ti_key=ti_key)
         except Exception:  # noqa: BLE001  # a link that can't be had is no reason to fail a task
@@ -26,7 +26,7 @@ class _PushedLink(BaseOperatorLink):
 
 
 class SparkUILink(_PushedLink):
-    """The driver's own pages: its batches, jobs and executors."""
+    """The Spark UI of the driver: its batches, jobs and executors."""
 
     name = "Spark UI"
 
@@ -38,12 +38,12 @@ class DriverLogLink(_PushedLink):
 
 
 class TopicLink(_PushedLink):
-    """The topic's page, in whatever shows topics: `topic_url` says where."""
+    """The topic's page in a topic browser; `topic_url` is its address."""
 
     name = "Topic"
 
 
 class TableLink(_PushedLink):
-    """The table's page, in whatever shows tables: `table_url` says where."""
+    """The table's page in a table browser; `table_url` is its address."""
 
     name = "Table"

@@ -1,6 +1,6 @@
-"""What is measured, under which names: `lakestream.*`, through Airflow's own metrics. See docs/metrics.md.
+"""The metrics, named `lakestream.*`, sent through Airflow's own. See docs/metrics.md.
 
-Counters and timers are sent as things happen, so a run that fails has told what it landed.
+Counters and timers are sent as things happen: even a run that fails has reported what it landed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "lakestream"
 _SIZE = "added-files-size"
-# Of a sensor's value, which gauges it sets.
+# A sensor's values, and the gauges that they set.
 _OF_SENSORS: Mapping[str, Mapping[str, str]] = {
     "freshness": {"age": "freshness"},
     "checkpoint_lag": {"lag": "lag", "seconds": "lag_seconds"},
     "retention_risk": {"time_left": "time_left"},
 }
-# What tells one stream from another; of a sensor those that it has.
+# The tags that identify a stream; a sensor has some of them.
 _OF_STREAM = ("table", "topic", "consumer_group")
 
 
 def tags_of(ti: Any, stream: Mapping[str, Any], **more: str) -> dict[str, str]:
-    """Return the tags of a task's metrics: dag_id, task_id, and of table, topic and consumer group what is known.
+    """Return the tags of a task's metrics: dag_id, task_id, and table, topic and consumer group if known.
 
-    :param ti: the task instance; None where nobody knows it.
+    :param ti: the task instance; None if unknown.
     """
     task = {} if ti is None else {"dag_id": ti.dag_id, "task_id": ti.task_id}
     return {**task, **{name: str(stream[name]) for name in _OF_STREAM if stream.get(name)}, **more}
 
 
 class LandingMeter:
-    """Told of each commit of a run in the worker.
+    """Measures each commit of a run in the worker.
 
-    :param tags: as `tags_of` gives them.
-    :param catalog: of the table, which knows how much a commit has written; None where that can't be asked.
+    :param tags: from `tags_of`.
+    :param catalog: the table's, to ask how many bytes a commit wrote; None if it can't be asked.
     """
 
     def __init__(self, tags: Mapping[str, str], catalog: Any = None) -> None:
@@ -70,7 +70,7 @@ class LandingMeter:
 
 
 def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
-    """Set how many offsets are left; None where that is not known."""
+    """Set how many offsets are left; does nothing for None."""
     if offsets is not None:
         _gauge("lag", offsets, tags)
 
@@ -100,7 +100,7 @@ def measure_alert(kind: str, tags: Mapping[str, str]) -> None:
 
 
 def measure_look(check: str, value: Mapping[str, Any] | None, tags: Mapping[str, str]) -> None:
-    """Set what a sensor's look has found."""
+    """Set the gauges from a sensor's look."""
     for name, gauge in _OF_SENSORS.get(check, {}).items():
         if value is not None and value.get(name) is not None:
             _gauge(gauge, value[name], tags)

@@ -1,4 +1,4 @@
-"""All ledgers of a table side by side: what the audited group promises, and what any group accounts for."""
+"""All ledgers of a table: what the audited group holds, and what any group accounts for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.iceberg import ledger_store
 
 
 class NoLedger(LakestreamError, Terminal):
-    """The group has no ledger on the table, or none of the topic."""
+    """The group has no ledger on the table, or the ledger does not have the topic."""
 
     def __init__(self, table: str, consumer_group: str, known: tuple[str, ...], topic: str | None = None) -> None:
         what = "no ledger" if topic is None else f"nothing of topic {topic!r} in its ledger"
@@ -41,7 +41,7 @@ class Books:
 
     @classmethod
     def made(cls, table: str, group: str, ledgers: dict[str, Ledger], topic: str | None) -> Books:
-        """Put ledgers side by side. Raises NoLedger where the group, or the topic in it, has none."""
+        """Collect ledgers. Raises NoLedger if the group has none, or its ledger lacks the topic."""
         books = cls(group, ledgers)
         known = tuple(name for name, ledger in ledgers.items() if ledger.topics)
         if not books.own.topics:
@@ -70,7 +70,7 @@ class Books:
         return tuple(identity for identity in self.own.topics if identity.topic == topic)
 
     def own_entry(self, topic: str) -> TopicEntry:
-        """Return the audited group's books of a topic, all its incarnations together."""
+        """Return the audited group's books of a topic, all incarnations together."""
         return sum((self.own.entry(identity) for identity in self.identities(topic)), TopicEntry())
 
     def landed(self, identity: TopicIdentity) -> RangeSet:
@@ -78,7 +78,7 @@ class Books:
         return self.own.entry(identity).landed
 
     def allowed(self, key: PartitionKey, identity: TopicIdentity | None = None) -> Tally:
-        """Count how many landings hold each offset of a partition: of one incarnation, or of any."""
+        """Count how many landings hold each offset of a partition, of one incarnation or of any."""
         tally = Tally()
         for _, of, entry in self.entries():
             if identity in (None, of):
@@ -91,7 +91,7 @@ class Books:
         return sum((entry.counts for _, of, entry in self.entries() if topic in (None, of.topic)), Counts())
 
     def partitions(self, topics: Iterable[str]) -> set[PartitionKey]:
-        """Return the partitions of these topics that stand in the audited group's ledger."""
+        """Return the partitions of these topics in the audited group's ledger."""
         found: set[PartitionKey] = set()
         for topic in topics:
             entry = self.own_entry(topic)
@@ -99,7 +99,7 @@ class Books:
         return found
 
     def complete(self, facts: PartitionFacts) -> PartitionFacts:
-        """Add to what was found in one partition what the audited group's ledger says of it."""
+        """Add what the audited group's ledger says of a partition to what was found there."""
         entry = self.own_entry(facts.topic)
         key = facts.topic, facts.partition
         return replace(
@@ -111,7 +111,7 @@ class Books:
         )
 
     def before(self, topic: str) -> RangeSet:
-        """Return the offsets of a topic below where the audited group began: what is there is none of its business."""
+        """Return a topic's offsets below the audited group's beginning, which the audit does not judge."""
         return union(RangeSet.of(topic, p, 0, offset) for p, offset in self.own_entry(topic).origin.items())
 
     def landed_by_anyone(self, topic: str) -> RangeSet:
@@ -123,14 +123,14 @@ class Books:
         return union(entry.landed for group, of, entry in self.entries() if group != self.group and of.topic == topic)
 
     def entries(self) -> Iterator[tuple[str, TopicIdentity, TopicEntry]]:
-        """Yield each group with each incarnation of a topic that it has landed, and its books of that."""
+        """Yield each group with each landed incarnation of a topic, and the books of it."""
         for group, ledger in self.ledgers.items():
             for identity, entry in ledger.topics.items():
                 yield group, identity, entry
 
 
 def groups_seen(table: Table) -> tuple[str, ...]:
-    """Return the groups with a ledger property, and those whose landings only the snapshots still tell of."""
+    """Return the groups with a ledger property, and those that only snapshots' landings name."""
     in_summaries = {
         group
         for snapshot in table.metadata.snapshots

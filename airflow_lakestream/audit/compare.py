@@ -1,4 +1,4 @@
-"""One partition judged: what the ledgers say, what Kafka shows, what the table holds. Pure, no I/O."""
+"""The verdict on one partition, from what the ledgers say, Kafka shows, and the table holds. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.audit.tally import Segments, Tally
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
-# So many entries of the longest tally are compared at once.
+# How many entries of the longest tally are compared at once.
 _WINDOW = 200_000
 
 
@@ -30,11 +30,10 @@ class Doubled:
 class PartitionFacts:
     """What is known of one partition.
 
-    `landed` is what the audited group's ledger holds, `required` how many landings of the topic's current incarnation
-    hold an offset, over all groups, `allowed` how many of any incarnation. `before` are the offsets below where the
-    audited group began. `readable` are the offsets at which Kafka
-    showed a record, `shown` the ranges that it was read in; `rows` counts the table's rows, `rejected` the records in
-    its reject table that count.
+    `landed` is what the audited group's ledger holds. `required` counts how many landings of the topic's current
+    incarnation hold an offset, over all groups; `allowed` counts those of any incarnation. `before` are the offsets
+    below the audited group's beginning. `readable` are the offsets at which Kafka showed a record, `shown` the ranges
+    that were read. `rows` counts the table's rows, `rejected` the records in its reject table that count.
     """
 
     topic: str
@@ -55,15 +54,15 @@ class PartitionFacts:
 class PartitionAudit:
     """The verdict on one partition.
 
-    `missing`: readable in Kafka, in the ledger, and fewer rows and rejected records than landings. `doubled`: more
-    rows than landings. `both`: a row, and a rejected record beside it. `rejected_twice`: no row, and more rejected
-    records than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows at what is no
-    position. `before`: rows that no ledger knows, below where the group began: another tool's, no damage; there are
-    `rows_before` of them. `not_verifiable`: landed, but Kafka shows
-    that part of the log no more, or was not asked; or without a row where the ledger counts skipped and filtered
-    records, which have none. `lost` and `forgotten` are the ledger's receipts, no damage.
+    `missing`: readable in Kafka and in the ledger, but with fewer rows and rejected records than landings. `doubled`:
+    more rows than landings. `both`: a row and a rejected record. `rejected_twice`: no row, and more rejected records
+    than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows whose position no record can
+    have. `before`: rows without a ledger, below the group's beginning; they are another tool's and no damage;
+    `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the log, or was not
+    asked; or without a row where the ledger counts skipped and filtered records, which have none. `lost` and
+    `forgotten` are the ledger's receipts, and no damage.
 
-    `rejected` counts the rejected records, `rejected_too_many` those of them in `both` and `rejected_twice`.
+    `rejected` counts the rejected records; `rejected_too_many` those of them in `both` and `rejected_twice`.
     """
 
     topic: str
@@ -90,16 +89,16 @@ class PartitionAudit:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether rows are missing, doubled or of unknown origin, or rejected records there too often."""
+        """Whether rows are missing, doubled or of unknown origin, or rejected records are there too often."""
         found = self.missing or self.doubled or self.both or self.rejected_twice or self.unexpected
         return bool(found) or self.odd is not None
 
     def with_rows(self, asked: RangeSet) -> RangeSet:
-        """Return those of the asked offsets that have rows."""
+        """Return the asked offsets that have rows."""
         return self._among(asked, self.tally)
 
     def with_rejects(self, asked: RangeSet) -> RangeSet:
-        """Return those of the asked offsets that have rejected records."""
+        """Return the asked offsets that have rejected records."""
         return self._among(asked, self.rejects)
 
     def _among(self, asked: RangeSet, there: Tally) -> RangeSet:
@@ -110,7 +109,7 @@ class PartitionAudit:
 
 
 def compare(facts: PartitionFacts) -> PartitionAudit:
-    """Judge one partition, a stretch of offsets after the other: what is compared at once bounds the memory."""
+    """Judge one partition, one stretch of offsets after the other, which bounds the memory."""
     topic, partition = facts.topic, facts.partition
     tallies = {
         "landed": Tally(facts.landed.intervals(topic, partition)),
@@ -188,7 +187,7 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
 
 
 def _joined(doubled: Iterable[Doubled]) -> tuple[Doubled, ...]:
-    """Put together what a border between two stretches has cut."""
+    """Join what a border between two stretches has cut."""
     found: list[Doubled] = []
     for one in doubled:
         if found and found[-1].until_offset == one.from_offset and found[-1].times == one.times:

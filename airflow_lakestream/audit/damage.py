@@ -1,4 +1,4 @@
-"""What of an audit's findings a repair sets right, by topic, and what it leaves alone. Pure, no I/O."""
+"""Which of an audit's findings a repair fixes, by topic, and which it leaves. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 
 @dataclass(frozen=True, slots=True)
 class TopicDamage:
-    """The damage of one topic that a repair takes on.
+    """The damage of one topic that a repair fixes.
 
     `missing`, `doubled` and `unexpected` are the audit's ranges without those that are left alone. `beside` has a row
-    and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka shows no more and that have
-    neither; `rows_gone` of them had, by the counts. `rejected` are the damaged offsets that have a rejected record, and
-    `rejects_lacking` says how many more the ledger counts than there are (fewer, below 0). `odd` says which rows of the
-    topic are at what is no position.
+    and a rejected record, or several rejected ones. `gone` are landed offsets that Kafka no longer shows and that have
+    neither; by the counts, `rows_gone` of them had a row. `rejected` are the damaged offsets with a rejected record;
+    `rejects_lacking` is how many more the ledger counts than there are (negative: fewer). `odd` describes rows of the
+    topic whose position no record can have.
     """
 
     identity: TopicIdentity
@@ -38,16 +38,16 @@ class TopicDamage:
 
     @property
     def ranges(self) -> RangeSet:
-        """All that is to be read again."""
+        """All offsets to read again."""
         return self.missing | self.doubled | self.beside | self.unexpected
 
 
 @dataclass
 class Damage:
-    """The damage by topic, and in words what is left alone.
+    """The damage by topic, and descriptions of what is left alone.
 
-    `lost` are the lost data files that go out of the table's metadata, since all that they held is put back, or written
-    off.
+    `lost` are the lost data files that go out of the table's metadata, since all that they held is landed again or
+    written off.
     """
 
     topics: list[TopicDamage] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Damage:
 
 
 def damage_of(result: AuditResult, books: Books) -> Damage:
-    """Say what of a full audit's findings a repair takes on."""
+    """Decide which findings of a full audit a repair fixes."""
     damage = Damage()
     for topic in sorted({one.topic for one in result.partitions} & set(books.topics)):
         audits = [one for one in result.partitions if one.topic == topic]
@@ -103,14 +103,14 @@ def _of_topic(
     counts = books.counts(topic)
     whole.spares_files |= bool(missing & theirs)
     if counts.skipped or counts.filtered:
-        # A file that held each offset between its bounds held a row for each.
+        # A file that held each offset between its bounds once had a row for each.
         held = missing & union(one.ranges for one in result.lost_files)
         left += _left(missing - held, "which of them were skipped or filtered, the ledger does not tell")
         whole.spares_files |= any(not one.ranges for one in result.lost_files)
         missing, beyond = held, 0
     gone = _without_rows(audits) & entry.landed - theirs - entry.forgotten - entry.lost
     if beyond and not gone:
-        left.append(f"{topic}: {beyond} rows more are missing, of records that compaction has taken since.")
+        left.append(f"{topic}: {beyond} more rows are missing, of records that compaction has removed since.")
     damage = TopicDamage(
         identity=identities[0],
         entry=entry,
@@ -137,7 +137,7 @@ def _doubled(audits: Iterable[PartitionAudit]) -> RangeSet:
 
 
 def _without_rows(audits: Iterable[PartitionAudit]) -> RangeSet:
-    """Return the landed offsets that Kafka shows no more and that have neither a row nor a rejected record."""
+    """Return landed offsets that Kafka no longer shows and that have neither a row nor a rejected record."""
     asked = ((one, one.not_verifiable) for one in audits)
     return union(ranges - one.with_rows(ranges) - one.with_rejects(ranges) for one, ranges in asked)
 

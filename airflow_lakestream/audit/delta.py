@@ -1,4 +1,4 @@
-"""The audit of a Delta table: other ways to its ledgers and rows, the same judgement as of an Iceberg table."""
+"""The audit of a Delta table: its own way to ledgers and rows, and the same judgement as for Iceberg."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class DeltaAudit(Audit):
     """What to audit; `table` is the path or URI of a Delta table."""
 
     def check_place(self) -> None:
-        """Raise InvalidArgument for what can't be the place of a Delta table."""
+        """Raise InvalidArgument if this can't be the path or URI of a Delta table."""
         check_location(self.table)
 
     def look(self, storage: DeltaStorage) -> AuditResult:
-        """Look. Nothing is changed, in Kafka or in the table.
+        """Audit the table. Nothing is changed, in Kafka or in the table.
 
-        Raises InvalidArgument where there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
+        Raises InvalidArgument if there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,
         UnreadableTable, and the errors of the Kafka side.
         """
         main, rejects = _both(storage, self.table)
@@ -77,12 +77,12 @@ class DeltaAudit(Audit):
 
 
 def _both(storage: DeltaStorage, table: str) -> tuple[Head, Head | None]:
-    """Load a table and its reject table, None without one, as they belong together."""
+    """Load a table and its reject table, None without one, in versions that belong together."""
     main = _open(storage, table)
     while True:
         rejects = storage.open(rejects_of(table))
         again = _open(storage, table)
-        # Rejected records are removed after a commit to the main table: what was loaded before it would lack them.
+        # Load the reject table last: rejected records are removed only after the main table's commit.
         if again.version == main.version:
             return main, rejects
         main = again
@@ -103,7 +103,7 @@ def _files(head: Head) -> Iterator[Add]:
 
 
 def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Books) -> list[LostFile]:
-    """Return the lost files, and leave them out. Raises UnreadableTable where the store does not tell."""
+    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer."""
     store = storage.store(head.table)
 
     def size_of(path: str) -> int:
@@ -135,7 +135,7 @@ def _count(parts: Iterator[Any], topic: str | None) -> RowsFound:
 
 
 def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) -> RowsFound:
-    """Count by position the rejected records that count for any of the groups."""
+    """Count, by position, the rejected records that count for any of the groups."""
     settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main))
     store, found = storage.store(rejects.table), RowsFound()
     for add in _files(rejects):
@@ -149,12 +149,12 @@ def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) ->
 
 
 def _statistics(head: Head) -> TableFiles:
-    """Read what the log says of the live files: no data file is opened."""
+    """Read what the log says of the live files; no data file is opened."""
     return TableFiles([_facts(add) for add in _files(head)])
 
 
 def _check_counted(head: Head) -> None:
-    """Raise UnreadableTable where the log does not say how many rows there are."""
+    """Raise UnreadableTable if the log does not say how many rows there are."""
     if path := next((add["path"] for add in _files(head) if add["stats"]["numRecords"] is None), None):
         raise UnreadableTable(head.table, ValueError(f"its log does not say how many rows {path} has; --full reads it"))
 
@@ -163,6 +163,6 @@ def _facts(add: Add) -> FileFacts:
     stats, path = add["stats"], add["path"]
     topic, partition, offset = (bounds_of(add, name) for name in COORDINATES)
     rows = stats["numRecords"]
-    # The values of a partition are in the log itself.
+    # Partition values are in the log itself.
     nulls = [0 if name in add["partitionValues"] else stats["nullCount"].get(name) for name in COORDINATES]
     return FileFacts(path, rows or 0, nulls[-1], topic, partition, offset, add["size"], partly(nulls))

@@ -1,4 +1,4 @@
-"""The full audit: every row's position against every record that Kafka still shows. Pure, once both are read."""
+"""The full audit: every row's position against every record that Kafka still shows. Pure, after both are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_lakestream.core.ranges import RangeSet
 def judge_topic(
     result: AuditResult, books: Books, rows: RowsFound, rejected: RowsFound, topic: str, log: LogFound | None
 ) -> None:
-    """Add the verdict on one topic's partitions; `log` is None when Kafka has the topic no more."""
+    """Add the verdict on one topic's partitions; `log` is None if Kafka no longer has the topic."""
     audits = []
     odd = {(one.topic, one.partition): one for one in rows.odd if one.topic is not None and one.partition is not None}
     for key in sorted({*books.partitions([topic]), *(key for key in (*rows.tallies, *odd) if key[0] == topic)}):
@@ -38,9 +38,9 @@ def judge_topic(
 
 
 def _count(result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit]) -> list[PartitionAudit]:
-    """Compare the counts too: they tell of rows where Kafka shows no record any more."""
+    """Also compare the counts: they cover offsets for which Kafka no longer shows records."""
     counts = books.counts(topic)
-    # They have neither a row nor a rejected record, and the ledger counts them without their offsets.
+    # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
     passed = counts.skipped + counts.filtered
     missing = sum(audit.rows_missing for audit in audits)
     found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits)
@@ -63,6 +63,6 @@ def _count(result: AuditResult, books: Books, topic: str, audits: list[Partition
     if missing:
         result.notes.append(
             f"{topic}: up to {passed} of the offsets called missing were skipped or filtered; {certain} records are "
-            "missing in truth."
+            "certainly missing."
         )
     return audits

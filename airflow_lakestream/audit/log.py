@@ -1,4 +1,4 @@
-"""Which records Kafka can still show of the landed ranges."""
+"""Which records of the landed ranges Kafka still shows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from airflow_lakestream.core.ports import OffsetsGone, Reader, Source
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Transient
 
-# Reading a hole of the ledger costs less than another consumer, which each further range of a partition takes.
+# Reading a small hole costs less than the further consumer that each further range of a partition needs.
 _BRIDGE = 100_000
 _TRIES = 10
 
 
 class AuditStopped(LakestreamError, Transient):
-    """The audit was told to stop."""
+    """The audit was asked to stop."""
 
     def __init__(self) -> None:
         super().__init__("the audit was stopped before it had read the topic; nothing was changed.")
@@ -27,7 +27,7 @@ class AuditStopped(LakestreamError, Transient):
 
 @dataclass
 class LogFound:
-    """`readable` counts the offsets at which there is a record, `shown` are the landed ranges that were read."""
+    """`readable` counts the offsets that have a record; `shown` are the landed ranges that were read."""
 
     identity: TopicIdentity
     readable: dict[PartitionKey, Tally] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class LogFound:
 def read_log(
     landed_of: Callable[[TopicIdentity], RangeSet], source: Source, reader: Reader, stop: threading.Event
 ) -> LogFound:
-    """Read what is left of the ranges landed of the incarnation that is there; what retention takes is left out.
+    """Read what is left of one incarnation's landed ranges; what retention removes meanwhile is left out.
 
     Raises the errors of source and reader, and AuditStopped.
     """
@@ -61,11 +61,11 @@ def read_log(
         except OffsetsGone:
             if number == _TRIES - 1:
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def bridged(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-    """Join ranges with a small hole between them: what is read there beyond the landed ranges is not asked for."""
+    """Join ranges with a small hole between them; what is read in the hole is ignored."""
     last: OffsetRange | None = None
     for r in ranges:
         if last is not None and _are_near(last, r):

@@ -1,4 +1,4 @@
-"""Whether the files of a table are there, as long as its metadata says: one look at each, at the store, none opened."""
+"""Finds files that are missing or have another size than the metadata says: one request for each, none is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.core.ranges import RangeSet
 
-# Requests to a store under way at once: ten thousand files take seconds, and no store minds.
+# Parallel requests to a store: ten thousand files take seconds, and stores bear it.
 AT_ONCE = 32
 
 SizeOf = Callable[[str], int]
@@ -18,10 +18,10 @@ SizeOf = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class LostFile:
-    """A live file that is gone (`found` is None), or has not the size, in bytes, that the metadata says.
+    """A live file that is gone (`found` is None), or has another size, in bytes, than the metadata says.
 
-    `ranges` are the records that it held for certain, nothing where that can't be known; `nulls` of its rows have no
-    offset, None where that is not known. `is_data` is False for a file of deletes.
+    `ranges` are the records that it surely held, empty if unknown; `nulls` is how many of its rows have no offset, None
+    if unknown. `is_data` is False for a delete file.
     """
 
     path: str
@@ -34,12 +34,12 @@ class LostFile:
 
     @property
     def text(self) -> str:
-        """What it says to people."""
+        """The finding as text."""
         what = "data file" if self.is_data else "delete file"
         state = "is gone" if self.found is None else f"has {self.found} bytes instead of {self.size}"
         if not self.is_data:
             return f"{what} {self.path} {state}: which rows it deletes can't be told"
-        held = str(self.ranges) if self.ranges else "which of them, its statistics do not tell for certain"
+        held = str(self.ranges) if self.ranges else "its statistics do not say for certain which of them"
         return f"{what} {self.path} {state}, with {self.rows} rows: {held}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,10 +54,10 @@ class LostFile:
 
 
 def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFacts], str | None]) -> list[LostFile]:
-    """Look at each file, and leave those that are lost out of `files`; return them.
+    """Look at each file, and remove the lost ones from `files`; return them.
 
-    :param size_of: returns a file's size in bytes. Raises FileNotFoundError for one that is gone.
-    :param topic_of: returns the one topic that a file holds rows of; None where it may be several.
+    :param size_of: returns a file's size in bytes. Raises FileNotFoundError if it is gone.
+    :param topic_of: returns the one topic whose rows a file holds; None if there may be several.
 
     Raises what `size_of` raises.
     """

@@ -1,4 +1,4 @@
-"""Rows that claim a position which no record can have: another writer's, however they came about. Pure, no I/O."""
+"""Rows with a position that no record can have: another writer made them. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OddRows:
-    """Rows of one topic and partition, None for NULL, at offsets from `low` to `high`; NULL ones have no bounds.
+    """Rows of one topic and partition (None: NULL), with offsets from `low` to `high`, None for NULL.
 
-    A negative partition or offset, the greatest 64-bit number, or only a part of topic, partition and offset.
+    They have a negative partition or offset, the greatest 64-bit number, or only part of topic, partition and offset.
     """
 
     topic: str | None
@@ -38,7 +38,7 @@ class OddRows:
 
     @property
     def text(self) -> str:
-        """What it says to people."""
+        """The finding as text."""
         place = f"{_or_null(self.topic)}[{_or_null(self.partition)}]"
         return f"{place} {self.offsets} ({self.rows} rows), which no record has"
 

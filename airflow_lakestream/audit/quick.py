@@ -1,4 +1,4 @@
-"""The quick audit: file statistics against the ledgers. Pure, once the manifests are read."""
+"""The quick audit: file statistics against the ledgers. Pure, after the manifests are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.core.ranges import PartitionKey, overlapping
 def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:
     """Add to the result what the files' statistics say."""
     if files.deletes:
-        # What is deleted may be of any file: its count and its bounds no longer say which rows are left.
+        # A delete may be of any file, so counts and bounds no longer say which rows are left.
         result.blind.append(
             f"{len(files.deletes)} delete files: how many rows are left, and which, is not in the statistics. "
             "--full reads them."
@@ -33,7 +33,7 @@ def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: 
 
 
 def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -> tuple[TableFiles, set[str]]:
-    """Leave out the files of another tool, all below where the group began; return also those that may have of both."""
+    """Leave out another tool's files, all below the group's beginning; also return files that may hold both."""
     fates = [(file, _fate(file, books)) for file in files.data]
     if rows := sum(file.rows for file, fate in fates if fate is Fate.BESIDE):
         result.notes.append(f"{rows} rows are below where the group began: another tool's, not judged.")
@@ -47,7 +47,7 @@ def _without_rows_before(result: AuditResult, books: Books, files: TableFiles) -
 
 
 def _fate(file: FileFacts, books: Books) -> Fate | None:
-    """Tell whether a file's rows are all beside what the group landed; None where only some may be."""
+    """Tell whether all rows of a file are outside what the group landed; None if only some may be."""
     before = {topic: books.before(topic) for topic in file.topics(books.topics)}
     may_be = any(
         overlapping(ranges.intervals(*key), *(file.offset or (None, None)))
@@ -74,12 +74,12 @@ def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None)
     elif found < expected:
         result.counts.append(rejected_count("all topics and groups", expected, found))
     elif found > expected:
-        # Of landings under way, rolled back, or that came to nothing: only their ids tell, and those are in the rows.
+        # Records of landings under way, rolled back or failed: only the ids in the rows tell which count.
         result.notes.append(f"the reject table has {found} records, of which {expected} count; --full tells which.")
 
 
 def _count(result: AuditResult, books: Books, files: TableFiles, mixed: set[str], topics: list[str]) -> None:
-    """Compare the number of rows with the ledgers; of `mixed` files as many rows count as there should be."""
+    """Compare the number of rows with the ledgers; rows of `mixed` files make up any difference."""
     if unknown := [f for f in files.data if f.nulls is None and f.rows]:
         result.blind.append(
             f"{len(unknown)} data files, {unknown[0].path} for one, do not say how many rows have no _kafka_offset, so "
@@ -90,7 +90,7 @@ def _count(result: AuditResult, books: Books, files: TableFiles, mixed: set[str]
         result.notes.append(f"{foreign} rows have no Kafka offset: another writer's, not judged.")
     landed = [(file, only_topic(file, books)) for file in files.data if file.rows - (file.nulls or 0)]
     if any(topic is None for _, topic in landed):
-        # Files of several topics: only the whole table can be counted.
+        # With files of several topics, only the whole table can be counted.
         expected = books.counts().written
         found = _found([file for file, _ in landed], mixed, expected)
         result.counts.append(RowCount("all topics and groups", expected, found))
@@ -109,7 +109,7 @@ def _found(files: Iterable[FileFacts], mixed: set[str], expected: int) -> int:
 
 
 def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: list[str]) -> None:
-    """Judge by partition what the bounds make certain; the rest of what they rule out becomes a finding."""
+    """Judge, by partition, what the bounds make certain; the rest of what they rule out becomes a finding."""
     certain: dict[PartitionKey, Tally] = {}
     odd: dict[PartitionKey, OddRows] = {}
     blank = 0
@@ -136,7 +136,7 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
 
 
 def _take(rows: Tally, file: FileFacts) -> None:
-    """Count what the file holds for certain: all of it where it is dense, else the rows at its bounds."""
+    """Count what the file surely holds: everything if it is dense, otherwise the rows at its bounds."""
     assert file.offset is not None
     assert file.partition is not None
     low, high = file.offset
@@ -151,7 +151,7 @@ def _take(rows: Tally, file: FileFacts) -> None:
 
 
 def _odd(file: FileFacts) -> OddRows | None:
-    """Return the rows of a file of one partition at bounds that no record has, or in a partition that there is not."""
+    """Return the rows of a one-partition file with bounds that no record has, or in a partition that can't exist."""
     assert file.offset is not None
     assert file.partition is not None
     if file.has_positions:
@@ -163,14 +163,14 @@ def _odd(file: FileFacts) -> OddRows | None:
 
 
 def _outside(file: FileFacts, books: Books) -> Iterator[str]:
-    """Say what the bounds of a file of several topics or partitions rule out."""
+    """Describe what the bounds of a file of several topics or partitions rule out."""
     assert file.offset is not None
     assert file.partition is not None
     candidates = file.topics(books.known_topics)
     if not candidates:
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
         return
-    # What is below where the group began is another tool's, and no damage.
+    # Rows below the group's beginning are another tool's, and no damage.
     landed = [r for topic in candidates for r in books.landed_by_anyone(topic) | books.before(topic)]
     for partition in sorted(set(file.partition)):
         if not any(r.partition == partition for r in landed):
@@ -186,6 +186,6 @@ def _outside(file: FileFacts, books: Books) -> Iterator[str]:
 
 
 def only_topic(file: FileFacts, books: Books) -> str | None:
-    """Return the one topic that a file holds rows of, by its bounds; None where it may be several, or another one."""
+    """Return the one topic whose rows a file holds, by its bounds; None if there may be several, or another."""
     candidates = file.topics(books.known_topics)
     return candidates[0] if len(candidates) == 1 and file.is_of_one_topic else None

@@ -1,4 +1,4 @@
-"""A ledger from the rows alone, for a table whose metadata no longer says what it holds."""
+"""Makes a ledger from the rows, for a table whose metadata no longer says what was landed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class CannotRebuild(LakestreamError, Terminal):
-    """The rows don't say enough to tell what was landed."""
+    """The rows are not enough to tell what was landed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The books of one topic by its rows.
+    """The books of one topic, made from its rows.
 
     `left` are offsets without a row at which Kafka has a record: they are not in the ledger, so the next run lands
     them. Offsets without a row at which Kafka has none (markers, aborted or compacted records) count as landed; those
-    that Kafka no longer shows are lost, by receipt.
+    that Kafka no longer shows count as lost, by receipt.
     """
 
     identity: TopicIdentity
@@ -34,10 +34,10 @@ class Rebuilt:
 def rebuild_topic(
     topic: str, rows: RowsFound, others: RangeSet, source: Source, reader: Reader, stop: threading.Event
 ) -> Rebuilt:
-    """Tell what was landed of a topic from the rows, without those that `others`, the other groups, have landed.
+    """Tell from the rows what was landed of a topic, without what `others`, the other groups, have landed.
 
-    Never doubles a record, since what has a row is landed; never loses one, since what Kafka shows without a row is
-    not. Raises CannotRebuild and the errors of source and reader.
+    It never doubles a record, since whatever has a row is landed, and never loses one, since whatever Kafka shows
+    without a row is not. Raises CannotRebuild and the errors of source and reader.
     """
     found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
     there = RangeSet(OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals())
@@ -50,8 +50,8 @@ def rebuild_topic(
         if marks is None or marks.end < intervals[-1][1]:
             raise CannotRebuild(
                 f"{topic}[{partition}]: rows go up to offset {intervals[-1][1]}, but the log ends at "
-                f"{marks.end if marks else 'nothing: there is no such partition'}. The rows are of another topic of "
-                "that name, so what they say does not hold for this one."
+                f"{marks.end if marks else 'nothing: there is no such partition'}. The rows belong to another topic of "
+                "the same name, so they say nothing about this one."
             )
     records = RangeSet(
         OffsetRange(*key, start, end) for key, tally in log.readable.items() for start, end in tally.intervals()

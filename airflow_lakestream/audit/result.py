@@ -1,4 +1,4 @@
-"""What an audit found: for XCom, for `--json`, and as text."""
+"""The result of an audit: for XCom, for `--json`, and as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_lakestream.audit.lost_files import LostFile
 from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.core.ranges import RangeSet
 
-# More ranges than that help nobody in a terminal; `--json` has them all.
+# More ranges help nobody in a terminal; `--json` has them all.
 _SHOWN = 10
 
 SEES = {
@@ -26,7 +26,7 @@ SEES = {
 }
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     """The answer; `exit_code` is that of the command line."""
 
     CLEAN = "clean"
@@ -36,14 +36,14 @@ class Verdict(StrEnum):
     @property
     def exit_code(self) -> int:
         """0 clean, 1 damage, 2 could not look."""
-        return list(Verdict).index(self)
+        return list(AuditVerdict).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """The rows that the ledgers say were written, minus those deleted on purpose, against those in the table.
+    """Rows by the ledgers (written, minus those deleted on purpose) compared with the rows in the table.
 
-    `topic` is None for a count of the whole table, and of other than rows.
+    `topic` is None for a count of the whole table, and of anything but rows.
     """
 
     what: str
@@ -54,7 +54,7 @@ class RowCount:
 
     @property
     def problem(self) -> str:
-        """The difference in words, empty without one."""
+        """The difference in words; empty if there is none."""
         if self.expected == self.found:
             return ""
         missing = self.expected - self.found
@@ -69,7 +69,7 @@ def rejected_count(what: str, expected: int, found: int) -> RowCount:
 
 @dataclass(frozen=True, slots=True)
 class ByCount:
-    """Records of a topic that became no row and are kept nowhere: the ledger has their number, not their offsets."""
+    """Records that became no row and are kept nowhere: the ledger has their number, not their offsets."""
 
     topic: str
     skipped: int
@@ -77,18 +77,18 @@ class ByCount:
 
     @property
     def text(self) -> str:
-        """What it says to people."""
+        """The finding as text."""
         parts = [f"{n} {what}" for n, what in ((self.skipped, "skipped"), (self.filtered, "filtered")) if n]
         return f"{self.topic}: {' and '.join(parts)} records, by the ledger; their offsets are not kept"
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did before the audit that tells of it; without anything to do there is no snapshot.
+    """What a repair did before the audit that reports it; without anything to do there is no snapshot.
 
-    `landed` are the ranges of missing rows landed again, `undoubled` those that have one row for each record now,
-    `adopted` those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what
-    was left as it is, and why. `removed` says which rows that no record has, and which lost files, are out.
+    `landed` are ranges of missing rows that were landed again, `undoubled` those with one row per record now, `adopted`
+    those of rows that no ledger knew, whose records are landed now; `lost` got a receipt. `left` says what was not
+    repaired, and why. `removed` describes the rows without a record and the lost files that were taken out.
     """
 
     snapshot_id: int | None = None
@@ -145,9 +145,9 @@ _DONE = {
 class AuditResult:
     """The verdict on one table and group, with its reasons.
 
-    `lost_files` are data files that are gone or cut short; `odd` are rows at what is no position. `findings` are
-    damages that no range of one partition can express; `blind` says what could not be looked at though it would have
-    been needed; `notes` is for the reader. Damage that was seen counts, whatever was not seen.
+    `lost_files` are data files that are gone or cut; `odd` are rows whose position no record can have. `findings` are
+    damages that no range of one partition can express. `blind` says what could not be looked at although it was needed.
+    `notes` are for the reader. Damage found counts, whatever could not be looked at.
     """
 
     table: str
@@ -165,11 +165,11 @@ class AuditResult:
     repaired: Repaired | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """Clean, damage, or could not look."""
         if self.damages:
-            return Verdict.DAMAGE
-        return Verdict.COULD_NOT_LOOK if self.blind else Verdict.CLEAN
+            return AuditVerdict.DAMAGE
+        return AuditVerdict.COULD_NOT_LOOK if self.blind else AuditVerdict.CLEAN
 
     @property
     def damages(self) -> list[str]:
@@ -179,7 +179,7 @@ class AuditResult:
         return [*lost, *of_partitions, *filter(None, (count.problem for count in self.counts)), *self.findings]
 
     def take_lost(self, lost: Iterable[LostFile], of_rejects: Iterable[LostFile]) -> bool:
-        """Note the files that are lost; return whether the rest can still be judged without them."""
+        """Record the lost files; return whether the rest can still be judged without them."""
         rejects = list(of_rejects)
         deletes = [one for one in lost if not one.is_data]
         self.lost_files += [one for one in lost if one.is_data]
@@ -192,14 +192,14 @@ class AuditResult:
         return not (deletes or rejects)
 
     def note_rows_before(self, topic: str, audits: Iterable[PartitionAudit]) -> None:
-        """Note the rows of another tool below where the group began."""
+        """Note another tool's rows below the group's beginning."""
         if rows := sum(audit.rows_before for audit in audits):
             self.notes.append(f"{rows} rows of {topic} are below where the group began: another tool's, not judged.")
 
     def to_dict(self, most_ranges: int | None = None) -> dict[str, Any]:
         """Return JSON-ready values; ranges as [from, until], doubled ones as [from, until, times], ids as text.
 
-        :param most_ranges: leave out ranges beyond so many of each kind and partition; what is cut is counted.
+        :param most_ranges: most ranges of each kind and partition; those left out are counted.
         """
         return {
             "verdict": self.verdict.value,

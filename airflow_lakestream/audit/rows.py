@@ -1,4 +1,4 @@
-"""The positions of a table's rows: which Kafka record each one comes from."""
+"""The positions of a table's rows: the Kafka record of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITI
 
 
 class NoPositions(LakestreamError, Terminal):
-    """The rows do not say which record they come from."""
+    """The rows do not say which records they come from."""
 
     def __init__(self, table: str, missing: Sequence[str]) -> None:
         self.missing = tuple(missing)
@@ -36,8 +36,8 @@ class UnreadableTable(LakestreamError, Terminal):
 
     def __init__(self, table: str, cause: Exception) -> None:
         super().__init__(
-            f"the rows of {table} can't be read: {cause}. Where these are equality deletes, rewrite the data files "
-            "with the engine that wrote them (Spark: CALL system.rewrite_data_files), then look again."
+            f"the rows of {table} can't be read: {cause}. If these are equality deletes, rewrite the data files "
+            "with the engine that wrote them (Spark: CALL system.rewrite_data_files), then audit again."
         )
 
 
@@ -45,7 +45,8 @@ class UnreadableTable(LakestreamError, Terminal):
 class RowsFound:
     """How often each offset is in the table, by topic and partition.
 
-    `without_position` rows have neither topic, partition nor offset; those of `odd` have one that no record can have.
+    `without_position` counts rows with neither topic, partition nor offset; `odd` are rows with a position that no
+    record can have.
     """
 
     tallies: dict[PartitionKey, Tally] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class RowsFound:
         return sorted_odd(self._odd)
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Count the rows of a batch of the three columns."""
+        """Count the rows of a batch with the three columns."""
         whole = batch.drop_null()
         if len(whole) < len(batch):
             self._take_lacking(batch)
@@ -89,7 +90,7 @@ class RowsFound:
 
 
 def check_positions(table: Table) -> None:
-    """Raise NoPositions when the table lacks one of the three columns."""
+    """Raise NoPositions if the table lacks one of the three columns."""
     there = set(table.schema().column_names)
     if missing := [name for name in COORDINATES if name not in there]:
         raise NoPositions(".".join(table.name()), missing)
@@ -98,28 +99,29 @@ def check_positions(table: Table) -> None:
 def count_rows(
     table: Table, snapshot_id: int | None, topic: str | None = None, without: Collection[str] = ()
 ) -> RowsFound:
-    """Count the rows of a snapshot by position, of one topic or of all.
+    """Count a snapshot's rows by position, for one topic or all.
 
-    :param without: paths of data files that are left out.
+    :param without: paths of data files to leave out.
 
-    One data file after the other, three columns of each, deletes applied. Raises NoPositions and UnreadableTable.
+    Reads one data file after the other, three columns of each, with deletes applied. Raises NoPositions and
+    UnreadableTable.
     """
     check_positions(table)
     found = RowsFound()
     if snapshot_id is None:
         return found
-    # Kafka's names of topics have no quotes.
+    # Topic names contain no quotes.
     where = AlwaysTrue() if topic is None else f"{TOPIC} == '{topic}'"
     scan = table.scan(row_filter=where, selected_fields=COORDINATES, snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
-        # What PyIceberg says of delete files that it can't apply: not damage, but nothing that could be counted.
+        # PyIceberg's error for delete files that it can't apply: that is no damage, but nothing can be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(TOPIC,))
     for task in (task for task in tasks if task.file.file_path not in without):
         try:
-            # One at a time: given all of them, PyIceberg reads ahead without a bound.
+            # One file at a time: given all, PyIceberg reads ahead without a bound.
             for batch in reading.to_record_batches([task]):
                 found.add(batch)
         except (OSError, pa.ArrowException) as e:
@@ -128,7 +130,7 @@ def count_rows(
 
 
 def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowsFound:
-    """Count by position the rejected records that count for any of the groups. Raises UnreadableTable."""
+    """Count, by position, the rejected records that count for any of the groups. Raises UnreadableTable."""
     found = RowsFound()
     try:
         for group in groups:
@@ -142,7 +144,7 @@ def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: st
 
 
 def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:
-    """Tell by the bounds alone whether all rows are at positions that records can have."""
+    """Tell from the bounds alone whether all rows have positions that records can have."""
     if not len(rows):
         return True
     offsets = pc.min_max(rows.column(OFFSET)).as_py()

@@ -1,4 +1,4 @@
-"""An audit from end to end: which snapshot, which topics, and what is read of each."""
+"""An audit from end to end: the snapshot, the topics, and what is read of each."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class TableMissing(LakestreamError, Terminal):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What to audit. `kafka` is librdkafka's configuration; a quick audit does not ask Kafka, and needs none.
+    """What to audit. `kafka` is librdkafka's configuration; a quick audit does not ask Kafka and needs none.
 
-    :param topic: one topic of the group's ledger, None for all of them.
-    :param full: read every position of the rows and of the topic, instead of the files' statistics alone.
-    :param where: what to call the Kafka connection in errors.
+    :param topic: one topic of the group's ledger; None for all.
+    :param full: read every position of the rows and of the topic, instead of only the files' statistics.
+    :param where: name of the Kafka connection for errors.
     """
 
     table: str
@@ -63,11 +63,11 @@ class Audit:
             check_topic(self.topic)
 
     def check_place(self) -> None:
-        """Raise InvalidArgument for what can't be the table's name."""
+        """Raise InvalidArgument if this can't be a table's name."""
         check_table_name(self.table)
 
     def run(self, catalog: Catalog) -> AuditResult:
-        """Look. Nothing is changed, in Kafka or in the table.
+        """Audit the table. Nothing is changed, in Kafka or in the table.
 
         Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
         errors of the Kafka side.
@@ -97,7 +97,7 @@ class Audit:
         return result
 
     def begin(self, result: AuditResult, books: Books) -> tuple[str, ...]:
-        """Note what is known by count alone; return the topics to look at."""
+        """Note what is known only by count; return the topics to look at."""
         topics = books.topics if self.topic is None else (self.topic,)
         result.by_count += [
             ByCount(topic, counts.skipped, counts.filtered)
@@ -126,13 +126,11 @@ class Audit:
         try:
             log = read_log(books.landed, source, reader, self.stop)
         except TopicMissing:
-            result.blind.append(
-                f"topic {topic} does not exist in Kafka any more: which rows are missing can't be told."
-            )
+            result.blind.append(f"topic {topic} no longer exists in Kafka: which rows are missing can't be told.")
             return None
         if log.identity not in books.identities(topic):
             result.blind.append(
-                f"topic {topic} is another one by now (deleted and created anew, or another cluster): which rows of "
+                f"topic {topic} is another topic now (deleted and created again, or another cluster): which rows of "
                 "the landed one are missing can't be told."
             )
         return log
@@ -141,9 +139,9 @@ class Audit:
 def look_for_lost(
     result: AuditResult, books: Books, main: tuple[Table, TableFiles], rejects: tuple[Table | None, TableFiles]
 ) -> bool:
-    """Note the files that are lost, and leave them out of the two; return whether the rest can be looked at.
+    """Record the lost files, and leave them out of the two; return whether the rest can be looked at.
 
-    Raises UnreadableTable where the store does not tell.
+    Raises UnreadableTable if the store does not answer.
     """
     (table, files), (reject_table, reject_files) = main, rejects
     lost = find_lost(table.io, ".".join(table.name()), files, books)
@@ -152,7 +150,7 @@ def look_for_lost(
 
 
 def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[LostFile]:
-    """Return the lost files, and leave them out. Raises UnreadableTable where the store does not tell."""
+    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer."""
     try:
         return take_out_lost(files, lambda path: len(io.new_input(path)), lambda file: only_topic(file, books))
     except OSError as e:
@@ -160,10 +158,10 @@ def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[L
 
 
 def load(catalog: Catalog, table: str) -> Table:
-    """Load a table. Raises TableMissing, and InvalidArgument for the place of a Delta table."""
+    """Load a table. Raises TableMissing, and InvalidArgument for a Delta table's path or URI."""
     if "/" in table:
-        problem = f"{table!r} is the place of a Delta table; audits and repairs are for Iceberg tables."
-        raise InvalidArgument("table", problem, "What a Delta table holds says `lakestream ledger show`.")
+        problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
+        raise InvalidArgument("table", problem, "`lakestream ledger show` says what a Delta table holds.")
     try:
         return catalog.load_table(table)
     except NoSuchTableError as e:
@@ -171,7 +169,7 @@ def load(catalog: Catalog, table: str) -> Table:
 
 
 def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
-    """Load a table and its reject table, None without one, as they belong together. Raises TableMissing."""
+    """Load a table and its reject table, None without one, in snapshots that belong together. Raises TableMissing."""
     main = load(catalog, table)
     while True:
         try:
@@ -179,7 +177,7 @@ def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
         except NoSuchTableError:
             return main, None
         again = load(catalog, table)
-        # Rejected records are removed after a commit to the main table: what was loaded before it would lack them.
+        # Load the reject table last: rejected records are removed only after the main table's commit.
         if ledger_store.head_of(again.metadata) == ledger_store.head_of(main.metadata):
             return main, rejects
         main = again

@@ -1,4 +1,4 @@
-"""What the manifests alone say of a table's files: no data file is opened."""
+"""What the manifests say of a table's files; no data file is opened."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, bounds_of
 
-# Iceberg's default metrics mode cuts bounds of texts to so many characters, the upper one made greater.
+# Iceberg's default metrics mode cuts text bounds to this many characters, and increments the upper one.
 _TRUNCATED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One live file, `size` in bytes. Bounds are None where there are none; `nulls` are rows without an offset.
+    """One live file; `size` is in bytes. Missing bounds are None; `nulls` are rows without an offset.
 
-    The topic's bounds may be cut short; those of partition and offset are exact. `partly`: so many rows at least have
-    values in some of the three columns, and not in all.
+    The topic's bounds may be cut; those of partition and offset are exact. `partly`: at least so many rows have values
+    in some of the three columns but not in all.
     """
 
     path: str
@@ -35,7 +35,7 @@ class FileFacts:
     partly: int = 0
 
     def topics(self, known: Iterable[str]) -> list[str]:
-        """Return which of the known topics the file may hold rows of, by its bounds."""
+        """Return the known topics whose rows the file may hold, by its bounds."""
         if self.topic is None:
             return sorted(known)
         low, high = self.topic
@@ -43,7 +43,7 @@ class FileFacts:
 
     @property
     def is_of_one_topic(self) -> bool:
-        """Whether the bounds leave room for one topic only, as far as they show its name."""
+        """Whether the bounds allow only one topic, as far as they show its name."""
         if self.topic is None:
             return False
         low, high = self.topic
@@ -52,14 +52,14 @@ class FileFacts:
 
     @property
     def has_positions(self) -> bool:
-        """Whether the bounds are those of positions that records can have."""
+        """Whether the bounds are positions that records can have."""
         if self.partition is None or self.offset is None:
             return False
         return self.partition[0] >= 0 and self.offset[0] >= 0 and self.offset[1] < OFFSETS_END
 
     @property
     def is_dense(self) -> bool:
-        """Whether the file holds, for all that statistics tell, each offset between its bounds once."""
+        """Whether the file holds each offset between its bounds once, as far as statistics tell."""
         return (
             self.offset is not None
             and self.nulls == 0
@@ -78,7 +78,7 @@ class TableFiles:
 
     @property
     def listed_twice(self) -> dict[str, int]:
-        """The files that the snapshot holds more than once, with how often."""
+        """The files that the snapshot lists more than once, with how often."""
         return {path: n for path, n in Counter(f.path for f in self.data).items() if n > 1}
 
 
@@ -105,6 +105,6 @@ def _facts(file: DataFile, schema: Schema) -> FileFacts:
 
 
 def partly(nulls: Sequence[int | None]) -> int:
-    """Return how many rows at least have values in some of the columns only, by the NULLs that each has."""
+    """Return the least number of rows with values in only some of the columns, from each column's NULLs."""
     known = [count for count in nulls if count is not None]
     return max(known) - min(known) if known and len(known) == len(nulls) else 0

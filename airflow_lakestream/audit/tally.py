@@ -1,7 +1,7 @@
-"""How often each offset of one partition is there: counted in Arrow, with no Python object for a row.
+"""Counts how often each offset of one partition occurs, in Arrow, without a Python object per row.
 
-A tally is a step function, kept as the offsets at which it rises or falls. Consecutive offsets cost nothing, so ten
-million rows without holes are two entries; the worst case, no two rows side by side, is 32 bytes for a row.
+A tally is a step function, stored as the offsets at which it rises or falls. Consecutive offsets cost nothing: ten
+million rows without holes are two entries. The worst case, no two rows next to each other, is 32 bytes per row.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core.ranges import Interval
 
-# Loose entries are put together when there are so many of them, or as many as there are settled ones.
+# Loose entries are settled when there are this many, or as many as settled ones.
 _LOOSE = 1_000_000
 _EMPTY = pa.table({"at": pa.array([], pa.int64()), "step": pa.array([], pa.int64())})
 
 
 class Tally:
-    """Counts offsets of one partition; what is added twice counts twice."""
+    """Counts offsets of one partition; an offset added twice counts twice."""
 
     def __init__(self, intervals: Iterable[Interval] = ()) -> None:
         self._settled: pa.Table = _EMPTY
@@ -30,11 +30,11 @@ class Tally:
             self._add(pa.array([start for start, _ in pairs], pa.int64()), pa.array([end for _, end in pairs]))
 
     def add_interval(self, start: int, end: int) -> None:
-        """Count each offset of [start, end) once more."""
+        """Count each offset of [start, end)."""
         self._add(pa.array([start], pa.int64()), pa.array([end], pa.int64()))
 
     def add_offsets(self, offsets: pa.Array | Sequence[int]) -> None:
-        """Count each of these offsets once more, in any order, without nulls."""
+        """Count each of these offsets, in any order, without nulls."""
         if isinstance(offsets, range):
             if len(offsets):
                 self.add_interval(offsets.start, offsets.stop)
@@ -43,13 +43,13 @@ class Tally:
         if not len(array):
             return
         starts, ends = _runs(array)
-        # Rows sorted by something else: their own order makes runs of them again.
+        # The rows may be sorted by something else: sorting by offset makes runs of them.
         if len(starts) > 16 and len(starts) * 4 > len(array):
             starts, ends = _runs(array.take(pc.array_sort_indices(array)))
         self._add(starts, ends)
 
     def edges(self) -> pa.Table:
-        """Return the columns `at` and `step`, one row for each offset where the count changes, in no order."""
+        """Return the columns `at` and `step`, one row per offset at which the count changes, unsorted."""
         if self._loose:
             self._settled = _settle(pa.concat_tables([self._settled, *self._loose]))
             self._loose, self._loose_count = [], 0
@@ -64,13 +64,13 @@ class Tally:
         return [ordered[n].as_py() for n in range(most, len(ordered), most)]
 
     def window(self, start: int | None, end: int | None) -> Tally:
-        """Return what is counted from one offset on, up to another; None for no limit."""
+        """Return the counts between two offsets; None for no limit."""
         edges, part = self.edges(), Tally()
         within = edges if start is None else edges.filter(pc.greater_equal(edges["at"], start))
         within = within if end is None else within.filter(pc.less(within["at"], end))
         before = 0 if start is None else pc.sum(edges["step"].filter(pc.less(edges["at"], start))).as_py() or 0
         after = before + (pc.sum(within["step"]).as_py() or 0)
-        # The counts go on over both borders: they rise at the one as they stand there, and fall at the other.
+        # Counts that cross a border rise, or fall, at the border.
         borders = [(at, step) for at, step in ((start, before), (end, -after)) if at is not None and step]
         at, steps = zip(*borders, strict=True) if borders else ((), ())
         ends = pa.table({"at": pa.array(at, pa.int64()), "step": pa.array(steps, pa.int64())})
@@ -83,9 +83,9 @@ class Tally:
         return segments.where(pc.greater(segments.counts["n"], 0))
 
     def __len__(self) -> int:
-        """How many were counted, repetitions included."""
+        """Return the total count, repetitions included."""
         edges = self.edges()
-        # The area under the steps: each one counts from its offset on, so the sum is that of -step * at.
+        # The area under the steps: each step counts from its offset on, so the sum is that of -step * at.
         return -(pc.sum(pc.multiply(edges["at"], edges["step"])).as_py() or 0)
 
     def _add(self, starts: pa.Array, ends: pa.Array) -> None:
@@ -98,7 +98,7 @@ class Tally:
 
 
 class Segments:
-    """Several tallies side by side: the stretches of offsets in which none of them changes, with their counts."""
+    """Several tallies together: the stretches of offsets in which none changes, with their counts."""
 
     def __init__(self, tallies: Mapping[str, Tally]) -> None:
         parts = [
@@ -118,21 +118,21 @@ class Segments:
         }
 
     def where(self, mask: pa.Array) -> tuple[Interval, ...]:
-        """Return the offsets of the segments that the mask picks, neighbours joined."""
+        """Return the offsets of the selected segments, neighbours joined."""
         return tuple((start, end) for start, end, _ in self.with_count(mask, pa.repeat(0, len(mask))))
 
     def width(self, mask: pa.Array) -> int:
-        """Return how many offsets the segments hold that the mask picks."""
+        """Return how many offsets the selected segments hold."""
         widths = pc.subtract(self.ends, self.starts).filter(mask)
         return pc.sum(widths).as_py() or 0
 
     def total(self, mask: pa.Array, counts: pa.Array) -> int:
-        """Return the sum of a count over all offsets of the segments that the mask picks."""
+        """Return the sum of a count over all offsets of the selected segments."""
         areas = pc.multiply(pc.subtract(self.ends, self.starts), counts).filter(mask)
         return pc.sum(areas).as_py() or 0
 
     def with_count(self, mask: pa.Array, counts: pa.Array) -> tuple[tuple[int, int, int], ...]:
-        """Return (from, until, count) of the segments that the mask picks, neighbours of one count joined."""
+        """Return (from, until, count) of the selected segments, neighbours of equal count joined."""
         picked = (column.filter(mask).to_pylist() for column in (self.starts, self.ends, counts))
         found: list[tuple[int, int, int]] = []
         for start, end, count in zip(*picked, strict=True):
@@ -144,7 +144,7 @@ class Segments:
 
 
 def _runs(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return starts and ends of the stretches in which each offset is one above the one before."""
+    """Return starts and ends of the stretches of consecutive offsets."""
     before, after = offsets.slice(0, len(offsets) - 1), offsets.slice(1)
     breaks = pc.not_equal(pc.subtract(after, before), 1)
     starts = pa.concat_arrays([offsets.slice(0, 1), after.filter(breaks)])

@@ -1,1 +1,1 @@
-"""Mirror tables: the change events of a database's table, applied, so that the lake has its rows as they are now."""
+"""Mirror tables: change events are applied, so that the lake has the current rows of a database's table."""

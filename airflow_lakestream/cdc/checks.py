@@ -1,4 +1,4 @@
-"""Whether a mirror may follow its events: they are of its own table of the database, and have the key that they had."""
+"""Checks that a mirror may follow its events: they are of its table in the database, and its key is unchanged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from airflow_lakestream.core.ledger import Landing
 
 
 def follow(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> tuple[MirrorDesign, Newest]:
-    """Return the design with what the events say of their source, and what they come to. Raises MirrorStopped."""
-    assert design.key is not None, "a mirror is founded by its first events"
+    """Return the design with what the events tell of their source, and their result. Raises MirrorStopped."""
+    assert design.key is not None, "the first events have set it"
     design.check_key(design.key, events.schema)
     design = checked(design, events, mirror, landing).noted()
     if design.source_tables is not None:
-        # The end of a snapshot of one table says nothing of the rows of the others.
+        # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
         events = without_ends(events)
     record_key, topics = design.record_key or (), topics_of(landing)
     found = newest(
@@ -35,9 +35,9 @@ def follow(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing
 
 
 def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> MirrorDesign:
-    """Return the design with what the events say of their table and key. Raises MirrorStopped where that is another.
+    """Return the design with the events' table and key. Raises MirrorStopped if either is another one now.
 
-    :param events: without any order.
+    :param events: in any order.
     :param mirror: the mirror's name.
     """
     if TABLE not in events.column_names or not len(events):
@@ -58,14 +58,14 @@ def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landin
 
 
 def topics_of(landing: Landing) -> str:
-    """Return the topic that a landing is of."""
+    """Return a landing's topic."""
     return ", ".join(sorted({identity.topic for identity in landing.topics}))
 
 
 _Stop = Callable[..., MirrorStopped]
 _REMEDY_FULL = (
     "Let the database send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL). "
-    "Then have Debezium read the table anew, and replace the mirror's rows by what it reads: "
+    "Then let Debezium read the table again, and replace the mirror's rows: "
     "`lakestream mirror resnapshot`."
 )
 
@@ -73,7 +73,7 @@ _REMEDY_FULL = (
 def _no_row_before(key: Sequence[str]) -> str:
     return (
         f"an update comes without the row before it. The mirror's key ({', '.join(key)}) is not the database's, so "
-        "nothing tells whether the update has changed it."
+        "whether the update has changed it is unknown."
     )
 
 
@@ -88,12 +88,12 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
             raise stop(StopReason.OTHER_TABLE, rows, problem, "Correct source_tables, or the topic.")
         cuts = events.filter(pc.and_(pc.equal(events[OP], "t"), events[TABLE].is_valid()))
         if len(cuts):
-            problem = "one of the source's tables was truncated, and nothing tells which rows were its."
+            problem = "one of the source's tables was truncated, and nothing tells which rows were of that table."
             raise stop(StopReason.OTHER_TABLE, cuts, problem)
         return design
     if not names:
         return design
-    # Of a mirror that has no note the first event tells it.
+    # If the mirror has no note, the first event tells its table.
     own = design.source_table or _first(events, TABLE)
     others = [name for name in names if name != own]
     if others:
@@ -104,21 +104,21 @@ def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDe
 
 
 _REMEDY_TABLE = (
-    'Give each table a mirror of its own (table="lake.{topic}"). For partitions of one table whose rows have different '
-    "keys, give a regular expression of their names as source_tables. After the table was renamed, have Debezium read "
-    "it anew: `lakestream mirror resnapshot`."
+    'Give each table its own mirror (table="lake.{topic}"). For partitions of one table whose rows have different '
+    "keys, set source_tables to a regular expression of their names. After the table was renamed, let Debezium read "
+    "it again: `lakestream mirror resnapshot`."
 )
 
 
 def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
-    """Return the design with the columns of the records' keys. Raises MirrorStopped where they are others by now."""
+    """Return the design with the columns of the records' keys. Raises MirrorStopped if they have changed."""
     texts = [text for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
     if not texts:
         return design
     key = set(design.key or ())
     noted = design.record_key if design.record_key is not None else tuple(as_list(_first(events, KEY_NAMES)) or ())
     if design.record_key is None and not design.is_key_given and set(noted) != key:
-        # Made without a note, by the key that its records had then.
+        # A mirror without a note was made by the key that its records had then.
         noted = tuple(design.key or ())
     for text in texts:
         names = as_list(text) or []
@@ -137,7 +137,7 @@ def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -
 
 
 def _first(events: pa.Table, name: str) -> str | None:
-    """Return the value of the first event that has one, by partition and offset."""
+    """Return the value of the first event with one, by partition and offset."""
     there = events.filter(events[name].is_valid())
     order = pc.sort_indices(there, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")])
     found: str | None = there[name][order[0].as_py()].as_py()

@@ -1,4 +1,4 @@
-"""A mirror that is a Delta table: its rows at a head, and its entries of what is deleted."""
+"""A mirror as a Delta table: its rows at a head, and its entries of deleted rows."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from airflow_lakestream.lakes.delta_design import delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 
-# As in Iceberg: a ledger without any topic.
+# As in Iceberg: a ledger without topics.
 ENTRIES_GROUP = "mirror"
 NO_TOPIC = TopicIdentity("", "", "")
 
 
 class DeltaHead:
-    """`cdc.merge.head.Head` of a Delta table; `schema` are the columns that a commit gives it."""
+    """`cdc.merge.head.Head` of a Delta table; `schema` are the columns after the commit."""
 
     def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
         self._store, self._head, self._schema = store, head, schema
 
     def files(self) -> Sequence[Add]:
-        """Return the data files. Raises UnfitTable and CannotReplace where rows can't be taken out of them."""
+        """Return the data files. Raises UnfitTable and CannotReplace if rows can't be taken out of them."""
         check_removable(self._head)
         return list(live_files(self._head))
 
     def rows_in(self, file: Add) -> int:
-        """Return how many rows a file has."""
+        """Return a file's number of rows."""
         return int(file["stats"]["numRecords"] or 0)
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
-        """Return the bounds of a column that the log tells."""
+        """Return a column's bounds in the log."""
         kind = self._schema.field(column).type
-        # Of all others the log has text, or rounds.
+        # For other types the log has text, or rounds.
         if not (arrow.is_integer(kind) or arrow.is_string(kind)):
             return None
         low, high = (file["stats"][side].get(column) for side in ("minValues", "maxValues"))
@@ -69,8 +69,8 @@ class DeltaHead:
 class DeltaEntries(DeltaSink):
     """`cdc.merge.memory.Entries` in a Delta table.
 
-    :param mirror: where the mirror lies.
-    :param mirror_id: its own id.
+    :param mirror: the mirror's location.
+    :param mirror_id: the mirror's own id.
     :param key: the columns of its key.
     """
 
@@ -89,7 +89,7 @@ class DeltaEntries(DeltaSink):
         return None if head is None or not self._is_own(head) else self._read(head, list(live_files(head)))
 
     def add(self, entries: pa.Table) -> None:
-        """Write entries down; in the same commit many files become one."""
+        """Add entries; the same commit compacts many files into one."""
         name = f"entries {uuid.uuid4().hex}"
         try:
             self.load(name)
@@ -110,7 +110,7 @@ class DeltaEntries(DeltaSink):
             if head is None or (is_own and len(old) < memory.MOST_FILES):
                 files: list[Action] = [{"add": dict(add)} for add in adds]
                 return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
-            # Of a mirror that was dropped, they are none.
+            # Entries of a dropped mirror no longer count.
             kept = self._write_files(condensed(self._read(head, old), self._key)) if is_own else []
             made.extend(kept)
             now = time.time_ns() // 1_000_000

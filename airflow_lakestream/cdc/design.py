@@ -1,4 +1,4 @@
-"""What a user asks of a mirror."""
+"""What the user asks of a mirror."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 @dataclass(frozen=True)
 class MirrorDesign:
-    """`table` is the design of the mirror; `key` are the columns of its key, None to take them from the records' keys.
+    """`table` is the design of the mirror; `key` are its key's columns, None to take them from the records' keys.
 
     :param soft_delete: whether deleted rows stay, with `DELETED` true.
     :param out_of_range: what becomes of values that a column's type can't hold.
-    :param renamed: names of columns by those that they have in the database, and in the records' keys.
-    :param source_tables: a regular expression of the tables of the source, where they are several.
+    :param renamed: the mirror's column names, by the names in the database and in the records' keys.
+    :param source_tables: a regular expression that matches the source's tables, if there are several.
     :param is_key_given: whether the user names the key.
-    :param record_key: the columns of the records' keys, and `source_table` the table of the source, since the mirror
-        was made; None where nothing has told them.
+    :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
+        was made; None if nothing told them.
     """
 
     table: TableDesign
@@ -44,20 +44,20 @@ class MirrorDesign:
     source_table: str | None = None
 
     def of_table(self, name: str, properties: Mapping[str, str], columns: pa.Schema) -> MirrorDesign:
-        """Return the design with the key that an existing mirror has. Raises InvalidArgument where they contradict."""
+        """Return the design with an existing mirror's key. Raises InvalidArgument if the two contradict."""
         note = properties.get(MIRROR)
         if note is None:
-            problem = f"{name} is there, and no mirror."
-            raise InvalidArgument("table", problem, "Choose a table that is not there yet, or drop it.")
+            problem = f"{name} exists, and is no mirror."
+            raise InvalidArgument("table", problem, "Choose a table that does not exist yet, or drop it.")
         held = json.loads(note)
         key, soft_delete = tuple(held["key"]), bool(held["soft_delete"])
         if self.key is not None and self.key != key:
             raise InvalidArgument("key", f"{name} is mirrored by {', '.join(key)}, not by {', '.join(self.key)}.")
         if soft_delete != self.soft_delete:
-            raise InvalidArgument("soft_delete", f"{name} was made with {soft_delete}.", "A mirror keeps what it has.")
+            raise InvalidArgument("soft_delete", f"{name} was made with {soft_delete}.", "A mirror keeps its setting.")
         record_key = None if held.get("record_key") is None else tuple(held["record_key"])
         if not self.is_key_given and self.key is None and record_key is not None and set(record_key) != set(key):
-            problem = f"{name} is mirrored by {', '.join(key)}, which is not what the records' keys have."
+            problem = f"{name} is mirrored by {', '.join(key)}, but the records' keys have other columns."
             raise InvalidArgument("key", problem, f"Give key={list(key)}.")
         found = replace(self, record_key=record_key, source_table=held.get("source_table"))
         given = self.table.schema
@@ -68,9 +68,9 @@ class MirrorDesign:
         return replace(found, table=replace(self.table, schema=schema)).with_key(key)
 
     def of_rows(self, rows: pa.Table) -> MirrorDesign:
-        """Return the design of a new mirror for these events. Raises InvalidArgument where nothing tells the key."""
+        """Return the design of a new mirror for these events. Raises InvalidArgument if nothing tells the key."""
         key = self.key or tuple(self.renamed.get(name, name) for name in key_of(rows))
-        # The columns that were given have the types that were; all others are as the events have them.
+        # Given columns keep their types; all others have the events' types.
         given = pa.schema([]) if self.table.schema is None else arrow_schema(self.table.schema)
         others = [one for one in rows.schema if one.name not in (*VERSION, *OF_EVENTS, *given.names)]
         schema = to_schema(pa.schema([*given, *others]))
@@ -83,7 +83,7 @@ class MirrorDesign:
         return replace(self, table=replace(self.table, schema=schema)).with_key(key)
 
     def check_key(self, key: tuple[str, ...], columns: pa.Schema) -> None:
-        """Refuse a key of columns that can be none. Raises InvalidArgument."""
+        """Refuse a key with columns that can't be one. Raises InvalidArgument."""
         check_key(pa.schema([columns.field(name) for name in key]), self.out_of_range)
 
     def with_key(self, key: tuple[str, ...]) -> MirrorDesign:
@@ -96,12 +96,12 @@ class MirrorDesign:
         return replace(self, key=key, table=replace(self.table, schema=schema, metadata=beside, notes=notes))
 
     def noted(self) -> MirrorDesign:
-        """Return the design with all that it says of the source in the table's note."""
+        """Return the design, with what it knows of the source in the table's note."""
         return self if self.key is None else self.with_key(self.key)
 
 
 def key_of(rows: pa.Table) -> tuple[str, ...]:
-    """Return the names of the columns that the records' keys have, as JSON. Raises InvalidArgument."""
+    """Return the columns of the records' JSON keys. Raises InvalidArgument."""
     keys = rows[RECORD_KEY].drop_null() if RECORD_KEY in rows.column_names else []
     try:
         found = json.loads(keys[0].as_py())
@@ -119,6 +119,6 @@ def key_of(rows: pa.Table) -> tuple[str, ...]:
 def _with_required(schema: Schema, key: tuple[str, ...]) -> Schema:
     fields = [field.model_copy(update={"required": True}) if field.name in key else field for field in schema.fields]
     kinds = {field.field_id: field.field_type for field in fields if field.name in key}
-    # Iceberg takes no such number for a row's identity; the mirror's own note has the key all the same.
+    # Iceberg allows no floating-point number in a row's identity; the mirror's own note has the key all the same.
     ids = [] if any(isinstance(kind, FloatType | DoubleType) for kind in kinds.values()) else list(kinds)
     return Schema(*fields, identifier_field_ids=ids)

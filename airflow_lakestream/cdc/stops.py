@@ -1,4 +1,4 @@
-"""Why a mirror stops: what the database did that the change events do not let a mirror follow, and the way on."""
+"""Why a mirror stops: a change in the database that it can't follow from the events, and what to do."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class StopReason(StrEnum):
-    """The closed list of reasons. docs/cdc.md has one line for each."""
+    """The reasons. docs/cdc.md has one line for each."""
 
-    # The database's primary key, or the columns of its record key, are others than the mirror's key.
+    # The database's primary key, or the columns of the record key, differ from the mirror's key.
     KEY_CHANGED = "key-changed"
     # A deletion does not say which row it deletes: its old values lack the key (REPLICA IDENTITY USING INDEX, NOTHING).
     KEY_NOT_SENT = "key-not-sent"
-    # An event comes from another table of the database than the mirror's.
+    # An event comes from another table of the database.
     OTHER_TABLE = "other-table"
-    # A column of the database's table has a name that the mirror keeps for itself.
+    # A column of the database's table has a name that the mirror reserves.
     RESERVED_NAME = "reserved-name"
     # Debezium sends a column under a name that the database's table does not have.
     NAME_GARBLED = "name-garbled"
     # A column's type became one that the mirror's column can't hold.
     TYPE_CHANGED = "type-changed"
-    # A value lies outside of what the column's type can hold, such as a timestamp of the year 12000.
+    # A value is outside the range of the column's type, such as a timestamp of the year 12000.
     VALUE_OUT_OF_RANGE = "value-out-of-range"
-    # The order of the events of one transaction does not tell what a row is in the end.
+    # The order of a transaction's events does not tell the final state of a row.
     ORDER_UNKNOWN = "order-unknown"
 
 
-RESNAPSHOT = (
-    "Have Debezium read the table anew, and replace the mirror's rows by what it reads: `lakestream mirror resnapshot`."
-)
+RESNAPSHOT = "Let Debezium read the table again, and replace the mirror's rows: `lakestream mirror resnapshot`."
 
 
 class MirrorStopped(LakestreamError, Terminal):
-    """A mirror can't go on without the risk of rows that differ from the database's; nothing was landed."""
+    """The mirror can't go on without the risk of rows that differ from the database's; nothing was landed."""
 
     def __init__(self, table: str, reason: StopReason, problem: str, remedy: str = RESNAPSHOT) -> None:
         self.table = table
@@ -46,31 +44,31 @@ class MirrorStopped(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class TypeSeen:
-    """A type that a column has in some place: in an event of the topic, or in the mirror's table."""
+    """A type that a column has in an event of the topic or in the mirror's table, and where it was seen."""
 
     type: object
     where: str
 
     @classmethod
     def at(cls, kind: object, partition: int, offset: int) -> TypeSeen:
-        """Return the type that a column has from an event of the topic on."""
+        """Return a type that a column has in an event of the topic."""
         return cls(kind, f"partition {partition}, offset {offset}")
 
 
 def type_changed(table: str, column: str, one: TypeSeen, other: TypeSeen) -> MirrorStopped:
-    """Return the error for a column with two types that no one type holds."""
+    """Return the error for a column with two types and no common one."""
     return MirrorStopped(
         table,
         StopReason.TYPE_CHANGED,
         f"the column {column} is {one.type} ({one.where}) and {other.type} ({other.where}), and no type holds both. "
         "The database changed the column's type (ALTER TABLE ... ALTER COLUMN ... TYPE), or dropped the column and "
-        "added another one of its name. In JSON without schemas, where values tell the type, they may just differ: set "
+        "added another one of its name. In JSON without schemas values decide the type, and may just differ: set "
         "value.converter.schemas.enable=true in the connector.",
     )
 
 
 def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
-    """Return the error for a column of the database that the mirror can't give a column of its name."""
+    """Return the error for a column of the database whose name the mirror can't use."""
     return MirrorStopped(
         table,
         StopReason.RESERVED_NAME,
@@ -81,13 +79,13 @@ def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
 
 
 def name_garbled(table: str, column: str, meant: str) -> MirrorStopped:
-    """Return the error for a column whose name Debezium's stream took apart, byte by byte."""
+    """Return the error for a column whose name Debezium's stream has garbled."""
     return MirrorStopped(
         table,
         StopReason.NAME_GARBLED,
         f"Debezium sends the column {meant!r} of the database's table as {column!r}: its stream takes each byte of a "
         "name for a character, its snapshots do not.",
-        "Give the column a name of ASCII characters in the database (ALTER TABLE ... RENAME COLUMN), then have "
-        "Debezium read the table anew: `lakestream mirror resnapshot`. Or let the connector leave it out "
+        "Give the column a name of ASCII characters in the database (ALTER TABLE ... RENAME COLUMN), then let "
+        "Debezium read the table again: `lakestream mirror resnapshot`. Or let the connector leave it out "
         "(column.include.list).",
     )

@@ -1,4 +1,4 @@
-"""The program `lakestream`, and what its exit codes mean: 0 done or clean, 1 damage, 2 could not look or not done."""
+"""The program `lakestream`. Exit codes: 0 done or clean, 1 damage, 2 could not look or not done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import LakestreamError
 FAILED = 2
 
 app = typer.Typer(
-    help="Ask and change what Iceberg tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, "
+    help="Query and change what Iceberg tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, "
     "1 damage, or a stream that needs somebody, 2 could not look, or not done.",
     no_args_is_help=True,
     add_completion=False,
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted."
-    # Wrong arguments, whichever version of Typer and Click says so.
+    # Wrong arguments, in the words of any version of Typer and Click.
     if format_message := getattr(error, "format_message", None):
         return f"{format_message()} See lakestream --help.".replace("\n", " ")
     text = " ".join(str(error).split())

@@ -45,14 +45,14 @@ def audit(
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="land what is missing, make doubled rows one, in one snapshot; implies --full"),
+        typer.Option("--repair", help="land missing rows and remove doubled ones, in one snapshot; implies --full"),
     ] = False,
     tombstones: Annotated[
         str | None, typer.Option("--tombstones", help="with --repair: keep (default), skip or reject")
     ] = None,
     on_data_loss: Annotated[
         str | None,
-        typer.Option("--on-data-loss", help="with --repair, for rows that Kafka has no more: fail (default) or record"),
+        typer.Option("--on-data-loss", help="with --repair, if Kafka no longer has rows: fail (default) or record"),
     ] = None,
     as_json: Json = False,
     *,
@@ -60,7 +60,7 @@ def audit(
 ) -> None:
     """Compare a table with its ledger and with Kafka. Exit codes: 0 clean, 1 damage, 2 could not look.
 
-    With --repair the exit code tells how the table is afterwards; 2 says that nothing was changed.
+    With --repair the exit code is about the table after it; 2 says that nothing was changed.
     """
     with aside():
         from airflow_lakestream.audit.run import Audit
@@ -70,7 +70,7 @@ def audit(
         options = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
-            raise InvalidArgument(f"--{name}", "goes with --repair: nothing is decoded to look.")
+            raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
         if "/" in table:
             result = _of_delta(table, group, topic, kafka_conn, storage_conn, full=full, repair=repair)
         else:
@@ -87,8 +87,8 @@ def _of_delta(
     table: str, group: str, topic: str | None, kafka_conn: str, storage_conn: str | None, *, full: bool, repair: bool
 ) -> AuditResult:
     if repair:
-        problem = f"{table!r} is the place of a Delta table; repairs are for Iceberg tables."
-        raise InvalidArgument("--repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
+        problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
+        raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
     storage = open_storage(storage_conn)
     from airflow_lakestream.audit.delta import DeltaAudit
 

@@ -1,4 +1,4 @@
-"""Airflow connections on the command line: the same ids, from wherever Airflow keeps them."""
+"""Airflow connections on the command line, with the same ids as in DAGs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.registry.config import RegistryConfig
 
-# What Airflow says about itself while it is imported is not for those who asked about a table.
+# Airflow's messages about itself while it is imported are not part of an answer.
 _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
 
 
 def _of_iceberg(table: str) -> str:
     if "/" in table:
         raise typer.BadParameter(
-            f"{table} is the place of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
+            f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
             "reads both; see docs/delta.md for what to ask Delta itself."
         )
     return table
@@ -41,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """librdkafka's configuration, and what to call the connection in errors."""
+    """librdkafka's configuration, and the connection's name for errors."""
 
     configuration: dict[str, Any]
     where: str
@@ -73,7 +73,7 @@ def open_storage(conn_id: str | None) -> DeltaStorage:
 
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
-    """Read what opens the store of a checkpoint; None without a connection. Raises InvalidArgument."""
+    """Return the properties that open a checkpoint's store; None without a connection. Raises InvalidArgument."""
     with _like_the_airflow_command():
         from airflow_lakestream.hooks.store import store_properties
 
@@ -98,14 +98,14 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Let everything but the answer go to stderr: Airflow logs to stdout, where a program expects JSON."""
+    """Send everything but the answer to stderr: Airflow logs to stdout, where a program expects JSON."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 @contextmanager
 def _like_the_airflow_command() -> Iterator[None]:
-    """Look for connections where `airflow connections get` does: outside a task Airflow leaves its database out."""
+    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update({name: before[name] or value for name, value in _ENVIRONMENT.items()})
     try:

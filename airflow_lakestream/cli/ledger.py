@@ -1,4 +1,4 @@
-"""`lakestream ledger`: what a table's ledgers say, and how to change them when no run can."""
+"""`lakestream ledger`: shows a table's ledgers, and changes them when no run can."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def show(
 
 @app.command()
 def history(table: Table, group: Group, iceberg_conn: IcebergConn = "iceberg_default", as_json: Json = False) -> None:
-    """Print the group's landings, newest first, with the data files each wrote while its snapshot lasts."""
+    """Print the group's landings, newest first, with the data files of each snapshot that has not expired."""
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg.upkeep.landing_history import landings

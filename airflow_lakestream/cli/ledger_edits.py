@@ -40,7 +40,7 @@ def rename(
     to: Annotated[str, typer.Option("--to", help="the group's new name")],
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Give a group's ledger to another name; its next run, under that name, goes on where the old one ended."""
+    """Rename a group's ledger; its next run, with the new name, goes on where the old one ended."""
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
@@ -48,7 +48,7 @@ def rename(
         from airflow_lakestream.iceberg.upkeep import ledger_edit
         from airflow_lakestream.run.job import ExtractConfig
 
-        # A run has to be able to take the name: checked as a run's is.
+        # A run must be able to take the name, so the same checks apply.
         ExtractConfig(topic="any", table=table, consumer_group=to)
 
         def decide(now: pyiceberg.table.Table) -> Mapping[str, Ledger]:
@@ -68,14 +68,14 @@ def rename(
 def reset(
     table: Table,
     group: Group,
-    yes: Annotated[bool, typer.Option("--yes", help="do it; without, only say what it would do")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do it; without this option, only say what it would do")] = False,
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Remove a group's ledger; the rows stay. Its next run begins by its start_offset, as if it were the first."""
+    """Remove a group's ledger; the rows stay. The group's next run begins at its start_offset, like a first run."""
     with aside():
         from airflow_lakestream.audit.books import NoLedger, groups_seen
         from airflow_lakestream.audit.run import load
-        from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 
         catalog = open_catalog(iceberg_conn)
         known = groups_seen(load(catalog, table))
@@ -84,14 +84,14 @@ def reset(
         if not yes:
             raise InvalidArgument(
                 "--yes",
-                f"is needed: without a ledger, the next run of {group!r} begins by its start_offset as if it were the "
-                f"first, and is refused where {table} keeps rows of its topic at or above that.",
-                "Delete or rename the table first, or begin with start_offset=latest, to have no row twice.",
+                f"is needed: without a ledger, the next run of {group!r} begins at its start_offset, like a "
+                f"first run, and is refused if {table} has rows of its topic at or above that.",
+                "To have no row twice, delete or rename the table first, or begin with start_offset=latest.",
             )
-        snapshot_id = start_anew(catalog, table, lambda _: {group: Ledger(group)})
+        snapshot_id = restate_ledgers(catalog, table, lambda _: {group: Ledger(group)})
     typer.echo(
-        f"{table}: {group} has no ledger from snapshot {snapshot_id} on. Its next run begins by its start_offset as if "
-        "it were the first; the rows are still there."
+        f"{table}: {group} has no ledger from snapshot {snapshot_id} on. Its next run begins at its start_offset, like "
+        "a first run; the rows are still there."
     )
 
 
@@ -104,20 +104,20 @@ def rebuild(
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Make a ledger from the rows, where the table's metadata no longer says what the group has landed.
+    """Make a ledger from the rows, if the table's metadata no longer says what the group has landed.
 
-    What has a row is landed. What has none is left to be landed where Kafka still shows a record there, counts as
-    landed where Kafka shows none, and as lost where the log begins above it. The group begins at its first row.
+    Offsets with a row are landed. An offset without one is left for the next run if Kafka still shows a record there,
+    counts as landed if Kafka shows none, and as lost if the log begins above it. The group begins at its first row.
     """
     with aside():
         from airflow_lakestream.audit.run import load
         from airflow_lakestream.iceberg import fitness, ledger_store
-        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, start_anew
+        from airflow_lakestream.iceberg.upkeep.ledger_edit import HeadMoved, restate_ledgers
 
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
         head, known, rebuilt = _from_rows(catalog, kafka, table, group, topic or ())
-        # The rows say nothing of the landings that have a note in the reject table.
+        # The rows do not tell which landings have a note in the reject table.
         noted = known.noted if known.topics else Noted(complete=False)
         made = {one.identity: one.entry for one in rebuilt}
         ledger = Ledger(group, {**known.topics, **made}, noted)
@@ -127,7 +127,7 @@ def rebuild(
                 raise HeadMoved(table)
             return {group: ledger}
 
-        snapshot_id = start_anew(catalog, table, decide)
+        snapshot_id = restate_ledgers(catalog, table, decide)
     typer.echo(f"{table}: the ledger of {group} was made from the rows, in snapshot {snapshot_id}.")
     for one in rebuilt:
         counts = one.entry.counts
@@ -135,27 +135,27 @@ def rebuild(
         for name, ranges in (("the next run lands", one.left), ("taken as lost", one.entry.lost)):
             if ranges:
                 typer.echo(f"    without a row, {name}: {ranges}")
-    typer.echo("  Which time was covered (mode=interval) rows can't tell: intervals run again look again.")
+    typer.echo("  Rows can't tell which time was covered (mode=interval): intervals that run again look again.")
 
 
 def forget(
     table: Table,
     group: Group,
     rows: Annotated[
-        list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; several may be")
+        list[str] | None, typer.Option("--rows", help="topic[partition]:from-until, until not included; repeatable")
     ] = None,
     missing: Annotated[bool, typer.Option("--missing", help="all that a full audit finds missing now")] = False,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
 ) -> None:
-    """Write the receipt of an intended deletion: these offsets need no row any more. Delete the rows first."""
+    """Record an intended deletion by a receipt: these offsets need no row any more. Delete the rows first."""
     with aside():
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
 
         if bool(rows) == missing:
-            raise InvalidArgument("--rows", "or --missing is needed, one of the two.")
+            raise InvalidArgument("--rows", "or --missing is needed, but not both.")
         given = _parse(rows or ())
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
@@ -171,13 +171,13 @@ def forget(
             counts = Counts(read=removed, written=removed)
             done.append((ledger_edit.forget(catalog, table, group, identity, ranges, counts), ranges, removed))
     for snapshot_id, ranges, removed in done:
-        typer.echo(f"{table}: {removed} rows are known to be deleted on purpose, in snapshot {snapshot_id}: {ranges}")
+        typer.echo(f"{table}: {removed} rows are recorded as deleted on purpose, in snapshot {snapshot_id}: {ranges}")
 
 
 def _from_rows(
     catalog: Catalog, kafka: KafkaConnection, table: str, group: str, topics: Sequence[str]
 ) -> tuple[int | None, Ledger, list[Rebuilt]]:
-    """Return the head that was looked at, what the group's ledger says already, and what the rows say."""
+    """Return the head that was read, what the group's ledger already says, and what the rows say."""
     from airflow_lakestream.audit.books import groups_seen
     from airflow_lakestream.audit.rebuild import CannotRebuild, rebuild_topic
     from airflow_lakestream.audit.rows import count_rows
@@ -195,7 +195,7 @@ def _from_rows(
     there = {of.topic for of, entry in known.topics.items() if entry.landed}
     if there and (not topics or there & set(topics)):
         raise CannotRebuild(
-            f"the ledger of {group!r} on {table} is there and can be read: nothing is to be rebuilt. To begin from "
+            f"the ledger of {group!r} on {table} exists and can be read: there is nothing to rebuild. To make it from "
             "the rows all the same, reset it first."
         )
     others = [ledger_store.read_ledger(loaded, other) for other in groups_seen(loaded) if other != group]
@@ -235,7 +235,7 @@ def _parse(texts: Sequence[str]) -> RangeSet:
 
 
 def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:
-    """Split ranges by the incarnation that landed them. Raises InvalidArgument for what nobody landed."""
+    """Split ranges by the incarnation that landed them. Raises InvalidArgument for ranges that were never landed."""
     found = []
     for identity, entry in ledger.topics.items():
         if mine := (wanted & entry.landed) - entry.forgotten:
@@ -249,13 +249,13 @@ def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[Top
 
 
 def _rows_gone(result: AuditResult, topic: str, ranges: RangeSet) -> int:
-    """Count the rows that are gone within the ranges. Raises InvalidArgument where rows are still there."""
+    """Count the missing rows within the ranges. Raises InvalidArgument if rows are still there."""
     of_topic = [one for one in result.partitions if one.topic == topic]
     for one in of_topic:
         if still := one.with_rows(ranges):
             raise InvalidArgument("--rows", f"{still} still has rows.", "Delete them first, then write the receipt.")
     gone = sum((ranges & one.missing).width for one in of_topic)
     unseen = sum((ranges & one.not_verifiable).width for one in of_topic)
-    # Where Kafka shows no record any more, only the count tells how many of the offsets had a row.
+    # Where Kafka no longer shows records, only the count tells how many offsets had a row.
     beyond = sum(max(0, c.expected - c.found) for c in result.counts if c.topic == topic)
     return gone + min(unseen, beyond)

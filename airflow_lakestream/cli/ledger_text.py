@@ -13,7 +13,7 @@ from airflow_lakestream.tables.instants import iso
 if TYPE_CHECKING:
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
 
-# A history of many small landings would hide what matters in their files.
+# More files of a landing would hide what matters.
 _FILES = 5
 
 
@@ -58,11 +58,11 @@ def _landing_lines(past: PastLanding) -> Iterator[str]:
         for name, ranges in _named_ranges(entry):
             yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)
     if past.files is None:
-        yield "  files: not known any more, its snapshot has expired"
+        yield "  files: unknown, the snapshot has expired"
         return
     yield from (f"  file {path}" for path in past.files[:_FILES])
     if len(past.files) > _FILES:
-        yield f"  and {len(past.files) - _FILES} files more (--json lists all)"
+        yield f"  and {len(past.files) - _FILES} more files (--json lists all)"
 
 
 def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:

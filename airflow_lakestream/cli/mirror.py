@@ -1,4 +1,4 @@
-"""`lakestream mirror`: what is done to a mirror of a database's table."""
+"""`lakestream mirror`: commands for a mirror of a database's table."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from airflow_lakestream.cli.connections import (
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 
-app = typer.Typer(help="Read a mirror of a database's table anew.", no_args_is_help=True)
+app = typer.Typer(help="Work on a mirror of a database's table.", no_args_is_help=True)
 
 _OFFSET = re.compile(r"(\d+):(\d+)")
 
 
-# The group is here to stay a group: Typer takes a single command for the program itself.
+# Makes Typer keep the command group: a single command would become the program itself.
 @app.callback()
 def _mirror() -> None:
-    """Read a mirror of a database's table anew."""
+    """Work on a mirror of a database's table."""
 
 
 @app.command()
 def resnapshot(
     table: AnyTable,
     group: Group,
-    topic: Annotated[str | None, typer.Option("--topic", help="default: the one that the ledger has")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="default: the ledger's")] = None,
     signal_topic: Annotated[
         str | None, typer.Option("--signal-topic", help="signal.kafka.topic; default: topic.prefix-signal")
     ] = None,
     no_signal: Annotated[
-        bool, typer.Option("--no-signal", help="take the last snapshot of the whole table that is in the topic")
+        bool, typer.Option("--no-signal", help="use the last snapshot of the whole table in the topic")
     ] = False,
     since_offset: Annotated[
         list[str] | None,
-        typer.Option("--since-offset", help="with --no-signal: look from partition:offset on; several may be"),
+        typer.Option("--since-offset", help="with --no-signal: look from partition:offset on; repeatable"),
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="the app's checkpoint_location: refuse while it runs")
     ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="take up nothing that an earlier run has begun")] = False,
+    start_over: Annotated[bool, typer.Option("--anew", help="discard what an earlier run has begun")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", help="how long to wait for Debezium's next row, such as 10m")
     ] = "5m",
@@ -75,9 +75,9 @@ def resnapshot(
     storage_conn: StorageConn = None,
     as_json: Json = False,
 ) -> None:
-    """Have Debezium read the database's table again, and replace all rows of its mirror in one commit.
+    """Let Debezium read the database's table again, and replace all rows of its mirror in one commit.
 
-    Readers see the old rows until then. Killed, and run again, it goes on where it was.
+    Until then readers see the old rows. If it is killed, run it again: it goes on where it was.
     """
     with aside():
         from airflow_lakestream.run.resnapshot.run import Resnapshot
@@ -101,7 +101,7 @@ def resnapshot(
             signal_topic=signal_topic,
             by_signal=not no_signal,
             since=since,
-            anew=anew,
+            start_over=start_over,
             timeout=seconds("--timeout", timeout),
             say=lambda text: typer.echo(text, err=True),
         )
@@ -110,7 +110,7 @@ def resnapshot(
         typer.echo(json.dumps(done.to_dict(), indent=2))
         return
     counts = "" if done.rows is None else f": {done.rows_before} rows before, {done.rows} now"
-    typer.echo(f"{table} has the rows that were read anew, from snapshot {done.snapshot_id} on{counts}")
+    typer.echo(f"{table} has the newly read rows from snapshot {done.snapshot_id} on{counts}")
 
 
 def _landing(text: str | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _landing(text: str | None) -> dict[str, Any]:
         raise InvalidArgument(
             "--landing", f"a mirror has no argument {', '.join(unknown)}, or it is the command's own."
         )
-    # Whether deleted rows stay, the mirror knows.
+    # The mirror itself knows whether deleted rows stay.
     return {name: value for name, value in given.items() if name != "soft_delete"}
 
 

@@ -1,4 +1,4 @@
-"""`lakestream plan`: what the next resuming run would land, without landing it."""
+"""`lakestream plan`: shows what the next resuming run would land, and lands nothing."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from airflow_lakestream.core.landing.plan import Plan
     from airflow_lakestream.core.ports import TableState
 
-# Records read of each partition to tell the size of the rest.
+# Records read of each partition to estimate the size of the rest.
 SAMPLE = 500
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would do. `records` counts offsets, which are records or holes: at most so many come.
+    """What a run would do. `records` counts offsets, which are records or holes: an upper bound.
 
-    `payload` is an estimate by a sample of `sampled` offsets, None without one: Kafka tells no sizes of ranges.
+    `payload` is estimated from `sampled` offsets, None without a sample: Kafka does not tell the size of ranges.
     """
 
     table: str
@@ -69,7 +69,7 @@ class DryRun:
         lines += [f"  lost to retention: {r}" for r in self.plan.lost]
         lines += [f"  begins here: {self.topic}[{p}] {offset}" for p, offset in sorted(self.plan.origin.items())]
         if self.plan.rows_beside:
-            lines.append(f"  beside it, in no ledger and not doubled: {self.plan.rows_beside} rows")
+            lines.append(f"  besides, in no ledger and not doubled: {self.plan.rows_beside} rows")
         if not self.plan.changes_the_ledger:
             lines.append("  nothing to do: the table holds all of it")
         return "\n".join(lines)
@@ -90,7 +90,7 @@ def plan(
     iceberg_conn: IcebergConn = "iceberg_default",
     as_json: Json = False,
 ) -> None:
-    """Say what the next run of mode="resume" would land; nothing is written, in Kafka or in the table."""
+    """Print what the next run with mode="resume" would land; nothing is written, in Kafka or in the table."""
     with aside():
         from airflow_lakestream.run.job import ExtractConfig, build_job
 
@@ -112,7 +112,7 @@ def plan(
 
 
 def dry_run(job: Job, catalog: Any) -> DryRun:
-    """Plan as a resuming run does, and read a sample. Raises what the run would raise before its first record."""
+    """Plan like a resuming run, and read a sample. Raises what the run would raise before its first record."""
     from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, check_identity, check_log, resume_plan
     from airflow_lakestream.core.landing.refusing import refuse_doubling
     from airflow_lakestream.core.ranges import RangeSet
@@ -156,7 +156,7 @@ def _look(catalog: Any, table: str, group: str) -> TableState:
 
 
 def _sample(job: Job, plan: Plan) -> tuple[int, int]:
-    """Read the first records of each partition's ranges; return their bytes, and over how many offsets."""
+    """Read the first records of each partition's ranges; return their bytes and the number of offsets."""
     from dataclasses import replace
 
     from airflow_lakestream.core.ranges import RangeSet

@@ -1,4 +1,4 @@
-"""`lakestream rejects`: the records that fit no row, and landing them again once what was wrong is corrected."""
+"""`lakestream rejects`: shows rejected records, and lands them again once the cause is fixed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def replay(
 ) -> None:
     """Land rejected records again, from the reject table; Kafka is not asked.
 
-    Those that are rows now leave the reject table; those that are still bad stay, with the new reason.
+    Records that become rows leave the reject table; those that are still bad stay, with the new reason.
     """
     with aside():
         from airflow_lakestream.run.replay import Chosen, Replay

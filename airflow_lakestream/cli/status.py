@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.streams.status import Stream
 
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows", "rejected")
-# Clears the terminal, and goes to its upper left corner.
+# Clears the terminal and moves to its upper left corner.
 _CLEAR = "\033[2J\033[H"
 
 Tables = Annotated[
@@ -66,10 +66,10 @@ def status(
     storage_conn: Stores = None,
     as_json: Json = False,
 ) -> int:
-    """Say of each stream whether it is landing, idle, behind, stalled or failing, and why.
+    """Print for each stream whether it is landing, idle, behind, stalled or failing, and why.
 
-    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look. With --watch the last
-    look's; with --json one line for each look.
+    Exit codes: 0 all are landing or idle, 1 one is behind, stalled or failing, 2 could not look. With --watch it is the
+    code of the last look; with --json each look prints one line.
     """
     pause, age = seconds("--every", every), seconds("--max-age", max_age)
     with aside():
@@ -83,7 +83,7 @@ def status(
     try:
         while True:
             found = _look(search, age)
-            # Before it is told: whoever sees a look and interrupts gets the code of that one.
+            # Set before the look is printed: whoever sees a look and interrupts gets its code.
             code = _verdict(found)
             typer.echo(json.dumps(_json(found)) if as_json else _CLEAR + render(found))
             time.sleep(pause)  # what --watch asks for
@@ -93,7 +93,7 @@ def status(
 
 @dataclass
 class _Lakes:
-    """`watching.streams.looking.Lakes` of connections, each opened once."""
+    """`watching.streams.looking.Lakes` from connections, each opened once."""
 
     iceberg_conn: str
     storage_conn: str | None
@@ -158,7 +158,7 @@ def _json(streams: list[Stream]) -> dict[str, Any]:
 
 
 def render(streams: list[Stream]) -> str:
-    """Return streams as text for people: a table, and below it the reasons."""
+    """Return streams as text: a table, and below it the reasons."""
     if not streams:
         return "no streams: none of the tables has a ledger"
     rows = [_COLUMNS, *(_row(stream) for stream in streams)]

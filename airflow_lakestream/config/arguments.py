@@ -13,7 +13,7 @@ from datetime import datetime
 
 import pendulum
 
-from airflow_lakestream.core.bad_records import MostRejected
+from airflow_lakestream.core.bad_records import RejectLimit
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
@@ -34,7 +34,7 @@ def count(argument: str, value: object, what: str = "records") -> int | None:
     return int(str(value))
 
 
-def most_rejected(argument: str, value: object) -> MostRejected:
+def most_rejected(argument: str, value: object) -> RejectLimit:
     """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
     if match is None or isinstance(value, bool):
@@ -43,10 +43,10 @@ def most_rejected(argument: str, value: object) -> MostRejected:
     if match[2]:
         number /= 100
     elif "." not in match[1]:
-        return MostRejected(count=int(match[1]))
+        return RejectLimit(count=int(match[1]))
     if number > 1:
         raise InvalidArgument(argument, f"{value!r} is more than all records.", 'Write a share such as 0.01 or "1%".')
-    return MostRejected(share=number)
+    return RejectLimit(share=number)
 
 
 def flag(argument: str, value: object) -> bool:

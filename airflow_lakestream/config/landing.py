@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.decoding import Decoding
 from airflow_lakestream.config.sql import Sql
-from airflow_lakestream.core.bad_records import USUAL, MostRejected
+from airflow_lakestream.core.bad_records import USUAL, RejectLimit
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA
@@ -241,7 +241,7 @@ class ExtractConfig(Decoding):
             max_rejected=self._max_rejected(),
         )
 
-    def _max_rejected(self) -> MostRejected:
+    def _max_rejected(self) -> RejectLimit:
         if not is_given(self.max_rejected):
             return USUAL
         if choose(OnError, "on_error", self.on_error) is OnError.FAIL:

@@ -1,1 +1,1 @@
-"""The vocabulary and the algorithms, in the standard library alone: no Airflow, Kafka, Iceberg or Arrow in here."""
+"""The vocabulary and the algorithms, with the standard library alone: no Airflow, Kafka, Iceberg or Arrow."""

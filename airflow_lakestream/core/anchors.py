@@ -1,9 +1,9 @@
-"""Anchors: the ledger at the snapshots whose ancestors a landing lets expire.
+"""Anchors: the ledger at snapshots whose ancestors expire.
 
-A table that is rolled back has its ledger found by walking from the new head to a snapshot at which the ledger is
-known. Expiry cuts that way short. So the landing that lets snapshots expire notes the ledger at each snapshot that
-loses its parent by it: every snapshot that is kept can still be rolled back to. A group that comes to a table, by its
-first landing or by a renaming, was not there when earlier ones lost theirs: it notes them then.
+After a rollback the ledger is found by walking from the new head to a snapshot at which it is known. Expiry cuts that
+walk short. So the landing that expires snapshots notes the ledger at each snapshot that loses its parent: the table can
+still be rolled back to every kept snapshot. A group that is new to the table, by its first landing or a rename, notes
+the snapshots that lost their parents before.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.lineage import SnapshotFacts, TableFacts
 
-# One is needed for main; the others belong to tags and branches below it. Each is a whole ledger.
+# main needs one; the others are for tags and branches below it. Each is a whole ledger.
 MAX_ANCHORS = 32
 
 
 def anchors_after(
     history: Callable[[], Iterable[TableFacts]], consumer_group: str, expiring: Collection[int]
 ) -> dict[int, Ledger]:
-    """Return the group's anchors for the time after `expiring` have gone: those still of use, and the new ones.
+    """Return the group's anchors after `expiring` have expired: those still useful, and the new ones.
 
-    `history` begins the table's metadata files anew, newest first. Where the ledger can't be decided, no anchor is set.
+    `history` yields the table's metadata files from the newest on, at each call. No anchor is set where the ledger
+    can't be decided.
     """
     return _noted(history, consumer_group, lambda snapshot, _: snapshot.parent_id in expiring, expiring)
 
 
 def anchors_of_newcomer(history: Callable[[], Iterable[TableFacts]], consumer_group: str) -> dict[int, Ledger]:
-    """Return the anchors with which a group comes to a table: at every snapshot that has lost its parent already.
+    """Return the anchors of a group that is new to the table: at each snapshot that already lost its parent.
 
-    To be asked while the table has no ledger of the group: at each of them it is known then.
+    Call it while the table has no ledger of the group: the ledger is then known at each of them.
     """
     return _noted(history, consumer_group, lambda snapshot, facts: snapshot.parent_id not in facts.snapshots)
 

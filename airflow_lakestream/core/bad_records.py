@@ -1,7 +1,7 @@
-"""The bad records among those that were read: how many, why, with examples, and how many a run may have.
+"""The bad records of a run: how many, why, with examples, and how many the run may have.
 
-A bad record is one that can't become a row without loss: it is rejected, or skipped where `on_error="skip"` says so.
-What is known of them goes from the decoder, by way of other processes, to who commits. Pure values, no I/O.
+A bad record is one that can't become a row without loss: it is rejected, or skipped with `on_error="skip"`.
+The figures go from the decoder, through other processes, to the committing run. Pure values, no I/O.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# Of each run so many kinds of reasons are kept, the most frequent ones, and so many examples of each.
+# The most frequent kinds of reasons that a run keeps, and the examples kept of each.
 MOST_KINDS = 5
 MOST_EXAMPLES = 2
 MOST_CAUSES = 5
 # How many kinds of reasons an error shows.
 _SHOWN = 3
-# Reasons name values; without them they are kinds of reasons.
+# Reasons quote values; without the values, reasons of one kind are equal.
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\d.,:eE+-]*")
 
 
 def kind_of(reason: str) -> str:
-    """Return a reason without the values that it names."""
+    """Return a reason without the values that it quotes."""
     return _VALUES.sub("...", reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Bad records with one kind of reason, found at one stage; the examples are told in words."""
+    """Bad records with one kind of reason, found at one stage; `examples` are texts."""
 
     stage: str
     reason: str
@@ -44,10 +44,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """How many records are bad, and why, as far as it is known.
+    """How many records are bad, and why, as far as known.
 
-    `kinds` are the most frequent kinds of reasons. `causes` says of how many of those records that were looked at
-    which cause is likely; the empty text stands for no cause.
+    `kinds` are the most frequent kinds of reasons. `causes` counts the likely causes of the records that were
+    examined; the empty text stands for no cause.
     """
 
     count: int = 0
@@ -76,7 +76,7 @@ class BadRecords:
 
     @property
     def likely_cause(self) -> str | None:
-        """What is likely behind most of those that were looked at; None where nothing is."""
+        """The likely cause of most examined records; None if there is none."""
         cause, count = max(self.causes.items(), key=lambda item: item[1], default=("", 0))
         return cause if cause and 2 * count > sum(self.causes.values()) else None
 
@@ -93,7 +93,7 @@ class BadRecords:
 
 
 def _most_frequent(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
-    """Return kinds, each once, the most frequent first, and no more than `MOST_KINDS`."""
+    """Return the `MOST_KINDS` most frequent kinds, each once, the most frequent first."""
     found: dict[tuple[str, str], Kind] = {}
     for kind in kinds:
         key = kind.stage, kind.reason
@@ -109,21 +109,21 @@ class TooManyRejected(LakestreamError, Terminal):
         self.table, self.read, self.bad, self.landed = table, read, bad, landed
         cause = f" Likely cause: {bad.likely_cause}." if bad.likely_cause else ""
         reasons = f" Bad records: {bad}." if bad.kinds else ""
-        earlier = f" The {landed} records that it had committed before stay landed." if landed else ""
+        earlier = f" The {landed} records that it committed before stay landed." if landed else ""
         super().__init__(
             f"{table}: {bad.count} of {read} records of this run are bad, {limit}.{cause}{reasons} What the run had "
             f"not committed yet was discarded; the next run reads it again.{earlier} Correct format, schema or the "
-            "producer. If so many bad records are expected, give max_rejected: a count, a share such as 0.9, or 1.0 "
-            'for any number; with on_error="reject" they are kept beside the table, and `lakestream rejects show` '
+            "producer. If you expect so many bad records, set max_rejected: a count, a share such as 0.9, or 1.0 "
+            'for any number. With on_error="reject" they are kept next to the table; `lakestream rejects show` '
             "shows them."
         )
 
 
 @dataclass(frozen=True, slots=True)
-class MostRejected:
-    """How many bad records a run may have: a count, or a share of those that it read.
+class RejectLimit:
+    """How many bad records a run may have: a count, or a share of the records that it read.
 
-    A share counts only where there are at least `least` bad records.
+    A share counts only from `least` bad records on.
     """
 
     count: int | None = None
@@ -131,16 +131,16 @@ class MostRejected:
     least: int = 0
 
     def allows(self, read: int, bad: int, *, at_commit: bool) -> bool:
-        """Tell whether so many are borne. A share is looked at before each commit only."""
+        """Tell whether the run may have so many. A share is checked before each commit only."""
         if self.count is not None and bad > self.count:
             return False
         if not at_commit or self.share is None or bad < max(1, self.least):
             return True
-        # Divided, 29 of 100 is not more than 0.29; multiplied, it would be.
+        # Division, since 29 / 100 <= 0.29 holds, while 0.29 * 100 is less than 29.
         return bad / read <= self.share
 
     def check(self, table: str, read: int, bad: BadRecords, landed: int, *, at_commit: bool) -> None:
-        """Raise TooManyRejected where there are more. `landed` records of those read were committed before."""
+        """Raise TooManyRejected if there are more. `landed` of the records read were committed before."""
         if not self.allows(read, bad.count, at_commit=at_commit):
             raise TooManyRejected(table, read, bad, self._exceeded, landed)
 
@@ -152,6 +152,6 @@ class MostRejected:
         return f"more than max_rejected={share if self.count is None else self.count}"
 
 
-# What holds where nothing is said. Up to half bad may be a producer that went wrong; beyond it, that what the run was
-# told of the topic is wrong is likelier. Fewer than ten say nothing of a topic: a few records sent by hand, say.
-USUAL = MostRejected(share=0.5, least=10)
+# The default. Up to half bad may be a faulty producer; beyond that a wrong argument of the run is likelier. Fewer than
+# ten bad records say little about a topic: somebody may have sent them by hand.
+USUAL = RejectLimit(share=0.5, least=10)

@@ -1,4 +1,4 @@
-"""The text form of ledgers and landings, as it stands in snapshot summaries and table properties.
+"""The text form of ledgers and landings, in snapshot summaries and table properties.
 
 Compact, since every snapshot and every metadata file carries it: ranges are written as gap and width
 (`0:1500+480,20+5;7+1` is [1500,1980) and [2000,2005) of partition 0, and [7,8) of partition 1). Versioned: an older
@@ -32,9 +32,9 @@ SUMMARY_ENGINE = "lakestream.engine"
 SUMMARY_BAD = "lakestream.bad"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
-# Summaries of a few partitions stay readable to the eye.
+# Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
 PLAIN_CHARACTERS = 1000
-# A table may have many anchors, and each is met by a rollback far back only.
+# A table may have many anchors, and only a far rollback needs one: always compress.
 NOTED_OF_ANCHOR = 16
 PACKED = "zlib85:"
 
@@ -49,7 +49,7 @@ class UnreadableLedger(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """A snapshot at which the ledger is known; `landing` is what it added, None for another group's landing."""
+    """A snapshot at which the ledger is known. `landing` is what it added; None for another group's landing."""
 
     snapshot_id: int
     landing: Landing | None
@@ -57,9 +57,9 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProperty:
-    """The value of the table property: the ledger at `base_id`, and the landings since, oldest first.
+    """The table property's value: the ledger at `base_id`, and the landings since, oldest first.
 
-    `base_id` is None when the group's first landing was the table's first snapshot.
+    `base_id` is None if the group's first landing was the table's first snapshot.
     """
 
     base_id: int | None
@@ -73,7 +73,7 @@ def property_key(consumer_group: str) -> str:
 
 
 def anchors_key(consumer_group: str) -> str:
-    """Return the name of the table property that holds a group's ledger at snapshots that lost their parents."""
+    """Return the name of the table property with a group's ledger at snapshots that lost their parents."""
     return ANCHORS_PREFIX + consumer_group
 
 
@@ -93,9 +93,9 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
 
 
 def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) -> Landing | None:
-    """Return the landing of `consumer_group` that a snapshot's summary records, or None.
+    """Return the landing of `consumer_group` in a snapshot's summary, or None.
 
-    Raises UnreadableLedger when it is a landing of the group in a form this version does not know.
+    Raises UnreadableLedger if this version does not know the form of the landing.
     """
     if summary.get(SUMMARY_GROUP) != consumer_group:
         return None
@@ -111,7 +111,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
         )
     except (KeyError, ValueError, TypeError) as e:
-        raise UnreadableLedger(where, f"not a landing as this version writes it ({e!r}).") from e
+        raise UnreadableLedger(where, f"not a landing in the form of this version ({e!r}).") from e
 
 
 def encode_property(value: LedgerProperty) -> str:
@@ -136,7 +136,7 @@ def encode_property(value: LedgerProperty) -> str:
 def decode_property(text: str, consumer_group: str) -> LedgerProperty:
     """Read the table property. Raises UnreadableLedger.
 
-    A commit reads the same text again and again, with every look at the table's head; the value is never changed.
+    Cached: a commit reads the same text with every look at the table's head. The value is never changed.
     """
     where = f"table property {property_key(consumer_group)}"
     try:
@@ -148,11 +148,11 @@ def decode_property(text: str, consumer_group: str) -> LedgerProperty:
             journal=tuple(_journal_entry(item) for item in data["journal"]),
         )
     except (KeyError, ValueError, TypeError) as e:
-        raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
+        raise UnreadableLedger(where, f"not a ledger in the form of this version ({e!r}).") from e
 
 
 def encode_anchors(anchors: Mapping[int, Ledger]) -> str:
-    """Return the text of the property that holds the ledger at each of some snapshots."""
+    """Return the property's text for the ledgers at some snapshots."""
     items = []
     for snapshot, ledger in anchors.items():
         short = replace(ledger, noted=ledger.noted.newest(NOTED_OF_ANCHOR))
@@ -170,7 +170,7 @@ def decode_anchors(text: str, consumer_group: str) -> Mapping[int, Ledger]:
         items = data["anchors"]
         return {item["snapshot"]: _ledger_from_json(item, consumer_group) for item in items}
     except (KeyError, ValueError, TypeError) as e:
-        raise UnreadableLedger(where, f"not a ledger as this version writes it ({e!r}).") from e
+        raise UnreadableLedger(where, f"not a ledger in the form of this version ({e!r}).") from e
 
 
 def encode_ranges(ranges: RangeSet, topic: str) -> str:
@@ -212,7 +212,7 @@ def _decode_intervals(text: str) -> tuple[Interval, ...]:
 
 
 def _encode_counts(landing: Landing) -> dict[str, str]:
-    """Return the key with the counts by partition; none where there are so many that all metadata would swell."""
+    """Return the key with the counts by partition; nothing for so many partitions that metadata would swell."""
     texts = []
     for identity in sorted(landing.topics):
         counts = landing.by_partition.get(identity, {})
@@ -231,13 +231,13 @@ def _decode_counts(topics: Iterable[TopicIdentity], text: str) -> dict[TopicIden
 
 
 def _encode_bad(landing: Landing) -> dict[str, str]:
-    """Return the key with the number of bad records, where it is not that of the rejected ones: some were skipped."""
+    """Return the key with the number of bad records, if it differs from the rejected ones: some were skipped."""
     known = landing.bad is None or landing.bad.count == landing.counts.rejected
     return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
 
 
 def _engine(name: str | None) -> Engine | None:
-    # Nothing rests on it: one that only a newer version knows is no reason to refuse the ledger.
+    # Informational only: an engine that only a newer version knows is no reason to refuse the ledger.
     return Engine(name) if name in list(Engine) else None
 
 
@@ -308,7 +308,7 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
 
 
 def _by_partition_to_text(values: Mapping[int, object]) -> str:
-    """Return `3:text;text;7:text`: a part without a number is that of the next partition."""
+    """Return `3:text;text;7:text`: a part without a number belongs to the next partition."""
     parts, expected = [], None
     for partition in sorted(values):
         parts.append(f"{values[partition]}" if partition == expected else f"{partition}:{values[partition]}")
@@ -331,7 +331,7 @@ def _by_partition_from_text(text: str) -> dict[int, int]:
 
 
 def _pack(text: str) -> str:
-    """Compress a long text: every metadata file repeats the summaries of all snapshots that are kept."""
+    """Compress a long text: every metadata file repeats the summaries of all kept snapshots."""
     if len(text) <= PLAIN_CHARACTERS:
         return text
     return PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,4 +1,4 @@
-"""The closed lists of what keys and values hold; `decode.known_formats` says what there is to know of each."""
+"""The closed lists of what keys and values hold; `decode.known_formats` describes each."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class KeyFormat(StrEnum):
 
 
 class Envelope(StrEnum):
-    """What is wrapped around the row in a value.
+    """The wrapping around the row in a value.
 
-    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter; `DEBEZIUM` is a change event
-    with the row before and after it, with or without that.
+    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
+    with the row before and after it, with or without Connect's wrapping.
     """
 
     CONNECT = "connect"

@@ -17,7 +17,7 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# Notes are settled by the next run that looks; so many landings may pass before.
+# The next run that looks settles the notes; so many landings may pass before.
 MOST_NOTED = 64
 MARKS = 8
 
@@ -31,9 +31,9 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicIdentity:
-    """One incarnation of a topic: a topic deleted and created anew has another `topic_id` (KIP-516).
+    """One incarnation of a topic: a topic that is deleted and created again has another `topic_id` (KIP-516).
 
-    Brokers before 2.8 know no topic ids: `topic_id` is then empty, and a topic created anew can't be told apart.
+    Brokers before 2.8 have no topic ids: `topic_id` is then empty, and a topic created again is not noticed.
     """
 
     topic: str
@@ -80,7 +80,7 @@ class Counts:
 
 
 class CountsDoNotAddUp(LakestreamError, Terminal):
-    """Records were read that were neither written, nor rejected, nor skipped, nor filtered: a defect of ours."""
+    """The counts of a batch do not add up: a defect of ours."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
@@ -95,17 +95,17 @@ class CountsDoNotAddUp(LakestreamError, Terminal):
 class TopicEntry:
     """The books of one topic: in a landing, what it changes; in a ledger, the sum.
 
-    `origin` is, by partition, the offset at which the group's first resume began; a partition that came later begins
+    `origin` is, by partition, the offset at which the group's first resume began; a partition added later begins
     at 0. `lost` are offsets that retention removed before they could be landed: their receipts. `epochs` is the last
-    leader epoch seen by partition. `covered` is the time, in milliseconds since the epoch, whose intervals were asked
-    for: half open, coalesced; see `core.interval`.
+    leader epoch seen, by partition. `covered` is the time, in milliseconds since the epoch, of the intervals that runs
+    asked for: half open, coalesced; see `core.landing.modes.ByInterval`.
 
-    In a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed, and
+    In a landing that replaces: `replaced` are the ranges taken out and put in again, which stay landed;
     `removed` counts what was taken out.
 
-    `forgotten` are offsets whose rows were deleted on purpose, after they had landed: the receipt of it. They stay
-    landed, and need no row; where a replace puts rows back, only the counts tell of it. A receipt, too, says in
-    `removed` what it takes out of the counts.
+    `forgotten` is the receipt for offsets whose rows were deleted on purpose after they had landed. They stay
+    landed and need no row. If a replace puts their rows back, only the counts show it. A landing that deletes on
+    purpose counts the deleted rows in `removed`, too.
     """
 
     landed: RangeSet = RangeSet()
@@ -120,20 +120,21 @@ class TopicEntry:
 
     @property
     def held(self) -> RangeSet:
-        """All offsets that need no landing any more."""
+        """All offsets that no longer need landing."""
         return self.landed | self.lost
 
     def with_removed(self, rows: int, before: TopicEntry) -> TopicEntry:
-        """Return what a replace changes with the counts of what it took out: so many rows, and what else it replaced.
+        """Return a replace's change with the counts of what it took out.
 
-        `before` are the topic's books in the ledger.
+        :param rows: how many rows it took out.
+        :param before: the topic's books in the ledger before it.
         """
         removed = self.removed + Counts(read=rows, written=rows)
-        # Of records that were neither written nor rejected the ledger knows no offsets, only how many there were.
+        # The ledger has no offsets for skipped and filtered records, only their number.
         others = max(0, self.counts.read - removed.read)
         skipped = min(others, before.counts.skipped)
         filtered = min(others - skipped, before.counts.filtered)
-        # What is left had a row that is gone; rows deleted on purpose are out of the counts already.
+        # The remaining records had a row that is gone; the counts already leave out rows deleted on purpose.
         forgotten = (self.replaced & before.forgotten).width
         gone = min(max(0, others - skipped - filtered - forgotten), max(0, before.counts.written - rows))
         counts = Counts(skipped + filtered + gone, written=gone, skipped=skipped, filtered=filtered)
@@ -148,7 +149,7 @@ class TopicEntry:
             origin={**later.origin, **self.origin},
             epochs={**self.epochs, **later.epochs},
             covered=coalesce([*self.covered, *later.covered]),
-            # What the later landing took out is settled with this sum; what this one did is still to be.
+            # This sum applies the later landing's `removed`; this entry's own is still to be applied.
             replaced=self.replaced,
             removed=self.removed,
             forgotten=self.forgotten | later.forgotten,
@@ -159,8 +160,8 @@ class TopicEntry:
 class Noted:
     """The ids of the last landings with a note in the reject table, oldest first.
 
-    The reject table asks which of its landings have landed, and may ask when their snapshots have long expired.
-    `complete` says that these are all that there ever were.
+    The reject table asks which of its landings have landed, perhaps long after their snapshots expired.
+    `complete` says that these are all there ever were.
     """
 
     ids: tuple[str, ...] = ()
@@ -172,7 +173,7 @@ class Noted:
         return self.ids[-MARKS:]
 
     def add(self, landing_id: str) -> Noted:
-        """Return them with one more."""
+        """Return the ids with one more."""
         return self if landing_id in self.ids else Noted((*self.ids, landing_id), self.complete).newest(MOST_NOTED)
 
     def newest(self, most: int) -> Noted:
@@ -180,11 +181,11 @@ class Noted:
         return self if len(self.ids) <= most else Noted(self.ids[-most:], complete=False)
 
     def place(self, landing_id: str) -> int | None:
-        """Return a number below 0 for a landing, which grows along the history; None if it is not here."""
+        """Return a landing's place: negative, growing along the history; None if it is not here."""
         return self.ids.index(landing_id) - len(self.ids) if landing_id in self.ids else None
 
     def has_all_since(self, marks: Collection[str]) -> bool:
-        """Whether all landings with a note are here that came after those that had these marks."""
+        """Whether this has all landings with a note since the time when these marks were the newest."""
         return self.complete or any(mark in self.ids for mark in marks)
 
 
@@ -192,20 +193,20 @@ class Noted:
 class Landing:
     """The net change that one snapshot makes to one group's ledger.
 
-    `run_id` is the same in every try of one task run, `landing_id` is of this one commit alone. `noted` says that the
-    reject table has a note of it. `engine` is None where it is not known: written by an older version, or by none.
-    `bad` is None where no more is known than how many were rejected.
+    `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `noted`: the reject table
+    has a note of it. `engine` is None if unknown: an older version, or no engine, wrote it. `bad` is None if only the
+    number of rejected records is known.
     """
 
     landing_id: str
     run_id: str
     topics: Mapping[TopicIdentity, TopicEntry]
-    # The counts by partition, for the report of the run; the ledger keeps their sum only.
+    # The counts by partition, for the run's report; the ledger keeps only their sum.
     by_partition: Mapping[TopicIdentity, Mapping[int, Counts]] = field(default_factory=dict, compare=False)
     noted: bool = False
-    # For whoever watches; only the snapshot's summary has it.
+    # For sensors and `status`; only the snapshot's summary has it.
     engine: Engine | None = field(default=None, compare=False)
-    # For the limit of the whole run; of the bad ones the snapshot's summary has the number only.
+    # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
     bad: BadRecords | None = field(default=None, compare=False)
 
     @property
@@ -239,7 +240,7 @@ class Ledger:
         return replace(self, topics=topics, noted=self.noted.add(landing.landing_id) if landing.noted else self.noted)
 
     def overlap(self, landing: Landing) -> RangeSet:
-        """Return the offsets of `landing` that this ledger holds already; a landing commits only if there are none."""
+        """Return the offsets of `landing` that this ledger already holds; only without any may it commit."""
         held = (self.entry(identity).held & ranges for identity, ranges in landing.held.items())
         return union(held)
 

@@ -1,12 +1,11 @@
 """Finding a group's ledger in the metadata of its table.
 
-The ledger is the sum of the landings among the true ancestors of main's head. It is found by walking from the head
-along the parents until a snapshot at which the ledger is known (an anchor: the table property's base and its
-journal, and what `anchors` noted when snapshots expired), or a snapshot proven to be the first of all; the landings
-met on the way are added. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases
-it), so where the walk can't go on, one older metadata file after the other is loaded: a snapshot's parent is true in
-the file in which it first appears, and each file brings the anchors of its time. Nothing is ever assumed: what stays
-undecided is an error.
+The ledger is the sum of the landings among the true ancestors of main's head. The search walks from the head along the
+parents, and adds up the landings on the way. It ends at an anchor, a snapshot at which the ledger is known (the table
+property's base and journal, and the anchors noted when snapshots expired), or at a snapshot that is proven to be the
+first of all. Snapshot expiry breaks the chain (Java leaves the id of a missing parent, PyIceberg erases it). Where the
+walk is stuck, older metadata files are loaded one by one: a snapshot's parent is true in the file in which it first
+appears, and each file brings the anchors of its time. Nothing is assumed: what stays undecided is an error.
 
 Pure: the adapters turn a table's metadata into `TableFacts`.
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.codec import (
     JournalEntry,
     LedgerProperty,
@@ -28,13 +26,14 @@ from airflow_lakestream.core.codec import (
     property_key,
 )
 from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 JOURNAL_LENGTH = 16
-# Every metadata file carries the property again; a ledger of many partitions gets a shorter journal.
+# Every metadata file repeats the property, so a ledger of many partitions gets a shorter journal.
 JOURNAL_CHARACTERS = 32_768
 _SOURCE = "source-snapshot-id"
-REPLACED = "it has rows, but shares no history with any landing: the table was replaced, or is a copy of another"
+REPLACED = "it has rows but shares no history with any landing: the table was replaced, or is a copy of another"
 
 
 class UndecidedLedger(LakestreamError, Terminal):
@@ -48,14 +47,14 @@ class UndecidedLedger(LakestreamError, Terminal):
             "was landed, since that could double or lose records. Roll the table back to a snapshot whose history is "
             "still there; or make the ledger from the rows: `lakestream ledger rebuild --table <namespace.table> "
             f"--group {consumer_group}` (with --kafka-conn and --iceberg-conn where they are not the defaults); or, "
-            "only if the table holds no record of this group, begin anew: `lakestream ledger reset`, with the same "
+            "only if the table holds no record of this group, start over: `lakestream ledger reset`, with the same "
             "arguments and --yes. To keep this from happening, keep write.metadata.previous-versions-max at 100 or "
             "more."
         )
 
 
 class ReplacedTable(UndecidedLedger):
-    """The table was replaced or cloned: it has rows, and a ledger property that is not of their history."""
+    """The table was replaced or cloned: it has rows, and a ledger property that belongs to another history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class SnapshotFacts:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the table has rows at this snapshot; unknown counts as yes."""
+        """Whether the table has rows at this snapshot; if unknown, True."""
         return self.summary.get("total-records") != "0"
 
 
@@ -84,7 +83,7 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The ledger at a head, with the way on which it was found: a base and the landings since, oldest first."""
+    """The ledger at a head, and how it was found: a base and the landings since, oldest first."""
 
     base_id: int | None
     base: Ledger
@@ -106,7 +105,7 @@ class Reading:
         return tuple(entry.landing for entry in self.path if entry.landing is not None)
 
     def property_after(self, snapshot_id: int, landing: Landing | None) -> LedgerProperty:
-        """Return the table property for a snapshot on top of this head that adds `landing` (None: adds nothing)."""
+        """Return the table property for a new snapshot on this head that adds `landing` (None: adds nothing)."""
         path = list(self.path)
         if path and path[-1].landing is None:
             path.pop()
@@ -122,9 +121,9 @@ class Reading:
 
 
 def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None = None) -> Reading:
-    """Return the ledger of `consumer_group` at the head of the newest file of `history`, or at the snapshot `at` of it.
+    """Return the ledger of `consumer_group` at the newest file's head, or at its snapshot `at`.
 
-    `history` is the table's metadata, newest first and without holes, loaded as it is asked for. Raises
+    `history` is the table's metadata, newest first and complete, loaded on demand. Raises
     UndecidedLedger, and UnreadableLedger for a text of a newer version.
     """
     chain = _Chain(consumer_group)
@@ -151,10 +150,10 @@ def read(history: Iterable[TableFacts], consumer_group: str, *, at: int | None =
 
 
 def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Reading | None:
-    """Return what a walk finds that meets an anchor in the newest file; None where it takes more than that.
+    """Return the reading if the walk meets an anchor in the newest file; None if it needs more.
 
-    A short cut for the everyday case, where the last landing is at the head or a few snapshots below it: the whole
-    search takes in every snapshot of the table first.
+    A shortcut for the usual case, a last landing at the head or a few snapshots below: the full search first learns
+    every snapshot of the table.
     """
     anchors = _anchors_of(facts.properties, consumer_group)
     above: list[JournalEntry] = []
@@ -165,7 +164,7 @@ def _at_hand(facts: TableFacts, head: SnapshotFacts, consumer_group: str) -> Rea
         snapshot = facts.snapshots.get(at)
         if snapshot is None or _SOURCE in snapshot.summary:
             return None
-        if (anchor := _anew(snapshot, consumer_group)) is not None:
+        if (anchor := _restated(snapshot, consumer_group)) is not None:
             return anchor.reading(above)
         landing = decode_summary(snapshot.summary, consumer_group, f"snapshot {at}")
         if landing is not None:
@@ -200,13 +199,13 @@ def _anchors_of(properties: Mapping[str, str], consumer_group: str) -> dict[int,
     return anchors
 
 
-def _anew(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
-    ledger = decode_anew(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+def _restated(snapshot: SnapshotFacts, consumer_group: str) -> _Anchor | None:
+    ledger = decode_restated(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return None if ledger is None else _Anchor(LedgerProperty(snapshot.snapshot_id, ledger, ()), 0)
 
 
 class _Chain:
-    """What the loaded metadata files say together about parents, landings and anchors."""
+    """What the loaded metadata files together say about parents, landings and anchors."""
 
     def __init__(self, consumer_group: str) -> None:
         self.consumer_group = consumer_group
@@ -216,14 +215,14 @@ class _Chain:
         self._landings: dict[int, Landing | None] = {}
         self._sources: dict[int, int] = {}
         self._anchors: dict[int, _Anchor] = {}
-        self._anew: set[int] = set()
+        self._restated: set[int] = set()
         self._newer: Mapping[int, SnapshotFacts] = {}
         self._texts: set[tuple[str | None, ...]] = set()
 
     def learn(self, facts: TableFacts) -> None:
         """Take in the next older metadata file."""
         for snapshot in self._newer.values():
-            # It first appears in the newer file, without a parent: expiry, which erases parents, only came later.
+            # The snapshot first appears in the newer file, without a parent; expiry erased parents only later.
             if snapshot.snapshot_id not in facts.snapshots and snapshot.parent_id is None:
                 self._roots.add(snapshot.snapshot_id)
         for snapshot in facts.snapshots.values():
@@ -237,10 +236,10 @@ class _Chain:
             self._parents[this] = snapshot.parent_id
         elif snapshot.sequence_number == 1:
             self._roots.add(this)
-        if (anchor := _anew(snapshot, self.consumer_group)) is not None:
+        if (anchor := _restated(snapshot, self.consumer_group)) is not None:
             self.group_seen = True
             self._anchors.setdefault(this, anchor)
-            self._anew.add(this)
+            self._restated.add(this)
         if this in self._landings:
             return
         landing = decode_summary(snapshot.summary, self.consumer_group, f"snapshot {this}")
@@ -271,8 +270,8 @@ class _Chain:
             if at not in self._landings:
                 return None, f"snapshot {at} among its ancestors has expired, and no older metadata file shows it"
             source = self._sources.get(at)
-            if source is not None and source in self._anew:
-                return None, f"snapshot {at} was cherry-picked from {source}, at which the ledger starts anew"
+            if source is not None and source in self._restated:
+                return None, f"snapshot {at} was cherry-picked from {source}, which restates the ledger"
             if source is not None and source not in self._landings:
                 return None, f"snapshot {at} was cherry-picked from snapshot {source}, which has expired"
             landing = self._landings[at] or (self._landings[source] if source is not None else None)
@@ -284,13 +283,13 @@ class _Chain:
                 break
             else:
                 return None, f"expiry erased the parent of snapshot {at}, and no older metadata file shows it"
-        # Rolled back to before the first landing is empty; replaced by rows of unknown origin is not.
+        # A table rolled back to before the first landing is empty; one replaced by unknown rows is not.
         if not above and head.has_rows and self.group_seen and not self._root_has_landings(at):
             return None, REPLACED
         return Reading(None, Ledger(self.consumer_group), tuple(reversed(above))), ""
 
     def _root_has_landings(self, root: int) -> bool:
-        """Tell whether a landing of the group is known to descend from `root`."""
+        """Tell whether a known landing of the group descends from `root`."""
         known = set(self._anchors) | {s for s, landing in self._landings.items() if landing is not None}
         return any(self._oldest_known_ancestor(snapshot) == root for snapshot in known)
 

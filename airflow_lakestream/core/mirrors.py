@@ -1,4 +1,4 @@
-"""Mirror tables: their rows are states, not records, so that what goes by records is not for them."""
+"""Mirror tables: their rows are states of a database's rows, so whatever works record by record refuses them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# Table property, set with each landing: the key's columns and whether deleted rows stay, as JSON.
+# Table property, set with each landing, as JSON: the key's columns, and whether deleted rows stay.
 MIRROR = "lakestream.mirror"
 
 
 class IsMirror(LakestreamError, Terminal):
-    """A mirror table was to be used as a table of records."""
+    """A mirror table was used as a table of records."""
 
     def __init__(self, table: str, what: str) -> None:
         self.table = table
         super().__init__(
-            f"{table} is a mirror of a database's table: a row of it is what many change events came to, so it can't "
-            f"be {what}. Compare it with its source instead, row by row; land the events themselves in a table of "
-            'their own (envelope="debezium") to have each record.'
+            f"{table} is a mirror of a database's table: one row is the result of many change events, so it can't "
+            f"be {what}. Compare it with its source row by row instead. To keep each record, land the events in "
+            'a table of their own (envelope="debezium").'
         )
 
 

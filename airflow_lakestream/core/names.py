@@ -1,4 +1,4 @@
-"""Names that come from users, checked where they come in."""
+"""Names that users give, and their checks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# The metadata columns that a row gets when nobody says otherwise.
+# The default metadata columns of a row.
 DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
 
-# Tables that stand beside others are named after them, with one of these behind: the rejected records of a table, the
-# deleted keys of a mirror, the books of a fan-out, the rows of a mirror that are read anew.
+# Tables next to a table have its name with one of these suffixes: rejected records, deleted keys of a mirror, a
+# fan-out's books, and a mirror's new snapshot.
 REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
 
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 
 def check_topic(topic: str) -> str:
-    """Return a topic's name if Kafka could have it. Raises InvalidArgument."""
+    """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
         raise InvalidArgument(
             "topic", f"{topic!r} is not a topic's name.", "Kafka takes letters, digits, '.', '_', '-'."
@@ -33,5 +33,5 @@ def check_table_name(table: str, argument: str = "table") -> str:
     return table
 
 
-# The column that `unknown_fields="rescue"` fills: what of a record has no column, as JSON text.
+# The column that `unknown_fields="rescue"` fills: the fields without a column, as JSON text.
 RESCUED = "_rescued"

@@ -1,4 +1,4 @@
-"""The closed lists of values that parameters take, and how a number of seconds is written."""
+"""The values that parameters may take, and how to write a number of seconds or bytes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class OnDataLoss(StrEnum):
 
 
 class TableFormat(StrEnum):
-    """What a table is made of."""
+    """The format of a table."""
 
     ICEBERG = "iceberg"
     DELTA = "delta"
 
 
 class SchemaEvolution(StrEnum):
-    """How far a landing may change the table's schema: not at all, by new columns, or by wider types, too."""
+    """How a landing may change the table's schema: not at all, by new columns, or also by wider types."""
 
     NONE = "none"
     ADD = "add"
@@ -58,7 +58,7 @@ class UnknownFields(StrEnum):
 
 
 class SqlInput(StrEnum):
-    """What a statement reads: keys and values as text, or the columns that they were decoded into."""
+    """What a SQL statement reads: keys and values as text, or the decoded columns."""
 
     RAW = "raw"
     DECODED = "decoded"
@@ -73,7 +73,7 @@ class OnError(StrEnum):
 
 
 class OutOfRange(StrEnum):
-    """What becomes of a database's value that a column's type can't hold: bad, the nearest one that it can, or NULL."""
+    """What to do with a database value that the column's type can't hold: a bad record, the nearest value, or NULL."""
 
     REJECT = "reject"
     CLAMP = "clamp"
@@ -81,7 +81,7 @@ class OutOfRange(StrEnum):
 
 
 class Tombstones(StrEnum):
-    """What becomes of a record without a value: a row of nulls, nothing but a count, or a bad record."""
+    """What a record without a value becomes: a row of nulls, only a count, or a bad record."""
 
     KEEP = "keep"
     SKIP = "skip"
@@ -89,14 +89,14 @@ class Tombstones(StrEnum):
 
 
 class OnEmpty(StrEnum):
-    """How a run ends that had nothing to land."""
+    """How a run without anything to land ends."""
 
     SUCCESS = "success"
     SKIP = "skip"
 
 
 def is_given(value: object) -> bool:
-    """Tell whether there is a value; a template renders a param that was left empty as the text "None"."""
+    """Tell whether there is a value. A template renders an empty param as the text "None", which is none."""
     return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
 
 
@@ -104,7 +104,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def choose(kind: type[Choice], argument: str, value: object) -> Choice:
-    """Return the member of `kind` that `value` names. Raises UnknownValue with the list of known ones."""
+    """Return the member of `kind` that `value` names. Raises UnknownValue, which lists the known ones."""
     try:
         return kind(str(value))
     except ValueError:

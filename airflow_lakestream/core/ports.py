@@ -11,7 +11,7 @@ from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import Outcome, RawBatch, Rows
+from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
@@ -126,7 +126,7 @@ class Source(Protocol):
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         """Return, by partition, where a time stands; nothing at or past the ends in `state`."""
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets in Kafka, for lag tools; a failure is logged, never raised."""
 
 
@@ -145,7 +145,7 @@ class Reader(Protocol):
 class Decoder(Protocol):
     """Turns raw records into rows; called by several threads at once."""
 
-    def decode(self, batch: RawBatch) -> Outcome:
+    def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record, rows in their order. Raises BadRecord where a bad one is to fail."""
 
 

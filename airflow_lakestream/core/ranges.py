@@ -1,6 +1,6 @@
 """Offset ranges and sets of them: pure arithmetic, no I/O.
 
-Everything in this project that speaks of "which records" speaks of these two: plans, the ledger, receipts, audits.
+Plans, the ledger, receipts and audits all say "which records" with these two types.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class RangeSet:
 
 
 def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Return the same points as disjoint, sorted half-open intervals, neighbours joined."""
+    """Return the same points as disjoint, sorted, half-open intervals, neighbours joined."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -146,7 +146,7 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
-    """Return those of sorted, disjoint intervals that hold a number from `low` to `high`; None is no bound."""
+    """Return the intervals, of sorted and disjoint ones, that overlap [low, high]; None is no bound."""
     first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])
     behind = len(intervals) if high is None else bisect_right(intervals, high, key=lambda interval: interval[0])
     return intervals[first:behind]
@@ -156,7 +156,7 @@ def _subtract(mine: Iterable[Interval], theirs: Iterable[Interval]) -> Iterator[
     holes = list(theirs)
     first = 0
     for start, end in mine:
-        # Both are sorted: what ends below this one ends below all that come.
+        # Both are sorted: an interval that ends below this one ends below all that follow.
         while first < len(holes) and holes[first][1] <= start:
             first += 1
         at = first

@@ -20,10 +20,10 @@ Rows = Any
 class RawBatch:
     """Consecutive records of one partition, in offset order; parallel sequences of one length.
 
-    `offsets` is strictly increasing and may have holes (markers, compaction); a `range` where it has none.
-    `timestamps` are milliseconds since the epoch, or -1 where a record has none. `values` and `keys` are Arrow arrays
-    of binary, null where the record's is; `headers` is one of `list<struct<key: string, value: binary>>`, null where a
-    record has none. `keys` and `headers` are None when nobody asked for them.
+    `offsets` is strictly increasing and may have holes (markers, compaction); a `range` if it has none.
+    `timestamps` are milliseconds since the epoch, -1 for a record without one. `values` and `keys` are binary Arrow
+    arrays, null where the record's is null; `headers` is an Arrow array of `list<struct<key: string, value: binary>>`,
+    null for a record without headers. `keys` and `headers` are None if nobody asked for them.
     """
 
     topic: str
@@ -39,11 +39,12 @@ class RawBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of the records of a batch: rows to land, raw records to reject, and the counts of all of them.
+class DecodedBatch:
+    """A decoded batch: rows to land, raw records to reject, and the counts of all records.
 
-    `rejected` is None without any; its columns are those of `decode.rejected`. `rowless` are the offsets of all records
-    that became no row, an Arrow array; None without any. `bad` tells of those that are rejected, or skipped as bad.
+    `rejected` is None if there are none; its columns are those of `decode.rejected`. `rowless` is an Arrow array with
+    the offsets of all records that became no row; None if there are none. `bad` describes the rejected records, or
+    those skipped as bad.
     """
 
     rows: Rows

@@ -1,7 +1,7 @@
-"""Fan-out by name: which tables a template stands for, and which topics a regex does. Text only, no I/O.
+"""Fan-out by name: the tables of a template, and the topics of a regex. Text only, no I/O.
 
-`"lake.{topic}"` is one table for each topic; `"lake.{event}"`, `"lake.{header:type}"` and `"lake.{key}"` let each
-record say its table. `{field:topic}` is the payload's field of a name that has a meaning of its own.
+`"lake.{topic}"` is one table per topic; with `"lake.{event}"`, `"lake.{header:type}"` and `"lake.{key}"` each record
+names its table. `{field:topic}` is a payload field whose name is taken by another placeholder.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from enum import StrEnum
 from airflow_lakestream.core.names import BESIDE, HOME, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
-# Catalogs cut or refuse longer ones, and file systems do from 255 bytes on.
+# Catalogs cut or refuse longer names; file systems refuse names from 256 bytes on.
 MAX_NAME = 200
 NAMES_SHOWN = 10
-# Columns that a routed row carries from the decoder to the sink, which takes them off again.
+# Columns that a routed row carries from the decoder to the sink, which removes them.
 ROUTE, ROUTE_PARTITION, ROUTE_OFFSET = ROUTE_COLUMNS = (
     "_lakestream_route",
     "_lakestream_partition",
     "_lakestream_offset",
 )
-# Between the values of several placeholders in a route.
+# Separates the values of several placeholders in a route.
 SEPARATOR = "\x1f"
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class NewTables(StrEnum):
-    """What to do with a value whose table is not there."""
+    """What to do with a value whose table does not exist."""
 
     FAIL = "fail"
     CREATE = "create"
@@ -58,31 +58,31 @@ class Placeholder:
 
 
 class Unroutable(ValueError):
-    """A value that no table can be named by; its text goes on behind the value."""
+    """A value that can't name a table; the text continues a sentence that begins with the value."""
 
 
 class NoTopicMatches(LakestreamError, Terminal):
-    """The cluster has no topic that the regex names."""
+    """No topic of the cluster matches the regex."""
 
     def __init__(self, pattern: str, where: str, near: Sequence[str]) -> None:
         self.pattern, self.near = pattern, tuple(near)
-        known = f"Near names there: {', '.join(near)}." if near else "It shows this user no topic at all."
+        known = f"Similar names there: {', '.join(near)}." if near else "It shows this user no topic at all."
         super().__init__(
-            f"topic: no topic in the cluster of {where} has a name that {pattern!r} matches as a whole. {known} "
-            'Correct the regex ("^orders-.*" matches all that begin with orders-), or give on_empty="skip".'
+            f"topic: no topic in the cluster of {where} has a name that matches {pattern!r} as a whole. {known} "
+            'Correct the regex ("^orders-.*" matches all names that begin with orders-), or set on_empty="skip".'
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TableTemplate:
-    """A table's name with placeholders; `parts` are literal texts and placeholders in turn."""
+    """A table's name with placeholders; `parts` are literal texts and placeholders, in order."""
 
     text: str
     parts: tuple[str | Placeholder, ...]
 
     @classmethod
     def parse(cls, text: str, argument: str = "table") -> TableTemplate:
-        """Read a template, or the name of a table, which has no placeholders. Raises InvalidArgument."""
+        """Read a template, or a plain table name. Raises InvalidArgument."""
         check_table_name(_PLACEHOLDER.sub("x", text or ""), argument)
         pieces = _PLACEHOLDER.split(text)
         if any("{" in literal or "}" in literal for literal in pieces[::2]):
@@ -103,7 +103,7 @@ class TableTemplate:
 
     @property
     def by_record(self) -> tuple[Placeholder, ...]:
-        """The placeholders that each record fills with a value of its own."""
+        """The placeholders that each record fills with its own value."""
         return tuple(p for p in self.placeholders if p.origin is not Origin.TOPIC)
 
     @property
@@ -112,7 +112,7 @@ class TableTemplate:
         return len(self.by_record) < len(self.placeholders)
 
     def of_topic(self, topic: str) -> TableTemplate:
-        """Return the template with the topic's name in place. Raises InvalidArgument where no name comes of it."""
+        """Return the template with the topic's name filled in. Raises InvalidArgument if that makes no valid name."""
         if not self.by_topic:
             return self
         try:
@@ -125,7 +125,7 @@ class TableTemplate:
         return TableTemplate.parse(text)
 
     def table(self, values: Sequence[str]) -> str:
-        """Return the table for the values of the placeholders of `by_record`. Raises Unroutable."""
+        """Return the table for the values of the `by_record` placeholders. Raises Unroutable."""
         names = iter([sanitized(value) for value in values])
         name = "".join(part if isinstance(part, str) else next(names) for part in self.parts)
         if len(name.encode()) > MAX_NAME:
@@ -136,7 +136,7 @@ class TableTemplate:
 
     @property
     def namespace(self) -> str:
-        """The namespace of all its tables; those of a template over the topic only once that is in place."""
+        """The namespace of all its tables; of a template over the topic, valid only after `of_topic`."""
         return "".join(_text(part) for part in self.parts).rpartition(".")[0]
 
     def describe(self, route: str) -> str:
@@ -145,7 +145,7 @@ class TableTemplate:
         return " and ".join(f"{placeholder} {value!r}" for placeholder, value in pairs)
 
     def home(self, topic: str, consumer_group: str) -> str:
-        """Return the home table's name when none is given: one for each topic and group. Raises InvalidArgument."""
+        """Return the default home table: one per topic and group. Raises InvalidArgument."""
         name = f"{self.namespace}.{_name(topic)}__{_name(consumer_group)}{HOME}"
         if len(name) > MAX_NAME:
             raise InvalidArgument(
@@ -180,9 +180,9 @@ def _text(part: str | Placeholder) -> str:
 
 
 def sanitized(value: str) -> str:
-    """Return a value as part of a table's name: lower case, all but ASCII letters, digits and '_' become '_'.
+    """Return a value as part of a table's name: lower case; all but ASCII letters, digits and '_' become '_'.
 
-    Lower case, since Hive's and Glue's catalogs know no other. Raises Unroutable where no letter or digit is left.
+    Lower case, since Hive's and Glue's catalogs know no other. Raises Unroutable if no letter or digit is left.
     """
     name = _name(value)
     if not re.search(r"[a-z0-9]", name):
@@ -195,7 +195,7 @@ def _name(text: str) -> str:
 
 
 def is_pattern(topic: str) -> bool:
-    """Tell whether a topic is given as a regex: it begins with '^', as in librdkafka."""
+    """Tell whether a topic is given as a regex: like in librdkafka, one begins with '^'."""
     return (topic or "").startswith("^")
 
 
@@ -217,7 +217,7 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
 
 
 def near_names(pattern: str, topics: Collection[str]) -> list[str]:
-    """Return some topics that the author of a regex without a match may have meant."""
+    """Return some topics that a regex without a match may have meant."""
     shown = sorted(topic for topic in topics if not topic.startswith("__"))
     begin = [topic for topic in shown if re.match(pattern, topic)]
     alike = difflib.get_close_matches(re.sub(r"\W+", "-", pattern).strip("-"), shown, NAMES_SHOWN, 0.4)
@@ -225,10 +225,10 @@ def near_names(pattern: str, topics: Collection[str]) -> list[str]:
 
 
 def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
-    """Return, by topic, another one whose name comes to the same table; only those that have such a rival."""
+    """Return, for each topic whose table another topic has as well, that other topic."""
     by_table: dict[str, list[str]] = {}
     for topic in topics if template.by_topic else ():
-        # One that no table can be named by says so when it is landed.
+        # A topic that can't name a table raises its error when it is landed.
         with suppress(InvalidArgument):
             by_table.setdefault(template.of_topic(topic).text, []).append(topic)
     clashing = [same for same in by_table.values() if len(same) > 1]
@@ -236,7 +236,7 @@ def rivals(template: TableTemplate, topics: Sequence[str]) -> dict[str, str]:
 
 
 def check_name_by_topic(table: str, topic: str) -> None:
-    """Refuse a name, come of one of a regex's topics, that is kept for the tables beside others.
+    """Refuse a table name, made from one of a regex's topics, that is reserved for the tables next to others.
 
     Raises InvalidArgument.
     """

@@ -1,4 +1,4 @@
-"""Secrets where they would be shown: arguments stand in DAG files, in Airflow's database and in its UI."""
+"""Finds secrets in arguments, which DAG files, Airflow's database and its UI show."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# At the end of a name; or, as Azure has it, in front of the account's.
+# A secret's name ends in one of these; Azure's account keys and tokens have the account's name after them.
 _NAME = re.compile(
     r"(?:password|passwd|passphrase|secret|secret[._-]?(?:access[._-]?)?key|private[._-]?key|api[._-]?key|token"
     r"|credential|authorization|user[._-]?info|jaas[._-]?config|connection[._-]?string"
     r"|(?:account|shared)[._-]?key|account[._-]key\..+|(?:fixed|sas)[._-]token\..+)$",
     re.IGNORECASE,
 )
-# Which say where a secret is, or are about a column of that name.
+# Names that say where a secret is, or that are about a column of such a name.
 _NO_SECRET = re.compile(r"\.secretKeyRef\.|\.secrets\.|\.column\.", re.IGNORECASE)
 _OF_URLS = re.compile(r"(?:sig|signature|key|auth)$", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?:^|[\s;,]|-D)([\w.-]+)=[\"']?[^\s;,\"']")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
-# What Airflow masks by its name wherever it shows it, from 3.1 on.
+# Names that Airflow masks wherever it shows them, from 3.1 on.
 MASKED = re.compile("password|passwd|passphrase|secret|token|api_?key|authorization|private_key", re.IGNORECASE)
 _REMEDY = "Put it into an Airflow connection."
 
 
 def without_templates(text: str, instead: str = "x") -> str:
-    """Return a text in which something else stands for each expression of a template."""
+    """Return a text with each template expression replaced."""
     return _TEMPLATE.sub(instead, text)
 
 
 def url_holds_secret(text: str) -> bool:
-    """Tell whether a text has a URL in it with a password, or with a parameter that is a secret by its name."""
+    """Tell whether a text holds a URL with a password, or with a parameter whose name is a secret's."""
     return any(map(_url_holds_secret, _URL.findall(text)))
 
 
@@ -50,22 +50,22 @@ def _url_holds_secret(url: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether what goes by this name is a secret."""
+    """Tell whether this is the name of a secret."""
     return bool(_NAME.search(name)) and not _NO_SECRET.search(name)
 
 
 def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool = False) -> Iterator[str]:
-    """Yield where secrets are in an argument, by the names of keys and in URLs; never the secrets.
+    """Yield where an argument holds secrets, by names of keys and in URLs; never the secrets themselves.
 
-    :param at: the name of what is looked at.
-    :param rendered: what stands for an expression of a template; nothing where it is masked once it is rendered.
-    :param assigned: look also at text such as `-Dpassword=...`, which settings of programs have.
+    :param at: the name of the argument.
+    :param rendered: replaces a template expression; empty where Airflow masks the rendered value.
+    :param assigned: look also at text such as `-Dpassword=...`, as settings of programs have it.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
             place = f"{at}.{key}" if at else str(key)
             if is_secret_name(str(key)) and isinstance(item, str | int) and not isinstance(item, bool):
-                # A path says where it is.
+                # A path only says where a secret is.
                 text = without_templates(str(item), rendered)
                 yield from [place] if text and not text.startswith("/") else []
             else:
@@ -81,7 +81,7 @@ def secrets_in(value: Any, at: str = "", *, rendered: str = "x", assigned: bool 
 
 
 def refuse_shown(argument: str, value: Any, remedy: str = _REMEDY) -> None:
-    """Refuse secrets in an argument. Raises InvalidArgument, which says where they are, and never what."""
+    """Refuse secrets in an argument. Raises InvalidArgument, which says where they are, never what."""
     if found := list(secrets_in(value)):
         places = " and ".join(place or "its text" for place in found)
         raise InvalidArgument(argument, f"{places} holds a secret, which would be shown.", remedy)

@@ -19,7 +19,7 @@ from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS, bad_timestamps, metadata_columns, metadata_schema
@@ -128,7 +128,7 @@ class RowDecoder:
     # Whether Debezium's own records are passed over: they are no table's events.
     passes_own: bool = False
 
-    def decode(self, batch: RawBatch) -> Outcome:
+    def decode(self, batch: RawBatch) -> DecodedBatch:
         """Return what becomes of each record; see `core.ports.Decoder`."""
         sieve = _Sieve(batch)
         self._look_at_records(sieve)
@@ -191,7 +191,7 @@ class RowDecoder:
         if "timestamp" in self.metadata:
             sieve.leave_out(bad_timestamps(sieve.records), "record")
 
-    def _outcome(self, sieve: _Sieve, rows: pa.Table) -> Outcome:
+    def _outcome(self, sieve: _Sieve, rows: pa.Table) -> DecodedBatch:
         batch, bad = sieve.whole, sorted(sieve.bad, key=lambda one: one.row.index)
         # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
         others = len(bad) + sieve.skipped + sieve.filtered
@@ -216,7 +216,7 @@ class RowDecoder:
             filtered=sieve.filtered,
         )
         told = self.suspects.of(batch, bad) if bad else BadRecords()
-        return Outcome(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), told)
+        return DecodedBatch(rows, counts, rejected_rows(batch, bad) if bad and rejects else None, sieve.rowless(), told)
 
 
 def _no_records(topic: str) -> RawBatch:

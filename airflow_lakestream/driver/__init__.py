@@ -1,1 +1,1 @@
-"""A driver that runs beside Airflow, of whatever engine: its lease, its progress, and what to do about it."""
+"""A driver process that runs outside Airflow, for any engine: its lease, its progress, and its supervision."""

@@ -1,4 +1,4 @@
-"""One task's driver: found or submitted, followed, restarted, stopped. One at a time, whoever else tries the same."""
+"""One task's driver: found or submitted, followed, restarted, stopped. A stream has one driver at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from airflow_lakestream.driver.backends import Backend, Handle, Job
 from airflow_lakestream.driver.backends.detached import kill_process
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
 from airflow_lakestream.driver.progress import Progress, read_progress
 from airflow_lakestream.driver.stopping import stop_driver
-from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, Verdict
+from airflow_lakestream.driver.submission import Found, Overtaken, Submissions, SubmitAction
 from airflow_lakestream.driver.supervisor import Action, Decision, DriverState, History, JobState, Limits, OnKill
 from airflow_lakestream.driver.watch import Look, Watch
 
 log = logging.getLogger(__name__)
 
-# Seconds between two glances at a process of this machine, which cost next to nothing.
+# Seconds between two looks at a process of this machine: such a look costs next to nothing.
 _GLANCE = 0.5
 
 
@@ -29,8 +29,8 @@ _GLANCE = 0.5
 class StreamSpec:
     """What a stream is, before anything is submitted.
 
-    `properties` are the catalog's, which open a checkpoint on its object store; they may be secret. `by` says who
-    submits, in words.
+    `properties` are the catalog's, for a checkpoint in its object store; they may hold secrets. `by` names the
+    submitter, in words.
     """
 
     location: str
@@ -43,12 +43,12 @@ class StreamSpec:
 
 
 class Driving:
-    """The driver of a stream, for as long as one process cares for it.
+    """The driver of a stream, while one process looks after it.
 
     :param spec: what the stream is.
     :param backend: where drivers run.
-    :param prepare: makes what is launched; called once for each launch.
-    :param wait: waits for so many seconds, and raises when the task is to end.
+    :param prepare: builds what is launched; called once per launch.
+    :param wait: waits the given seconds; raises when the task is to end.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Driving:
         self._submissions = Submissions(
             spec.location, spec.fingerprint, spec.inputs, spec.limits.start_timeout, spec.properties
         )
-        self._beside = Beside(spec.location, spec.properties)
+        self._beside = DriverFolder(spec.location, spec.properties)
         self._begun = f"begun-{fingerprint_of({'run': spec.by})}.json"
         self._found: Found | None = None
         self._batches_before: int | None = None
@@ -69,30 +69,32 @@ class Driving:
 
     @property
     def generation(self) -> int:
-        """The lowest of the lease that the driver can have; 0 before `begin`."""
+        """The lowest lease generation that this driver can have; 0 before `begin`."""
         return self._found.generation if self._found else 0
 
     @property
     def handle(self) -> Handle | None:
-        """How the driver is found, where it was submitted by a task."""
+        """The handle to find the driver by, if a task submitted it."""
         return self._found.handle if self._found else None
 
     def before(self) -> dict[str, Any]:
-        """Return the sums of the checkpoint's drivers before the first try of this run began."""
+        """Return the sums of the checkpoint's drivers before this run's first try began."""
         progress = read_progress(self.spec.location, self.spec.properties)
         self._batches_before = progress.batches
         now = progress.sums()
         return now if self._beside.create(self._begun, now) else self._beside.read(self._begun) or now
 
     def finish(self) -> Progress:
-        """Return the last sums; the run is over, and one that is cleared counts anew."""
+        """Return the last sums and end the run; if the task is cleared, its count starts over."""
         self._beside.remove(self._begun)
         return read_progress(self.spec.location, self.spec.properties)
 
     def begin(self, history: History | None = None) -> None:
-        """Adopt the stream's driver, or submit one. `history`: what is known of it, or of those before it.
+        """Adopt the stream's driver, or submit one.
 
-        Raises OtherInputs for a driver of something else, SubmitFailed.
+        :param history: what is known of this driver or of earlier ones.
+
+        Raises OtherInputs if a driver with other inputs runs, and SubmitFailed.
         """
         self._found = self._find_or_submit()
         history = history or History(submitted_at=time.time())
@@ -101,11 +103,11 @@ class Driving:
         self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
 
     def resume(self) -> None:
-        """Take up a driver that another process has cared for, to restart it or to give it up."""
+        """Take over a driver from another process, to restart it or give it up."""
         self._found = self._submissions.current()
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
-        """Look at the driver, and tell what is seen, until something has to be done; or until it has begun to work."""
+        """Look at the driver and report each look, until something is to be done or, with `until_started`, it works."""
         assert self._watch is not None, "begin comes first"
         while True:
             look = self._watch.look()
@@ -116,11 +118,11 @@ class Driving:
             self._rest()
 
     def pause(self, until: float) -> None:
-        """Wait until a time, in seconds since 1970."""
+        """Wait until the given time, in seconds since 1970."""
         self._wait(max(0.0, until - time.time()))
 
     def clear_away(self) -> None:
-        """End what is left of a driver that is to be replaced, or given up."""
+        """Kill what is left of a driver that is replaced or given up."""
         if self._found is None:
             return
         if self._found.handle is not None:
@@ -130,7 +132,7 @@ class Driving:
             kill_process(lease.process)
 
     def stop(self, action: OnKill) -> str:
-        """Do what `on_kill_action` says; return it in words."""
+        """Carry out `on_kill_action`; return in words what was done."""
         self._beside.remove(self._begun)
         if self._found is None:
             return "there was no driver yet"
@@ -140,11 +142,11 @@ class Driving:
         return stop_driver(spec.location, action, spec.by, within=within, kill=kill, properties=spec.properties)
 
     def log_tail(self) -> list[str]:
-        """Return the last lines of the driver's log, where they can be had."""
+        """Return the last lines of the driver's log, if they can be read."""
         return self._backend.log_tail(self.handle) if self.handle else []
 
     def _rest(self) -> None:
-        """Wait until it is time for another look: at once when a driver of this machine has ended meanwhile."""
+        """Wait until the next look is due, or until a driver of this machine has ended."""
         end, was_over = time.monotonic() + self.spec.poll_interval, self._is_over
         while (left := end - time.monotonic()) > 0 and self._is_over == was_over:
             self._wait(min(left, _GLANCE))
@@ -157,21 +159,21 @@ class Driving:
         return self._backend.state(self.handle) if self.handle else JobState.UNKNOWN
 
     def _find_or_submit(self) -> Found:
-        # It kills itself in time; who comes after it waits a little longer for that.
+        # An overdue driver kills itself; allow it a little longer before killing it from here.
         within = self.spec.limits.stop_timeout
         patience = time.monotonic() + (math.inf if within is None else within + TTL_SECONDS)
         while True:
             found = self._submissions.find()
-            if found.verdict is Verdict.ADOPT:
+            if found.action is SubmitAction.ADOPT:
                 log.info("Found the driver of %s running: %s", self.spec.location, found.lease or found.handle or "new")
                 return found
-            if found.verdict is Verdict.SUBMIT:
+            if found.action is SubmitAction.SUBMIT:
                 try:
                     return self._submit(self._submissions.claim(found, self.spec.by))
                 except Overtaken as e:
                     log.info("%s", e)
             elif time.monotonic() > patience:
-                log.warning("The driver that was asked to end did not, and is killed: %s", found.lease)
+                log.warning("The driver was asked to end and did not. It is killed: %s", found.lease)
                 self._found = found
                 self.clear_away()
             else:

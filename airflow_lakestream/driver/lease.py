@@ -1,8 +1,8 @@
-"""One writer for a checkpoint: a lease with a heartbeat in the folder beside it.
+"""One writer for a checkpoint: a lease with a heartbeat, in the driver's folder.
 
-Each holder has a generation: the file `lease-<generation>.json`, which only one process can create, and which its
-holder writes anew with each beat. The newest generation holds the lease; who finds a newer one has lost it. The
-ledger's compare-and-set stays the last word on what is landed; the lease spares work that would be refused there.
+Each holder has a generation and a file `lease-<generation>.json`. Only one process can create that file; its holder
+rewrites it with each heartbeat. The newest generation holds the lease: a holder that finds a newer one has lost it.
+The ledger's compare-and-set still decides what is landed; the lease saves work that it would refuse.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
-from airflow_lakestream.driver.beside import Beside
-from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseDamaged, LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.driver_folder import DriverFolder
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
 from airflow_lakestream.driver.process_identity import ProcessIdentity, end_this_driver
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
@@ -29,15 +29,15 @@ _STOP = "stop.json"
 
 
 class LeaseHeld(LakestreamError, Transient):
-    """A driver works on the checkpoint already; `record` is its lease, or None where it can't be read.
+    """A driver works on the checkpoint already. `record` is its lease; None if it can't be read.
 
-    :param damaged: what to say of the lease's file, where that is cut or empty.
+    :param damaged: what to say about the lease's file if it is cut or empty.
     """
 
     def __init__(self, location: str, record: LeaseRecord | None, damaged: str = "") -> None:
         self.record = record
         super().__init__(
-            f"checkpoint {location}: in use by {record or 'a driver that just starts'}. One driver at a "
+            f"checkpoint {location}: in use by {record or 'a driver that is just starting'}. One driver at a "
             f"time: wait until it ends, or stop it.{damaged}"
         )
 
@@ -50,43 +50,43 @@ class OtherInputs(LakestreamError, Terminal):
 
 
 class LeaseLost(LakestreamError, Transient):
-    """Another driver has taken over: this one was not heard of for too long."""
+    """Another driver has taken over, since this one's heartbeats were late."""
 
     def __init__(self, location: str, generation: int, newest: int) -> None:
         super().__init__(
             f"checkpoint {location}: lease {generation} was taken over by {newest}, since no heartbeat came. This "
-            "driver stops; what it has not committed, the other lands."
+            "driver stops; the other one lands what it has not committed."
         )
 
 
 def read_lease(location: str, properties: Mapping[str, str] | None = None) -> LeaseRecord | None:
-    """Return the newest lease of a checkpoint, held or not; None where there was none."""
-    return _newest(Beside(location, properties))[1]
+    """Return the newest lease of a checkpoint, held or not; None if there never was one."""
+    return _newest(DriverFolder(location, properties))[1]
 
 
 def request_stop(
     location: str, by: str, properties: Mapping[str, str] | None = None, within: float | None = None
 ) -> bool:
-    """Ask the driver that holds the lease to end after its current batch; False where there is none.
+    """Ask the driver that holds the lease to end after its current batch. Returns False if no driver holds it.
 
-    :param within: seconds after which the driver kills itself where that batch has not ended; None: it may take long.
+    :param within: seconds after which the driver kills itself if that batch has not ended; None: no limit.
     """
-    folder = Beside(location, properties)
+    folder = DriverFolder(location, properties)
     generation, record = _newest(folder)
     if record is None or record.state() is not LeaseState.HELD:
         return False
-    # The generation is in it, so that a request left over does not stop a later driver.
+    # The request names the generation, so that an old request does not stop a later driver.
     folder.write(_STOP, {"generation": generation, "by": by, "at": time.time(), "within": within})
     return True
 
 
 def stop_asked(location: str, record: LeaseRecord, properties: Mapping[str, str] | None = None) -> bool:
-    """Whether the holder of a lease was asked to end."""
-    return _is_for(Beside(location, properties).read(_STOP), record)
+    """Tell whether the lease's holder was asked to end."""
+    return _is_for(DriverFolder(location, properties).read(_STOP), record)
 
 
 def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str, str]) -> None:
-    """Raise OtherInputs where the checkpoint was used for another app, topic, table or group."""
+    """Raise OtherInputs if the checkpoint was used for another app, topic, table or group."""
     known = record.inputs if record else {}
     if other := [name for name in inputs if name in known and known[name] != inputs[name]]:
         told = ", ".join(f"{name} {known[name]!r}, not {inputs[name]!r}" for name in other)
@@ -94,14 +94,14 @@ def check_inputs(location: str, record: LeaseRecord | None, inputs: Mapping[str,
             location,
             f"it belongs to {told}",
             f"Give this stream a checkpoint_location of its own, or delete the checkpoint and {location}.lakestream: "
-            "the table's ledger knows what is landed.",
+            "the table's ledger knows what has landed.",
         )
 
 
 class Lease:
-    """A lease that is held, by this process. As a context manager it beats by itself, and is released at the end."""
+    """A lease held by this process. As a context manager it sends heartbeats, and releases the lease at the end."""
 
-    def __init__(self, folder: Beside, location: str, record: LeaseRecord) -> None:
+    def __init__(self, folder: DriverFolder, location: str, record: LeaseRecord) -> None:
         self._folder = folder
         self._location = location
         self._record = record
@@ -109,7 +109,7 @@ class Lease:
         self._ended = threading.Event()
         self._lost_to = 0
         self._stopped = False
-        # By the monotonic clock: when a stop was seen that has a bound, and how many seconds that is.
+        # When a stop with a time limit was seen (monotonic clock), and the limit in seconds.
         self._patience: tuple[float, float] | None = None
         self._thread: threading.Thread | None = None
 
@@ -129,15 +129,15 @@ class Lease:
         """Take the lease of a checkpoint.
 
         :param location: the checkpoint's.
-        :param fingerprint: of all that makes two submits the same, see `fingerprint_of`.
-        :param holder: free text: who started this driver.
+        :param fingerprint: identifies the submit's configuration, see `fingerprint_of`.
+        :param holder: who started this driver, as free text.
         :param inputs: what the checkpoint belongs to: app, topic, table, group.
-        :param ttl: seconds without a heartbeat after which others take it for vanished.
-        :param properties: what opens its object store, see `open_folder`.
+        :param ttl: seconds without a heartbeat after which the driver counts as vanished.
+        :param properties: opens its object store, see `open_folder`.
 
-        Raises LeaseHeld where a driver works on it, OtherInputs where the checkpoint belongs to something else.
+        Raises LeaseHeld if a driver works on it, OtherInputs if the checkpoint belongs to something else.
         """
-        folder = Beside(location, properties)
+        folder = DriverFolder(location, properties)
         newest, known = _newest(folder)
         if known is None and newest:
             known = _before_damaged(folder, location, newest, ttl)
@@ -157,7 +157,7 @@ class Lease:
             beat_at=now,
             ttl=ttl,
         )
-        # Both are looked at: the file may have been created, and deleted again by one that is newer still.
+        # Check both: the file may have been created, and then deleted by a newer holder.
         if not folder.create(_file(record.generation), asdict(record)) or _newest(folder)[0] != record.generation:
             raise LeaseHeld(location, _newest(folder)[1])
         for old in range(max(1, newest - 1), newest):
@@ -166,11 +166,11 @@ class Lease:
 
     @property
     def record(self) -> LeaseRecord:
-        """What is written of this holder."""
+        """The record of this holder."""
         return self._record
 
     def beat(self, **changes: str) -> None:
-        """Say that the driver is there; `changes` are of `application_id` and `ui_url`. Raises LeaseLost."""
+        """Send a heartbeat; `changes` may set `application_id` and `ui_url`. Raises LeaseLost."""
         with self._lock:
             self.check()
             newest = _newest_generation(self._folder)
@@ -181,12 +181,12 @@ class Lease:
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
     def check(self) -> None:
-        """Raise LeaseLost where a beat has found another holder. Asks nobody; call it before each commit."""
+        """Raise LeaseLost if a heartbeat has found another holder. Does no I/O; call it before each commit."""
         if self._lost_to:
             raise LeaseLost(self._location, self._record.generation, self._lost_to)
 
     def stop_requested(self) -> bool:
-        """Whether somebody asked this driver to end after its current batch."""
+        """Whether this driver was asked to end after its current batch."""
         if not self._stopped:
             request = self._folder.read(_STOP)
             self._stopped = _is_for(request, self._record)
@@ -194,8 +194,8 @@ class Lease:
                 self._patience = time.monotonic(), float(request["within"])
         return self._stopped
 
-    def release(self, outcome: Outcome, error: str = "", terminal: bool = False) -> None:
-        """Let go. `error` is for people, and holds no secret; `terminal` means that a restart can't help."""
+    def release(self, outcome: DriverOutcome, error: str = "", terminal: bool = False) -> None:
+        """Release the lease. `error` is shown to people and must hold no secret; `terminal`: a restart can't help."""
         self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
@@ -216,11 +216,11 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self.release(Outcome.STOPPED if self._stopped else Outcome.DONE)
+            self.release(DriverOutcome.STOPPED if self._stopped else DriverOutcome.DONE)
         else:
-            # Texts of errors that are not ours may hold anything.
+            # Messages of foreign errors may hold secrets: record the type alone.
             told = str(error) if isinstance(error, LakestreamError) else type(error).__name__
-            self.release(Outcome.FAILED, told, isinstance(error, Terminal))
+            self.release(DriverOutcome.FAILED, told, isinstance(error, Terminal))
 
     def _beat_on(self) -> None:
         while not self._ended.wait(self._record.ttl / _BEATS_PER_TTL):
@@ -233,15 +233,15 @@ class Lease:
                 log.warning("The lease of %s could not be renewed: %s: %s", self._location, type(e).__name__, e)
 
     def _end_if_overdue(self) -> None:
-        """Kill this driver where its batch outlasts the patience of who asked it to end: it may hang for good."""
+        """Kill this driver if its batch outlasts the time limit of the stop request: it may hang forever."""
         if not self.stop_requested() or self._patience is None:
             return
         since, within = self._patience
         if time.monotonic() - since < within:
             return
         told = f"killed: its batch did not end within {within:g} s after it was asked to"
-        log.error("The driver of %s is %s. What it had committed is landed.", self._location, told)
-        self.release(Outcome.STOPPED, told)
+        log.error("The driver of %s is %s. What it has committed stays landed.", self._location, told)
+        self.release(DriverOutcome.STOPPED, told)
         end_this_driver()
 
 
@@ -253,18 +253,18 @@ def _file(generation: int) -> str:
     return f"{_NAME}{generation:08d}.json"
 
 
-def _newest_generation(folder: Beside) -> int:
+def _newest_generation(folder: DriverFolder) -> int:
     numbers = [name.removeprefix(_NAME).removesuffix(".json") for name in folder.names() if name.startswith(_NAME)]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def _newest(folder: Beside) -> tuple[int, LeaseRecord | None]:
-    """Return (the newest generation or 0, its record; None where it can't be read)."""
+def _newest(folder: DriverFolder) -> tuple[int, LeaseRecord | None]:
+    """Return (the newest generation or 0, its record or None if it can't be read)."""
     generation = _newest_generation(folder)
     return generation, _record(folder, generation)
 
 
-def _record(folder: Beside, generation: int) -> LeaseRecord | None:
+def _record(folder: DriverFolder, generation: int) -> LeaseRecord | None:
     content = folder.read(_file(generation)) if generation else None
     try:
         record = LeaseRecord.parse(content) if content else None
@@ -273,18 +273,18 @@ def _record(folder: Beside, generation: int) -> LeaseRecord | None:
     return record if record and record.generation == generation else None
 
 
-def _before_damaged(folder: Beside, location: str, generation: int, ttl: float) -> LeaseRecord | None:
-    """Return the lease before a damaged one that is nobody's: its holder, if it lived, would have written it anew.
+def _before_damaged(folder: DriverFolder, location: str, generation: int, ttl: float) -> LeaseRecord | None:
+    """Return the lease before a damaged one that nobody holds: a living holder would have rewritten it.
 
-    Raises LeaseHeld as long as it may be somebody's.
+    Raises LeaseHeld while somebody may still hold it.
     """
     name = _file(generation)
     written = folder.modified(name)
-    # A time in the future, by more than clocks differ, says nothing about who is there.
+    # A time further in the future than clocks differ tells nothing.
     if written is None or abs(time.time() - written) < ttl:
-        told = f" The file {name} of its lease is damaged: {ttl:g} s after it was last written, it is nobody's."
+        told = f" Its lease file {name} is damaged; it can be taken over {ttl:g} s after it was last written."
         raise LeaseHeld(location, None, told)
-    log.warning("checkpoint %s: %s is damaged, and nobody has renewed it. It is taken over.", location, name)
+    log.warning("checkpoint %s: %s is damaged and no longer renewed. It is taken over.", location, name)
     before = _record(folder, generation - 1)
-    # Whoever held that one has lost it to the damaged one.
-    return before and replace(before, outcome=before.outcome or Outcome.FAILED)
+    # The holder of that lease lost it to the damaged one.
+    return before and replace(before, outcome=before.outcome or DriverOutcome.FAILED)

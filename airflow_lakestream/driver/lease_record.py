@@ -1,4 +1,4 @@
-"""What is written about the driver that holds, or held, a checkpoint's lease."""
+"""The record of the driver that holds, or held, a checkpoint's lease."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 
-# A holder that was not heard of for so long is gone, where its process can't be looked at. Clocks may differ by less.
+# A holder without a heartbeat for this long has vanished, if its process can't be seen. Clocks may differ by less.
 TTL_SECONDS = 60.0
 _NUMBERS = ("taken_at", "beat_at", "ttl")
 
 
-class Outcome(StrEnum):
-    """How a driver let go of its lease."""
+class DriverOutcome(StrEnum):
+    """How a driver ended."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 class LeaseDamaged(ValueError):
-    """What was read is no lease: it was cut, is empty, or is something else."""
+    """The content is not a lease: it is cut, empty, or something else."""
 
 
 class LeaseState(StrEnum):
@@ -40,11 +40,11 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What is written about a holder. Times are seconds since 1970 by the holder's clock.
+    """A lease holder. Times are seconds since 1970 by the holder's clock.
 
     `terminal` says that the error comes again until somebody changes something.
-    `inputs` is what a checkpoint belongs to for good (app, topic, table, group); `fingerprint` stands for all that
-    makes two submits the same. No secret is in either.
+    `inputs` is what the checkpoint belongs to for good (app, topic, table, group); `fingerprint` identifies the
+    submit's configuration. Neither holds a secret.
     """
 
     generation: int
@@ -57,20 +57,20 @@ class LeaseRecord:
     taken_at: float = 0.0
     beat_at: float = 0.0
     ttl: float = TTL_SECONDS
-    outcome: Outcome | None = None
+    outcome: DriverOutcome | None = None
     error: str = ""
     terminal: bool = False
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> LeaseRecord:
-        """Read a file's content. Raises LeaseDamaged for anything else; ignores unknown keys."""
+        """Read a file's content, ignoring unknown keys. Raises LeaseDamaged."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         try:
             outcome = known.get("outcome")
             times = {name: _number(known[name]) for name in _NUMBERS if name in known}
             process = ProcessIdentity.parse(value["process"])
             inputs = {str(name): str(one) for name, one in dict(known.get("inputs", {})).items()}
-            parsed = {"process": process, "inputs": inputs, "outcome": Outcome(outcome) if outcome else None}
+            parsed = {"process": process, "inputs": inputs, "outcome": DriverOutcome(outcome) if outcome else None}
             return cls(**known | {"generation": int(known["generation"])} | times | parsed)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
             raise LeaseDamaged from e
@@ -78,14 +78,14 @@ class LeaseRecord:
     def state(self, now: float | None = None) -> LeaseState:
         """Tell whether the driver is there.
 
-        On its own machine the process is looked at: a dead one is gone at once, a living one that does not beat still
-        holds. Elsewhere the heartbeat decides.
+        On this machine the process decides: a dead one has vanished at once, a living one holds the lease even
+        without heartbeats. For other machines the heartbeat decides.
         """
         if self.outcome is not None:
             return LeaseState.RELEASED
         alive = self.process.alive
         if alive is None:
-            # Nobody beats in the future, by more than clocks differ.
+            # A heartbeat from the future, by more than clocks differ, counts as none.
             alive = abs((time.time() if now is None else now) - self.beat_at) < self.ttl
         return LeaseState.HELD if alive else LeaseState.VANISHED
 
@@ -102,6 +102,6 @@ def _number(value: Any) -> float:
 
 
 def fingerprint_of(inputs: Mapping[str, Any]) -> str:
-    """Return a short text that is the same for the same mapping of plain values, in any order of keys."""
+    """Return a short hash of a mapping of plain values; the order of keys does not matter."""
     text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

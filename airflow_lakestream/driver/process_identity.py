@@ -1,4 +1,4 @@
-"""Which process on which machine holds a lease; neither a recycled pid nor a like-named container is taken for it."""
+"""Which process holds a lease, on which machine. Tells apart recycled pids and containers of the same name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process: pid, when it started (in the kernel's ticks), and the machine and pid namespace that the pid is of."""
+    """A process: its pid, its start time (in kernel ticks), and the machine and pid namespace of the pid."""
 
     pid: int
     session: int
@@ -22,7 +22,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """Identify a process of this machine; what the system does not tell is 0 or empty."""
+        """Identify a process of this machine; unknown values are 0 or empty."""
         try:
             session = os.getsid(pid)
         except OSError:
@@ -31,34 +31,34 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, value: Any) -> ProcessIdentity:
-        """Read what `vars` gave. Raises TypeError or KeyError for anything else."""
+        """Read what `vars` gave. Raises TypeError or KeyError."""
         return cls(
             int(value["pid"]), int(value["session"]), int(value["started"]), str(value["host"]), str(value["machine"])
         )
 
     @property
     def is_local(self) -> bool:
-        """Whether its pid means something here."""
+        """Whether the pid means something on this machine."""
         return bool(self.machine) and self.machine == _machine()
 
     @property
     def alive(self) -> bool | None:
-        """Whether this very process still runs; None where that can't be seen from here."""
+        """Whether this very process still runs; None if that can't be seen from here."""
         if not self.is_local:
             return None
         return self.started != 0 and _started(self.pid) == self.started
 
 
 def end_this_driver() -> NoReturn:
-    """End this process at once, and the JVM of `spark-submit` around it, whatever either of them waits for."""
+    """End this process, and the JVM of `spark-submit` around it, at once, whatever they wait for."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Its own end would wait for the query, which hangs. One that this Python has started ends with it.
+        # A normal exit would wait for the hanging query. A JVM that this Python started ends with it.
         os.kill(os.getppid(), signal.SIGKILL)
     os._exit(1)
 
 
 def _machine() -> str:
-    """Return what changes with each boot, and differs between containers; empty outside Linux."""
+    """Return a text that changes with each boot and differs between containers; empty outside Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -67,9 +67,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int:
-    """Return a process's start time in ticks since the boot; 0 where there is none, or a zombie."""
+    """Return a process's start time in ticks since the boot; 0 for no process or a zombie."""
     try:
-        # Behind the command, which is in parentheses and may hold anything: state is the first, start time the 20th.
+        # Fields after the command (in parentheses, may hold anything): state is the 1st, start time the 20th.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0

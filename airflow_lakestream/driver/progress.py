@@ -1,4 +1,4 @@
-"""What a driver tells of its batches, in `progress.json` beside its checkpoint, and what others read there."""
+"""What a driver reports of its batches, in `progress.json` of its folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 
 _NAME = "progress.json"
-# The last batches that are kept; sums go on.
+# How many of the last batches are kept; the sums cover all.
 KEPT = 50
 _SUMS = ("rows_in", "rows_out", "rejected", "skipped", "filtered", "bad")
 # Topic, partition, from, until.
@@ -22,12 +22,12 @@ LandedRange = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """One micro-batch that is done.
+    """One finished micro-batch.
 
-    Rates are records a second: `input_rate` as they came in, `processing_rate` as they were worked through. `ranges`
-    are [topic, partition, from, until]; `lag` is how many offsets were left; `watermark` the time (milliseconds since
-    1970) until which the topic is landed, where that is known; `at` the end of the batch, in seconds since 1970.
-    `tables` are the rows by table; `what` says it in words, of a step that lands nothing.
+    Rates are records per second: `input_rate` as they came in, `processing_rate` as they were processed. `ranges` are
+    [topic, partition, from, until]. `lag` is the number of offsets left. `watermark` is the time (milliseconds since
+    1970) up to which the topic is landed, if known. `at` is the end of the batch, in seconds since 1970. `tables` are
+    the rows by table. `what` describes a step that lands nothing.
     """
 
     batch_id: int
@@ -50,14 +50,14 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> BatchProgress:
-        """Read what was written; keys that this version does not know are left out."""
+        """Read what was written; unknown keys are ignored."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         known["ranges"] = _ranges(known.get("ranges", ()))
         known["snapshot_ids"] = tuple(map(str, known.get("snapshot_ids", ())))
         return cls(**known)
 
     def emptied(self) -> BatchProgress:
-        """Return it as one that landed nothing."""
+        """Return the batch as one that landed nothing."""
         kept = {"duration", "lag", "watermark", "snapshot_ids", "at", "what"}
         return BatchProgress(self.batch_id, 0, 0, **{name: getattr(self, name) for name in kept})
 
@@ -74,10 +74,10 @@ class BatchProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """All that is known of a checkpoint's batches; the sums are over all drivers that it ever had.
+    """The progress of a checkpoint; the sums cover all drivers that it ever had.
 
-    `moves` goes up with each sign of life of the query: a batch done, a step within one, a trigger that found nothing
-    to do. `doing` says what it was. `landed` are the ranges of all batches as [topic, partition, from, until], merged.
+    `moves` goes up with each sign of life of the query: a finished batch, a step within one, a trigger without data.
+    `doing` says what it was. `landed` are the ranges of all batches as [topic, partition, from, until], merged.
     """
 
     batches: int = 0
@@ -100,14 +100,14 @@ class Progress:
         return self.last[-1] if self.last else None
 
     def sums(self) -> dict[str, Any]:
-        """Return what is summed up, as JSON-ready values."""
+        """Return the sums as JSON-ready values."""
         counts = {name: getattr(self, name) for name in ("batches", *_SUMS)}
         return {**counts, "tables": dict(self.tables), "landed": [list(one) for one in self.landed]}
 
     def since(self, begun: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sums without those of a time before, as `sums` gave them.
+        """Return the sums minus earlier ones, as `sums` gave them.
 
-        What landed again of what was landed by then is in `landed` as far as its batches are still kept.
+        Offsets that landed before and again since are in `landed` only if their batch is among those kept.
         """
         now = self.sums()
         counts = {name: max(0, now[name] - begun.get(name, 0)) for name in ("batches", *_SUMS)}
@@ -130,32 +130,32 @@ class Progress:
 
 
 class ProgressLog:
-    """The driver's side: adds to what earlier drivers of the checkpoint have written. Several threads may use it."""
+    """The driver's side: adds to what earlier drivers of the checkpoint wrote. Thread-safe."""
 
     def __init__(self, location: str, properties: Mapping[str, str] | None = None) -> None:
-        self._folder = Beside(location, properties)
+        self._folder = DriverFolder(location, properties)
         self._progress = _read(self._folder)
         self._lock = threading.Lock()
 
     def report(self, batch: BatchProgress) -> None:
-        """Add a batch that is done. Its `at` is now, if it is 0."""
+        """Add a finished batch. If its `at` is 0, it becomes now."""
         batch = batch if batch.at else replace(batch, at=time.time())
         with self._lock:
             self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
 
     def report_once(self, batch: BatchProgress) -> None:
-        """Add a batch that Spark may repeat: killed before Spark had noted its end, the next driver finds it landed.
+        """Add a batch that Spark may repeat: after a kill before Spark noted its end, the next driver finds it landed.
 
-        What was told of it is not told again: it counts as one that landed nothing.
+        A repeated batch counts as one that landed nothing.
         """
         with self._lock:
             told = {(one.batch_id, one.snapshot_ids) for one in self._progress.last if one.snapshot_ids}
         self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
-        """Say that the query moves though no batch has ended: nothing to do, or a step of a long batch is done.
+        """Report that the query moves although no batch has ended: a trigger without data, or a step of a long batch.
 
-        Call it for each trigger without data, or every few seconds; never from a timer that a stuck query can't stop.
+        Call it for each trigger without data, or every few seconds; never from a timer: it outlives a stuck query.
         """
         with self._lock:
             self._write(self._progress, doing)
@@ -166,15 +166,15 @@ class ProgressLog:
 
 
 def read_progress(location: str, properties: Mapping[str, str] | None = None) -> Progress:
-    """Return what is known of a checkpoint's batches; an empty one where no driver has reported yet."""
-    return _read(Beside(location, properties))
+    """Return the progress of a checkpoint; an empty one if no driver has reported yet."""
+    return _read(DriverFolder(location, properties))
 
 
-def _read(folder: Beside) -> Progress:
+def _read(folder: DriverFolder) -> Progress:
     try:
         return _parsed(folder.read(_NAME) or {})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        # Damaged: what it said is for people only, and is counted anew.
+        # Damaged. It is for people only, so counting starts over.
         return Progress()
 
 
@@ -188,7 +188,7 @@ def _parsed(content: Mapping[str, Any]) -> Progress:
         if not isinstance(value, int | float if isinstance(default, int | float) else type(default)):
             raise TypeError(f"{name}: {value!r}")
     progress = Progress(**known)
-    # What can't be added to is damaged, too.
+    # Values that can't be added count as damaged, too.
     progress.plus(BatchProgress(0, 0, 0))
     return progress
 

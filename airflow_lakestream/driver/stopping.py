@@ -1,4 +1,4 @@
-"""How a driver is ended when a person ends its task."""
+"""How a driver is ended when somebody clears or marks its task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def stop_driver(
     kill: Callable[[], None] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> str:
-    """Do to a checkpoint's driver what `action` says, and return it in words.
+    """Do what `action` says to a checkpoint's driver; return in words what was done.
 
-    :param within: seconds after which a driver that was asked to end and has not is killed; None never.
-    :param kill: ends the driver where it runs; without it, one of this machine is killed by its process.
+    :param within: seconds after which a driver that was asked to end is killed; None: never.
+    :param kill: ends the driver where it runs; without it, a driver of this machine is killed by its pid.
 
-    A driver that has not begun to work yet has no batch to end: it is killed, gracefully or not.
+    A driver that has not begun to work has no batch to end: it is killed in any case.
     """
     if action is OnKill.LEAVE:
         return f"on_kill_action is {OnKill.LEAVE.value!r}: the driver goes on"

@@ -1,7 +1,7 @@
-"""Who may launch a driver, so that there is one at a time: also between the launch and the lease it takes.
+"""Who may launch a driver, so that there is only one at a time, also between its launch and its lease.
 
-For each generation of the lease there are submissions, files `submit-<generation>-<attempt>.json` beside the checkpoint
-that one submitter alone can create. Whoever finds one whose driver may still come up waits for that driver.
+A submitter creates `submit-<generation>-<attempt>.json` in the driver's folder; only one process can create each file.
+A submitter that finds one whose driver may still come up waits for that driver.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_lakestream.driver.backends import Handle
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.exceptions import LakestreamError, Transient
@@ -21,8 +21,8 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 _NAME = "submit-"
 
 
-class Verdict(StrEnum):
-    """What a submitter finds: adopt the driver that is there, wait for one that stops, or submit."""
+class SubmitAction(StrEnum):
+    """What a submitter is to do: adopt the running driver, wait for one that stops, or submit."""
 
     ADOPT = "adopt"
     WAIT = "wait"
@@ -31,9 +31,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Found:
-    """What is there. `generation` is of the driver to watch; `handle` and `lease` are what is known of it."""
+    """The driver that was found. `generation` is the one to watch; `handle` and `lease` are set if known."""
 
-    verdict: Verdict
+    action: SubmitAction
     generation: int
     attempt: int = 0
     handle: Handle | None = None
@@ -41,20 +41,20 @@ class Found:
 
 
 class Overtaken(LakestreamError, Transient):
-    """Somebody else submits in this very moment."""
+    """Another task submits the driver right now."""
 
     def __init__(self, location: str) -> None:
         super().__init__(
-            f"checkpoint {location}: another task submits its driver right now. A retry adopts that driver."
+            f"checkpoint {location}: another task is submitting its driver right now. A retry adopts that driver."
         )
 
 
 class Submissions:
     """The submissions of one checkpoint.
 
-    :param fingerprint: of all that makes two submits the same.
+    :param fingerprint: identifies the submit's configuration.
     :param inputs: what the checkpoint belongs to.
-    :param start_timeout: seconds in which a driver that was launched takes its lease.
+    :param start_timeout: seconds within which a launched driver takes its lease.
     """
 
     def __init__(
@@ -70,42 +70,42 @@ class Submissions:
         self._inputs = inputs
         self._start_timeout = start_timeout
         self._properties = properties
-        self._folder = Beside(location, properties)
+        self._folder = DriverFolder(location, properties)
 
     def lease(self) -> LeaseRecord | None:
         """Return the newest lease."""
         return read_lease(self._location, self._properties)
 
     def find(self) -> Found:
-        """Look for a driver. Raises OtherInputs for one of something else, or with another configuration."""
+        """Look for a driver. Raises OtherInputs if one with other inputs or another configuration runs."""
         lease = self.lease()
         check_inputs(self._location, lease, self._inputs)
         if lease and lease.state() is LeaseState.HELD:
             attempt, record = self._newest(lease.generation)
             if stop_asked(self._location, lease, self._properties):
-                return Found(Verdict.WAIT, lease.generation, attempt, _handle(record), lease)
+                return Found(SubmitAction.WAIT, lease.generation, attempt, _handle(record), lease)
             self._check_same(lease.fingerprint, str(lease))
-            return Found(Verdict.ADOPT, lease.generation, attempt, _handle(record), lease)
+            return Found(SubmitAction.ADOPT, lease.generation, attempt, _handle(record), lease)
         generation = lease.generation + 1 if lease else 1
         attempt, record = self._newest(generation)
         handle = _handle(record)
         if record is None or not self._may_come_up(record, handle):
-            return Found(Verdict.SUBMIT, generation, attempt)
+            return Found(SubmitAction.SUBMIT, generation, attempt)
         self._check_same(str(record.get("fingerprint")), str(record.get("by")))
-        return Found(Verdict.ADOPT, generation, attempt, handle)
+        return Found(SubmitAction.ADOPT, generation, attempt, handle)
 
     def current(self) -> Found:
-        """Return the driver that was submitted, or took the lease, last; whatever became of it."""
+        """Return the driver that was submitted, or took the lease, last, whatever became of it."""
         lease = self.lease()
         generation = lease.generation if lease else 0
         attempt, record = self._newest(generation + 1)
         if record is not None:
-            return Found(Verdict.ADOPT, generation + 1, attempt, _handle(record))
+            return Found(SubmitAction.ADOPT, generation + 1, attempt, _handle(record))
         attempt, record = self._newest(generation)
-        return Found(Verdict.ADOPT, generation, attempt, _handle(record), lease)
+        return Found(SubmitAction.ADOPT, generation, attempt, _handle(record), lease)
 
     def claim(self, found: Found, by: str) -> Found:
-        """Take the right to launch. Raises Overtaken where another has it by now."""
+        """Claim the right to launch. Raises Overtaken if another submitter has it."""
         claimed = replace(found, attempt=found.attempt + 1)
         if not self._folder.create(self._file(claimed), self._record(by, None)):
             raise Overtaken(self._location)
@@ -115,12 +115,12 @@ class Submissions:
         return claimed
 
     def launched(self, claimed: Found, by: str, handle: Handle) -> Found:
-        """Write down how the driver is found."""
+        """Record the handle of the launched driver."""
         self._folder.write(self._file(claimed), self._record(by, handle))
         return replace(claimed, handle=handle)
 
     def failed(self, claimed: Found) -> None:
-        """Give the right to launch back: nothing was launched."""
+        """Give up the right to launch: nothing was launched."""
         self._folder.remove(self._file(claimed))
 
     def _may_come_up(self, record: Mapping[str, Any], handle: Handle | None) -> bool:
@@ -133,7 +133,7 @@ class Submissions:
             raise OtherInputs(
                 self._location,
                 f"its driver, {who}, runs with another configuration",
-                "Let it end, or stop it (mark its task failed), and this one goes on where it stopped.",
+                "Let it end, or stop it (mark its task failed); a retry then goes on where it stopped.",
             )
 
     def _record(self, by: str, handle: Handle | None) -> dict[str, Any]:

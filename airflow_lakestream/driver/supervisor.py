@@ -1,7 +1,7 @@
-"""What to do about a driver: pure decisions from what is seen of it. Nothing here looks, waits or acts.
+"""What to do about a driver: pure decisions from what was seen of it. Nothing here looks, waits or acts.
 
-Health is progress. A driver that ends badly, vanishes, stalls or never begins to work is started again with growing
-pauses; after a healthy period the count of restarts begins anew.
+Progress means health. A driver that fails, vanishes, stalls or never begins to work is restarted, with growing pauses.
+After a healthy period the count of restarts begins again at 0.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 
 class JobState(StrEnum):
-    """What the place where a driver runs says of it, whatever the driver itself says."""
+    """The state of a driver as the place where it runs reports it."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -26,7 +26,7 @@ class JobState(StrEnum):
 
 
 class DriverState(StrEnum):
-    """What a driver does, all that is known taken together."""
+    """The state of a driver, from everything that is known."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class Action(StrEnum):
 
 
 class OnKill(StrEnum):
-    """What becomes of the driver when a person clears or marks the task: its batch ends and then it, or at once."""
+    """What happens to the driver when somebody clears or marks the task: end after its batch, end at once, or go on."""
 
     GRACEFUL = "graceful"
     KILL = "kill"
@@ -58,13 +58,13 @@ class GaveUp(LakestreamError, Transient):
 
     def __init__(self, location: str, reason: str, restarts: int) -> None:
         super().__init__(
-            f"checkpoint {location}: the driver was restarted {restarts} times and {reason}. Its log says more. "
+            f"checkpoint {location}: the driver was restarted {restarts} times and {reason}. See its log. "
             "What it committed is landed; a retry goes on from there."
         )
 
 
 class DriverFailed(LakestreamError, Terminal):
-    """The driver failed, and says that it would again."""
+    """The driver failed with an error that comes again."""
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(f"checkpoint {location}: the driver {reason}")
@@ -72,9 +72,9 @@ class DriverFailed(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is borne; times in seconds. `stall_timeout` None watches the driver alone, not its progress.
+    """The limits of supervision, in seconds. Without `stall_timeout` progress is not watched.
 
-    `stop_timeout`: how long a batch may take after the driver was asked to end; None: as long as it likes.
+    `stop_timeout`: how long a batch may take after the driver was asked to end; None: no limit.
     """
 
     max_restarts: int = 5
@@ -89,9 +89,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sight:
-    """One look at a driver: `moves` is its progress's count, `doing` what it did last, `error` why it failed.
+    """One look at a driver: `moves` is the count of its progress, `doing` its last step, `error` why it failed.
 
-    `terminal`: it would fail again until somebody changes something.
+    `terminal`: the error comes again until somebody changes something.
     """
 
     driver: DriverState
@@ -103,7 +103,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class History:
-    """What has to be remembered between two looks; plain numbers, so that it can be handed on."""
+    """What one look leaves for the next; plain numbers, so that it can be handed on."""
 
     submitted_at: float
     restarts: int = 0
@@ -113,7 +113,7 @@ class History:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> History:
-        """Read what `to_dict` gave; unknown keys, of a later version, are left out."""
+        """Read what `to_dict` gave; unknown keys of a later version are ignored."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class History:
         return asdict(self)
 
     def restarted(self, now: float) -> History:
-        """Return the history once a new driver was submitted."""
+        """Return the history after a new driver was submitted."""
         return History(submitted_at=now, restarts=self.restarts + 1)
 
 
@@ -137,23 +137,23 @@ class Decision:
 
 
 def sight_of(lease: LeaseRecord | None, generation: int, job: JobState, moves: int, now: float) -> Sight:
-    """Put together what the lease and the place where the driver runs say.
+    """Combine what the lease says with what the place where the driver runs says.
 
-    :param generation: the lowest that a driver of ours can have; older leases are of earlier ones.
+    :param generation: the lowest that our driver can have; older leases belong to earlier drivers.
     """
     if lease is None or lease.generation < generation:
-        # It has not come so far, and won't if it has ended.
+        # The driver has not taken its lease yet, and never will if it has ended.
         ended = job in (JobState.FINISHED, JobState.FAILED, JobState.VANISHED)
         error = "ended before it took the checkpoint's lease" if ended else ""
         return Sight(DriverState.FAILED if ended else DriverState.STARTING, moves, error)
     state = lease.state(now)
     if state is LeaseState.RELEASED:
-        failed = lease.outcome is Outcome.FAILED
+        failed = lease.outcome is DriverOutcome.FAILED
         return Sight(DriverState.FAILED if failed else DriverState.DONE, moves, lease.error, lease.terminal)
     if job in (JobState.FAILED, JobState.VANISHED):
         return Sight(DriverState.VANISHED, moves)
     if state is LeaseState.VANISHED:
-        # No heartbeat, but something says that it runs, or nobody can say: borne for a while.
+        # No heartbeat, but the driver may still run: wait `unknown_timeout`.
         unclear = job is JobState.RUNNING or (job is JobState.UNKNOWN and lease.process.alive is None)
         return Sight(DriverState.UNKNOWN if unclear else DriverState.VANISHED, moves)
     return Sight(DriverState.RUNNING, moves)
@@ -186,7 +186,7 @@ def _remembered(history: History, limits: Limits, sight: Sight, now: float) -> H
 
 
 def _failure(history: History, limits: Limits, sight: Sight, now: float) -> str:
-    """Return what is wrong, as the end of "the driver ..."; empty when nothing is."""
+    """Return what is wrong, to follow "the driver"; empty if nothing is."""
     if sight.driver is DriverState.FAILED:
         return f"failed: {sight.error}" if sight.error else "failed"
     if sight.driver is DriverState.VANISHED:

@@ -1,4 +1,4 @@
-"""A driver watched from outside: its lease, its progress and its job, read together, and what to do about it."""
+"""A driver watched from outside: its lease, progress and job, read together, and what to do about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_lakestream.driver.supervisor import (
 
 @dataclass(frozen=True)
 class Look:
-    """One look: what to do, and what was seen; `batches` are those that ended since the last look."""
+    """One look: the decision, and what was seen; `batches` are those that ended since the last look."""
 
     decision: Decision
     sight: Sight
@@ -33,18 +33,18 @@ class Look:
 
 
 def job_unknown() -> JobState:
-    """Stand for the place where the driver runs, where that can't be asked."""
+    """Return UNKNOWN, for a place that can't be asked."""
     return JobState.UNKNOWN
 
 
 class Watch:
     """Watches the driver of a checkpoint.
 
-    :param generation: the lowest of the lease that the driver can have.
-    :param history: what earlier looks left, in another process perhaps.
+    :param generation: the lowest lease generation that the driver can have.
+    :param history: what earlier looks left, perhaps in another process.
     :param job: asks the place where the driver runs.
-    :param seen: how many batches of the checkpoint were told of already.
-    :param properties: the catalog's, for a checkpoint on its object store.
+    :param seen: how many batches of the checkpoint were reported already.
+    :param properties: the catalog's, for a checkpoint in its object store.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Watch:
         self.history = history
 
     def look(self) -> Look:
-        """Look, and decide. A store that does not answer is an unknown state, which is borne for a while."""
+        """Look, and decide. If the store does not answer, the state is unknown, which is tolerated for a while."""
         now = time.time()
         lease, progress = None, Progress()
         try:

@@ -1,1 +1,1 @@
-"""From Airflow connections to the plain objects of the packages below. Airflow is imported from here on up."""
+"""From Airflow connections to plain objects of the packages below. These and higher modules import Airflow."""

@@ -1,4 +1,4 @@
-"""The connection of the store that a Delta table lies in, as delta-rs's storage options."""
+"""The connection of a Delta table's store, as delta-rs' storage options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECRET = ("key", "secret", "token", "password", "sas", "credential")
 class DeltaStorageHook(BaseHook):
     """Reads a connection of type `aws`, or of type `generic` with storage options in its extra.
 
-    Without a connection the environment of the worker says all: its variables, its instance's role.
+    Without a connection the worker's environment decides: its variables, its instance's role.
     """
 
     def __init__(self, storage_conn_id: str | None = None) -> None:

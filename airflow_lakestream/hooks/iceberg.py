@@ -1,4 +1,4 @@
-"""The `iceberg` connection of the official provider, as a PyIceberg catalog."""
+"""The official provider's `iceberg` connection, as a PyIceberg catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
-# They can't commit a table in PyIceberg at all, or not with a comparison: no promise could be kept.
+# In PyIceberg these can't commit at all, or can't compare and set: exactly-once would not hold.
 UNFIT_CATALOGS = ("bigquery", "dynamodb")
 
 
@@ -28,7 +28,7 @@ class IcebergHook(OfficialIcebergHook):
     """Opens the catalog of an `iceberg` connection: REST, Glue, SQL, Hive, whatever PyIceberg knows."""
 
     def open_catalog(self) -> Catalog:
-        """Return the catalog. Raises InvalidArgument for a connection that can't work, else CatalogUnavailable."""
+        """Return the catalog. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
         self.properties()
         try:
             return self.catalog
@@ -53,7 +53,7 @@ class IcebergHook(OfficialIcebergHook):
             ) from e
         properties = dict(connection.extra_dejson)
         if connection.host:
-            # As the official hook does: the field of the form wins.
+            # As in the official hook: the form's field wins.
             properties["uri"] = connection.host.rstrip("/")
         _mask(properties)
         return properties
@@ -80,7 +80,7 @@ class IcebergHook(OfficialIcebergHook):
 
 
 def _mask(properties: dict[str, str]) -> None:
-    """Tell Airflow of the secrets that it does not know by the names of their fields."""
+    """Mask the secrets that Airflow does not recognize by their names."""
     credential = str(properties.get("credential", ""))
     password = urlsplit(str(properties.get("uri", ""))).password or ""
     for secret in {credential, credential.rpartition(":")[2], password, unquote(password)} - {""}:

@@ -1,4 +1,4 @@
-"""The `kafka` connection of the official provider, as plain librdkafka configuration."""
+"""The official provider's `kafka` connection, as plain librdkafka configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from airflow_lakestream.registry.config import RegistryConfig, is_client_setting
 
 
 class KafkaHook(KafkaBaseHook):
-    """Reads a `kafka` connection the way the official provider does, so SASL, TLS, OAUTHBEARER and MSK IAM work.
+    """Reads a `kafka` connection like the official provider, so SASL, TLS, OAUTHBEARER and MSK IAM work.
 
-    Builds on the base hook: the provider's consumer hook subscribes, which nothing here may do.
+    It builds on the base hook: the provider's consumer hook subscribes, which nothing here may do.
     """
 
     def __init__(self, kafka_conn_id: str = KafkaBaseHook.default_conn_name) -> None:
@@ -23,13 +23,13 @@ class KafkaHook(KafkaBaseHook):
     def configuration(self) -> dict[str, Any]:
         """Return librdkafka's configuration. Raises InvalidArgument for a missing or empty connection."""
         config = {key: value for key, value in self._everything().items() if not is_client_setting(key)}
-        # Airflow masks what is called a password or a secret by itself; a private key's name tells it nothing.
+        # Airflow masks passwords and secrets by name, but does not recognize a private key's.
         if key := config.get("ssl.key.pem"):
             mask_secret(key)
         return config
 
     def registry(self) -> RegistryConfig | None:
-        """Return the schema registry that the connection names, if it does. Raises InvalidArgument."""
+        """Return the schema registry that the connection names, or None. Raises InvalidArgument."""
         return RegistryConfig.from_client_settings(self._everything())
 
     def _everything(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class KafkaHook(KafkaBaseHook):
 
     @property
     def where(self) -> str:
-        """What to call this connection in errors."""
+        """The connection's name for errors."""
         return f"Kafka connection {self.kafka_config_id!r}"
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:

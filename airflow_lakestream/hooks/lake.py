@@ -1,4 +1,4 @@
-"""What a landing's tables are opened with: a catalog for Iceberg's, the store for Delta's."""
+"""What opens a landing's tables: a catalog for Iceberg, a store for Delta."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
-    """Return it. Raises InvalidArgument for a connection that can't work, else CatalogUnavailable."""
+    """Open the lake. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
     if config.is_delta:
         return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()
     if is_given(storage_conn_id):
         raise InvalidArgument(
-            "storage_conn_id", 'goes with table_format="delta".', "A catalog's connection says where its tables lie."
+            "storage_conn_id", 'belongs to table_format="delta".', "A catalog's connection says where its tables are."
         )
     return IcebergHook(iceberg_conn_id).open_catalog()

@@ -1,4 +1,4 @@
-"""Airflow's connections, as what looks at streams wants to have them opened."""
+"""Opens what `watching` looks at, by Airflow's connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AirflowPlaces:
     """`watching.places.Places` by Airflow's connections."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
-        """Return (librdkafka's configuration, what to call the connection in errors). Raises InvalidArgument."""
+        """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
         hook = KafkaHook(conn_id)
         return hook.configuration(), hook.where
 
@@ -29,7 +29,7 @@ class AirflowPlaces:
         return IcebergHook(conn_id).open_catalog()
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return what opens an object store; None without a connection. Raises InvalidArgument."""
+        """Return the properties that open an object store; None without a connection. Raises InvalidArgument."""
         return store_properties(conn_id)
 
     def delta(self, conn_id: str | None) -> DeltaStorage:

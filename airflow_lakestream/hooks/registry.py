@@ -1,4 +1,4 @@
-"""The schema registry of a task: from an argument, an Airflow connection, or what the Kafka connection says of it."""
+"""A task's schema registry: from an argument, an Airflow connection, or the Kafka connection."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _EXTRA = "url, token, ca_file, cert_file, key_file, key_password, timeout, retri
 
 
 def registry_of(value: Any, kafka: KafkaHook, *formats: object) -> RegistryConfig | None:
-    """Return where the registry is for these formats, secrets included, which are masked from here on.
+    """Return the registry for these formats, secrets included; they are masked from here on.
 
     :param value: `schema_registry` as the user gave it: a URL, a mapping without secrets, the id of a connection, or
-        None for what the Kafka connection says, where one of the formats needs it.
+        None for the Kafka connection's registry, if one of the formats needs one.
 
     Raises InvalidArgument.
     """
@@ -52,7 +52,7 @@ def _of_connection(conn_id: str) -> RegistryConfig:
     if connection.login:
         given |= {"username": connection.login, "password": connection.password or ""}
     elif connection.password:
-        # As with many services whose only secret is a token.
+        # As with services whose only secret is a token.
         given.setdefault("token", connection.password)
     try:
         return RegistryConfig.parse(given)

@@ -1,4 +1,4 @@
-"""The `spark` connection of the official provider: which command submits a driver, and where that runs."""
+"""The official provider's `spark` connection: the command that submits a driver, and where the driver runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
-# What the provider itself looks at in `conf`; all else goes into a file, for it may be secret.
+# The settings that the provider reads from `conf`; all others go into a file, since they may be secret.
 _LOOKED_AT = (
     "spark.kubernetes.namespace",
     "spark.kubernetes.submission.waitAppCompletion",
@@ -27,7 +27,7 @@ _ENVIRONMENT_OF = {
     BackendKind.YARN: "spark.yarn.appMasterEnv.",
     BackendKind.KUBERNETES: "spark.kubernetes.driverEnv.",
 }
-# A driver that ends is started again by the operator, which counts, and not by the cluster as well.
+# The operator restarts and counts; the cluster must not restart a driver as well.
 _FORCED = {BackendKind.YARN: {"spark.yarn.maxAppAttempts": "1"}}
 _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
     BackendKind.DETACHED: {},
@@ -37,11 +37,11 @@ _TRACKED_BY: dict[BackendKind, dict[str, Any]] = {
 
 
 class SparkHook(SparkSubmitHook):
-    """Reads a `spark` connection as the official hook does: master, deploy-mode, queue, spark-binary, and so on.
+    """Reads a `spark` connection like the official hook: master, deploy-mode, queue, spark-binary, and so on.
 
-    :param conf: Spark's settings; they are written into a file, not onto the command line.
+    :param conf: Spark's settings; written into a file, never onto the command line.
     :param env_vars: of the driver; never on the command line either.
-    :param options: what `SparkSubmitHook` takes besides.
+    :param options: further options of `SparkSubmitHook`.
     """
 
     def __init__(
@@ -72,64 +72,65 @@ class SparkHook(SparkSubmitHook):
         except (TypeError, NameError) as e:
             raise InvalidArgument(
                 "spark_conn_id",
-                f"{self.kind} is not tracked by the providers that are installed ({e}).",
+                f"{self.kind} is not tracked by the installed providers ({e}).",
                 "Install apache-airflow-providers-apache-spark 6.3 or newer, for Kubernetes also -cncf-kubernetes.",
             ) from e
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors are one process of this machine."""
+        """Whether driver and executors are one process on this machine."""
         return str(self._connection["master"]).startswith("local")
 
     def add_jars(self, paths: Sequence[str]) -> None:
-        """Take jars along, besides those that were given."""
+        """Add jars to those given."""
         self._jars = _joined(self._jars, *paths)
 
     def add_packages(self, coordinates: Sequence[str], without: Sequence[str] = ()) -> None:
-        """Let Spark fetch packages itself, without some (group:artifact) that they would bring."""
+        """Let Spark fetch packages itself, without some of their dependencies (group:artifact)."""
         self._packages = _joined(self._packages, *coordinates)
         self._exclude_packages = _joined(self._exclude_packages, *without) or None
 
     def add_file(self, path: str) -> None:
-        """Take a file along, into the driver's working folder; in the place of that of an earlier launch."""
+        """Add a file to the driver's working folder; it replaces that of an earlier launch."""
         self._files = _joined(self._given_files, path)
 
     def add_py_file(self, path: str) -> None:
-        """Take Python code along; in the place of that of an earlier launch."""
+        """Add Python code; it replaces that of an earlier launch."""
         self._py_files = path
 
     def command(self, application: str, folder: Path, arguments: list[str]) -> list[str]:
-        """Return the `spark-submit` command; what may be secret goes into a file in `folder`."""
+        """Return the `spark-submit` command; what may be secret is in a file in `folder`."""
         self._application_args = arguments
         file = folder / PROPERTIES_FILE
         given = Path(self._given_properties).read_text() if self._given_properties else ""
         settings = self._settings
         if self.kind is BackendKind.DETACHED:
-            # What the log page of Spark's UI shows.
+            # Shown on the log page of Spark's UI.
             (folder / "jvm").mkdir(exist_ok=True)
             settings = {"spark.driver.log.localDir": str(folder / "jvm"), **settings}
             if "spark.pyspark.python" in settings:
-                # The executors' Python, which need not be on this machine; Spark would take it for the driver, too.
+                # The executors' Python may not exist on this machine; Spark would use it for the driver, too.
                 settings = {"spark.pyspark.driver.python": sys.executable, **settings}
         lines = [f"{key}={_escaped(value)}" for key, value in sorted(settings.items())]
         file.touch(0o600)
         file.write_text("\n".join([given, *lines, ""]))
         self._properties_file = str(file)
         command: list[str] = self._build_spark_submit_command(application)
-        # Else a file of properties would be read instead of the defaults of the installation.
+        # Otherwise spark-submit would read a given properties file instead of the installation's defaults.
         command.insert(1, "--load-spark-defaults")
         return command
 
     def environment(self) -> dict[str, str]:
-        """Return the driver's environment: the worker's, without what is Airflow's, which may be secret.
+        """Return the driver's environment: the worker's, without Airflow's variables, which may be secret.
 
-        Nor what would make its session one of Spark Connect: the connection says where it runs.
+        Variables that would make its session one of Spark Connect are left out, too: the connection decides where it
+        runs.
         """
         left_out = ("AIRFLOW_", "_AIRFLOW_", *OF_CONNECT)
         told = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         binary = str(self._connection["spark_binary"])
         if shutil.which(binary) is None:
-            # That of the pyspark beside this Python, which need not be on a worker's PATH.
+            # The home of this Python's pyspark, which need not be on a worker's PATH.
             told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{told.get('PATH', '')}"
         if self.kind is BackendKind.DETACHED:
             told.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -138,7 +139,7 @@ class SparkHook(SparkSubmitHook):
         return told | self._variables
 
     def yarn_page(self, job_id: str) -> str:
-        """Return the page of a YARN application, which leads to its logs."""
+        """Return the page of a YARN application, with links to its logs."""
         return f"{self._get_yarn_rm_base_url()}/cluster/app/{job_id}"
 
 
@@ -146,7 +147,7 @@ def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as e:
-        # The official hook would take YARN then.
+        # The official hook would then use YARN.
         raise InvalidArgument(
             "spark_conn_id",
             f"there is no connection {conn_id!r}.",
@@ -163,7 +164,7 @@ def _kind(conn_id: str, deploy_mode: str | None) -> BackendKind:
     raise InvalidArgument(
         "deploy_mode",
         "Spark has no cluster mode for Python applications on this master.",
-        'Set "client": the driver runs beside the worker, and outlives the task.',
+        'Set "client": the driver runs next to the worker, and outlives the task.',
     )
 
 

@@ -1,4 +1,4 @@
-"""Drivers inside YARN and Kubernetes, submitted, tracked and killed by the official provider's hook."""
+"""Drivers in YARN and Kubernetes, submitted, tracked and killed by the official provider's hook."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _OF_PHASES = {
 
 
 class YarnBackend:
-    """Applications in YARN's cluster mode, by its ResourceManager's REST API."""
+    """Applications in YARN's cluster mode, through its ResourceManager's REST API."""
 
     def __init__(self, hook: SparkHook, application: str) -> None:
         self._hook = hook
         self._application = application
 
     def launch(self, job: Job) -> Handle:
-        """Submit; returns when the ResourceManager has accepted the application."""
+        """Submit; return when the ResourceManager has accepted the application."""
         _submit(self._hook, self._application, job)
         return Handle(BackendKind.YARN, str(self._hook._yarn_application_id))
 
     def state(self, handle: Handle) -> JobState:
-        """Ask the ResourceManager; one that does not answer is an unknown state."""
+        """Ask the ResourceManager; UNKNOWN if it does not answer."""
         try:
             status = self._hook.query_yarn_application_status(handle.job_id)
         except RuntimeError as e:
-            # The provider has one error for all answers; the number is in its text.
+            # The provider raises the same error for every answer; its text has the status code.
             return JobState.VANISHED if "HTTP 404" in str(e) else JobState.UNKNOWN
         return _OF_YARN.get(status, JobState.RUNNING)
 
@@ -47,19 +47,19 @@ class YarnBackend:
         self._hook.on_kill()
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return where the log is: YARN keeps it."""
+        """Return where YARN keeps the log."""
         return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
 
 
 class KubernetesBackend:
-    """Driver pods. One that is gone is a failure here; the official operator takes it for a success."""
+    """Driver pods. A pod that is gone is a failure here; the official operator takes it for a success."""
 
     def __init__(self, hook: SparkHook, application: str) -> None:
         self._hook = hook
         self._application = application
 
     def launch(self, job: Job) -> Handle:
-        """Submit; returns when the pod is made."""
+        """Submit; return when the pod is created."""
         _submit(self._hook, self._application, job)
         pod = self._hook._kubernetes_driver_pod
         if not pod:
@@ -67,7 +67,7 @@ class KubernetesBackend:
         return Handle(BackendKind.KUBERNETES, f"{self._hook._connection['namespace']}:{pod}")
 
     def state(self, handle: Handle) -> JobState:
-        """Ask for the pod; an API that does not answer is an unknown state."""
+        """Ask for the pod; UNKNOWN if the API does not answer."""
         from airflow.providers.cncf.kubernetes import kube_client
 
         namespace, _, pod = handle.job_id.partition(":")
@@ -85,7 +85,7 @@ class KubernetesBackend:
         self._hook.on_kill()
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return where the log is: Kubernetes keeps it."""
+        """Return where Kubernetes keeps the log."""
         namespace, _, pod = handle.job_id.partition(":")
         return [f"The driver's log: kubectl logs -n {namespace} {pod}"]
 
@@ -100,11 +100,11 @@ def backend_of(hook: SparkHook, application: str) -> Backend:
 
 
 def _submit(hook: SparkHook, application: str, job: Job) -> None:
-    # The provider's own submit makes the command once more, from what `SparkHook.command` has set.
+    # The provider's submit builds the command again, from what `SparkHook.command` has set.
     try:
         hook.submit(application, env=dict(job.environment), cwd=str(job.folder))
     except (AirflowException, RuntimeError, OSError) as e:
         raise SubmitFailed(f"the driver could not be submitted: {e}") from e
     finally:
-        # The cluster has its copies by now.
+        # The cluster has its own copies now.
         forget_secrets(job.folder)

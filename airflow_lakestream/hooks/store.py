@@ -1,4 +1,4 @@
-"""What opens an object store, from the connection of what lies in it: an Iceberg catalog, or Delta tables."""
+"""The properties that open an object store, from the connection of an Iceberg catalog or of Delta tables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _OF_DELTA = ("aws", "generic")
 
 
 def store_properties(conn_id: str | None) -> dict[str, str] | None:
-    """Return the properties of a catalog, or storage options of delta-rs; None without a connection.
+    """Return a catalog's properties, or delta-rs' storage options; None without a connection.
 
-    Raises InvalidArgument for a connection that is not there, or can't work.
+    Raises InvalidArgument for a connection that is missing or can't work.
     """
     if not conn_id:
         return None
     try:
         kind = BaseHook.get_connection(conn_id).conn_type
     except AirflowNotFoundException as e:
-        remedy = "Add it: it opens the object store where the checkpoint lies."
+        remedy = "Add it: it opens the checkpoint's object store."
         raise InvalidArgument("storage_conn_id", f"there is no connection {conn_id!r}.", remedy) from e
     if kind in _OF_DELTA:
         return dict(DeltaStorageHook(conn_id).open_storage().options)

@@ -1,1 +1,1 @@
-"""Kafka, through confluent-kafka: what a topic holds, and reading exactly planned ranges of it."""
+"""Kafka, through confluent-kafka: what a topic holds, and the reading of exactly the planned ranges."""

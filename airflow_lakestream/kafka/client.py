@@ -1,4 +1,4 @@
-"""Client configuration: what this package forces on every client, and where the clients' own errors go."""
+"""Client configuration: the settings that every client gets, and what happens to the clients' own errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from airflow_lakestream.kafka.errors import AUTHENTICATION, KafkaMisconfigured
 log = logging.getLogger(__name__)
 client_log = logging.getLogger("airflow_lakestream.librdkafka")
 
-# Kept from the connection for every client; everything else that a shared connection says of groups, commits and
-# resets does not apply here, since ranges are assigned and progress stands in the table.
+# Dropped from the connection for every client: settings of groups, commits and resets do not apply here, since
+# ranges are assigned and progress is kept in the table.
 NOT_FOR_US = frozenset(
     {
         "group.id",
@@ -34,7 +34,7 @@ NOT_FOR_US = frozenset(
     }
 )
 
-# Several tries of a failed connection within our own time-outs, not the twenty in a second of librdkafka's own.
+# A failed connection is tried several times within our time-outs; librdkafka's default is twenty times a second.
 _PATIENCE = {
     "reconnect.backoff.ms": 500,
     "reconnect.backoff.max.ms": 1000,
@@ -48,9 +48,9 @@ Client = TypeVar("Client")
 
 
 class ClientErrors:
-    """Hears what librdkafka says in the background: what is behind a time-out is told nowhere else.
+    """Collects what librdkafka reports in the background: nothing else tells the cause of a time-out.
 
-    It is the client's `error_cb`, and its `logger` as well: some causes, such as a listener that hangs up on a client
+    It is the client's `error_cb` and its `logger`: some causes, such as a listener that hangs up on a client
     with another security.protocol, are only logged.
     """
 
@@ -62,7 +62,7 @@ class ClientErrors:
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka's error_cb."""
-        # That all brokers are down comes after what says why.
+        # "All brokers down" comes after the error that says why: keep that one.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = f"{error.name()}: {error.str()}"
         if "receive.message.max.bytes" in error.str():
@@ -71,7 +71,7 @@ class ClientErrors:
             self.fatal = error
 
     def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
-        """Pass on a line of librdkafka's log; what comes again with every new attempt, every 10 seconds only."""
+        """Pass on a line of librdkafka's log; a repeated line at most every 10 seconds."""
         text = _THREAD.sub("", text)
         if facility == "FAIL":
             self.last = text
@@ -85,7 +85,7 @@ class ClientErrors:
 
 
 def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any], where: str) -> Client:
-    """Make a client. Raises KafkaMisconfigured for what librdkafka does not take."""
+    """Make a client. Raises KafkaMisconfigured if librdkafka refuses the settings."""
     if not config.get("bootstrap.servers") and not config.get("metadata.broker.list"):
         raise KafkaMisconfigured(where, "bootstrap.servers is missing")
     try:
@@ -107,16 +107,16 @@ def consumer_config(connection: Mapping[str, Any], group: str, errors: ClientErr
     """Return the configuration of a consumer that reads assigned ranges and never commits."""
     config = {key: value for key, value in connection.items() if key not in NOT_FOR_US}
     config.setdefault("isolation.level", "read_committed")
-    # Bounds what librdkafka holds ahead of us; the rest of the memory is in our own batches. It bounds an answer, too:
-    # `fetch.max.bytes` follows it, unless it is given, and then a larger `message.max.bytes` would be refused.
+    # Bounds what librdkafka reads ahead; our own batches take the rest of the memory. It also bounds an answer:
+    # `fetch.max.bytes` follows it unless given, and a given one would make a larger `message.max.bytes` an error.
     config.setdefault("queued.max.messages.kbytes", 16 * 1024)
-    # Each message takes some 500 bytes more than its value. 100,000 of 200 bytes and 4 MiB were as fast, and held
-    # 150 MiB more: an answer of so many bytes is several times as large when it is decompressed.
+    # Each message takes some 500 bytes besides its value. 100,000 messages and fetches of 4 MiB were no faster and took
+    # 150 MiB more: an answer is several times as large once it is decompressed.
     config.setdefault("queued.min.messages", 20_000)
     config.setdefault("max.partition.fetch.bytes", 2**20)
     config.setdefault("fetch.wait.max.ms", 100)
-    # For so long librdkafka leaves a partition alone once its queue is full. By its default, a second, a reader that
-    # empties the queue faster stands still for most of its time: 240,000 records/s were read here instead of 700,000.
+    # How long librdkafka leaves a partition alone once its queue is full. With the default, a second, a faster reader
+    # mostly waits: it read 240,000 records/s instead of 700,000.
     config.setdefault("fetch.queue.backoff.ms", 20)
     return {
         **_PATIENCE,

@@ -1,4 +1,4 @@
-"""Errors of the Kafka side: each names the topic and the connection it came through, and what to do."""
+"""Errors of the Kafka side: each names the topic, the connection, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN
 
 
 class KafkaMisconfigured(LakestreamError, Terminal):
-    """The client can't be made from the connection's settings."""
+    """The connection's settings make no client."""
 
     def __init__(self, where: str, problem: str) -> None:
         self.where = where
@@ -59,33 +59,33 @@ class TopicMissing(LakestreamError, Terminal):
 
 
 class StalledPartition(LakestreamError, Transient):
-    """A partition yielded nothing for `poll_timeout` seconds, short of its planned end."""
+    """A partition yielded nothing for `poll_timeout` seconds before its planned end."""
 
     def __init__(self, topic: str, missing: dict[int, tuple[int, int]], seconds: float, last: str) -> None:
         self.topic, self.missing = topic, missing
         ranges = ", ".join(f"{topic}[{p}] [{start},{end})" for p, (start, end) in sorted(missing.items()))
         super().__init__(
-            f"nothing came for {seconds:g} s, and still missing are: {ranges}. What was not committed yet was "
+            f"nothing came for {seconds:g} s, still missing: {ranges}. What was not committed yet was "
             f"discarded; a retry reads it again. Last error of the client: {last or 'none'}. Check the leaders of "
             "these partitions, or raise poll_timeout."
         )
 
 
 class BatchTooLarge(LakestreamError, Terminal):
-    """Records come in a batch that is larger than the client takes in one answer."""
+    """A batch of records is larger than one answer of the client may be."""
 
     def __init__(self, topic: str, positions: dict[int, int], where: str, problem: str) -> None:
         self.topic, self.positions = topic, positions
         places = ", ".join(f"{topic}[{p}] offset {position}" for p, position in sorted(positions.items()))
         super().__init__(
-            f"at one of {places} comes a batch of records that is larger than one answer may be: {problem}. What was "
+            f"at one of {places} is a batch of records that is larger than one answer may be: {problem}. What was "
             f"not committed yet was discarded. Raise receive.message.max.bytes (default: 100000000) in the extra of "
             f"{where} above that size."
         )
 
 
 class ReadFailed(LakestreamError, Transient):
-    """A partition answered with an error that no other class here stands for, such as a broken checksum."""
+    """A partition answered with another error, such as a broken checksum."""
 
     def __init__(self, topic: str, partition: int, position: int, problem: str) -> None:
         self.topic, self.partition, self.position = topic, partition, position

@@ -1,4 +1,4 @@
-"""What librdkafka's messages say of themselves, asked as seldom as can be: each question is a call from Python."""
+"""What librdkafka's messages say of themselves. Each question is a call from Python, so few are asked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, Message, TopicPartition
 
-# From so many messages for each partition on, asking for all positions is faster than asking each message.
+# From this many messages per partition on, asking for all positions is faster than asking each message.
 _WORTH_ASKING = 32
 
 
 class Positions:
-    """Where a consumer is in each of its partitions, to know which of them its last messages are of."""
+    """A consumer's positions, to know which partition its last messages are from."""
 
     def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
         self._consumer = consumer
@@ -23,13 +23,13 @@ class Positions:
         self._known = {tp.partition: OFFSET_INVALID for tp in self._asked}
 
     def the_one_moved(self, count: int) -> int | None:
-        """Return the partition that all of the last `count` messages are of; None where they have to be asked.
+        """Return the partition of all the last `count` messages; None if the messages have to be asked.
 
-        A position moves with each message that consume() gives out, and by nothing else but what it passes over:
+        A position moves with each message that consume() returns, and otherwise only over what it skips:
         `rd_kafka_q_serve_rkmessages` in librdkafka's rdkafka_queue.c. Mostly a thousand messages are of one fetch.
         """
         if count < _WORTH_ASKING * len(self._asked):
-            # Those that move now are found to have moved at the next look.
+            # Partitions that move now are noticed at the next look.
             return None
         now = {tp.partition: tp.offset for tp in self._consumer.position(self._asked)}
         moved = [partition for partition, offset in now.items() if offset != self._known[partition]]
@@ -38,7 +38,7 @@ class Positions:
 
 
 def runs(messages: Sequence[Any], positions: Positions) -> Iterator[tuple[int, int, int]]:
-    """Yield the partitions of messages, each with where a run of such begins, and where it ends."""
+    """Yield each run of messages of one partition, as (partition, first index, index behind the last)."""
     count = len(messages)
     if (only := positions.the_one_moved(count)) is not None:
         yield only, 0, count
@@ -53,5 +53,5 @@ def runs(messages: Sequence[Any], positions: Positions) -> Iterator[tuple[int, i
 
 
 def timestamps(messages: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Return when they are from, in milliseconds; of an error, and of a record without a time, -1."""
+    """Return the messages' times in milliseconds; -1 for an error or a record without a time."""
     return np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages))

@@ -1,4 +1,4 @@
-"""One partition's way through its planned range: its messages become Arrow columns, and these chunks."""
+"""One partition's way through its planned range: messages become Arrow columns, and columns become chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.records import RawBatch
 
-# A chunk is handed on when its values are this large, or this many: large enough for Arrow, small enough for memory and
-# for the processor's cache. Of 8 MiB it took 5% longer and 50 MiB more: what is that large jemalloc does not keep.
+# A chunk is handed on at this size or count: large enough for Arrow, small enough for memory and the processor's
+# cache. With 8 MiB it took 5% longer and 50 MiB more: jemalloc does not keep blocks of that size.
 CHUNK_BYTES = 4 * 2**20
-# Of small records no more than of those of 200 bytes: 34,000 Protobuf messages at once took 1.5% more CPU time.
+# As many as a chunk of 200-byte records has: decoding 34,000 Protobuf messages at once took 1.5% more CPU time.
 CHUNK_RECORDS = 20_000
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
@@ -27,8 +27,8 @@ HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value"
 class Partition:
     """One partition's way through its planned range [position, end).
 
-    `position` is where the next chunk begins, `next_offset` is behind the last record taken, `seen` is the greatest
-    offset known to be passed: a delivered record's, an end-of-partition's, or the consumer's position.
+    `position` is where the next chunk begins, `next_offset` follows the last record taken, `seen` is the greatest
+    offset known to be passed: by a record, an end-of-partition, or the consumer's position.
     """
 
     def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
@@ -51,21 +51,21 @@ class Partition:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing of the range can come any more."""
+        """Whether no more of the range can come."""
         return self.seen >= self.end
 
     @property
     def is_full(self) -> bool:
-        """Whether what was taken is enough for a chunk."""
+        """Whether enough was taken for a chunk."""
         return self.size >= CHUNK_BYTES or self._count >= CHUNK_RECORDS
 
     def add(self, messages: list[Any], stamps: npt.NDArray[np.int64]) -> None:
-        """Have messages delivered, with their timestamps."""
+        """Add delivered messages, with their timestamps."""
         self._messages += messages
         self._stamps.append(stamps)
 
     def take_messages(self, with_keys: bool, with_headers: bool) -> int:
-        """Move the delivered messages into columns, leaving out what is not of the range; return their bytes."""
+        """Move the delivered messages into columns, without those outside the range; return their bytes."""
         if not self._messages:
             return 0
         messages, self._messages = self._messages, []
@@ -77,7 +77,8 @@ class Partition:
             if not messages:
                 return 0
         before = self.size
-        # At once, while the values are warm: as an Arrow array they cost little to hold, and nothing to hand on.
+        # Build the Arrow array at once, while the values are in the cache: it is small, and is handed on without a
+        # copy.
         values = pa.array(list(map(Message.value, messages)), pa.binary())
         self._values.append(values)
         self._count += len(values)
@@ -96,7 +97,7 @@ class Partition:
         return self.size - before
 
     def chunk(self, until: int) -> Chunk:
-        """Return what was taken as a chunk that covers up to `until`, and begin the next one there."""
+        """Return the taken records as a chunk that covers up to `until`; the next one begins there."""
         batch = RawBatch(
             self.topic,
             self.partition,
@@ -114,7 +115,7 @@ class Partition:
 
 
 def _offsets(messages: Sequence[Any]) -> Sequence[int]:
-    """Return the offsets of messages in order; where first and last say that none is missing, no other is asked."""
+    """Return the messages' offsets, in order. If first and last show that none is missing, the others are not asked."""
     first, last = messages[0].offset(), messages[-1].offset()
     if last - first + 1 == len(messages):
         return range(first, last + 1)
@@ -129,7 +130,7 @@ def _headers(messages: Sequence[Any]) -> pa.Array:
 
 
 def _whole(pieces: Sequence[pa.Array]) -> pa.Array:
-    # Arrow copies a single one, too.
+    # A single array is returned as it is: Arrow would copy it.
     return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
 

@@ -1,4 +1,4 @@
-"""Reading exactly the planned ranges: assigned, never subscribed; ended by position, never by an empty poll."""
+"""Reads exactly the planned ranges: assigned, never subscribed; a range ends by position, never by an empty poll."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from airflow_lakestream.kafka.messages import Positions, runs, timestamps
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, Partition
 from airflow_lakestream.runtime.collector import calm_collector
 
-# consume() waits its whole time-out unless so many arrive. More were no faster: their memory leaves the cache.
+# consume() waits its whole time-out unless this many arrive. More were no faster: they leave the processor's cache.
 CONSUME = 1_000
-# Of large records fewer, of about so many bytes: they are held twice until they are in columns.
+# Fewer for large records, about this many bytes: until they are in columns they are held twice.
 CONSUME_BYTES = 4 * 2**20
 POLL = 0.1
-# What all partitions together may hold before the fullest is handed on: with many, none would ever be full.
+# When all partitions together hold this much, the fullest are handed on: with many partitions none gets full.
 HELD_BYTES = 4 * CHUNK_BYTES
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
@@ -40,8 +40,8 @@ class KafkaReader:
     """`core.ports.Reader` on a real cluster. One consumer reads all partitions of the plan at once.
 
     :param connection: librdkafka configuration.
-    :param poll_timeout: seconds after which a partition that yields nothing is a stall.
-    :param where: what to call the connection in errors.
+    :param poll_timeout: seconds without data after which a partition has stalled.
+    :param where: name of the connection for errors.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class KafkaReader:
         self._with_headers = with_headers
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield the plan's records, by partition in offset order; see `core.ports.Reader`."""
+        """Yield the plan's records, each partition in offset order; see `core.ports.Reader`."""
         with calm_collector():
             for layer in _layers(plan):
                 yield from self._read_layer(layer, plan, cancelled)
 
     def _read_layer(self, parts: dict[int, Partition], plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
-        """Read at most one range of each partition, by a consumer of its own.
+        """Read at most one range of each partition, with a new consumer.
 
-        Of its own, because a consumer that is sent elsewhere may still report the position of where it was, and a
-        position is what tells here that a range is at its end.
+        A consumer that seeks may still report its earlier position, and here the position tells that a range is at
+        its end.
         """
         errors = ClientErrors()
         consumer = open_client(Consumer, consumer_config(self._connection, self._group, errors), self._where)
@@ -81,21 +81,21 @@ class KafkaReader:
             consumer.assign([_assignment(part, plan.known_epochs.get(p)) for p, part in parts.items()])
             while parts and not cancelled.is_set():
                 started = time.monotonic()
-                # No more than are left: the last ones would wait for some that nobody wants.
+                # Ask for no more than are left, or the last ones would wait for records that are not wanted.
                 left = sum(part.end - part.next_offset for part in parts.values())
                 wanted = max(1, min(most, left))
                 messages = consumer.consume(wanted, POLL)
-                # Only the time spent waiting for Kafka counts towards a stall, not that of whoever takes the chunks.
+                # Only waiting for Kafka counts towards a stall, not the time of the chunks' consumer.
                 polled += time.monotonic() - started
                 if errors.fatal is not None:
                     raise KafkaRefused(self._where, f"reading {plan.state.identity.topic}", errors.fatal.str())
                 if errors.too_large:
-                    # It would come again and again, and all that is behind it never.
+                    # The batch would fail again and again, and nothing behind it would ever come.
                     stuck = {p: max(part.next_offset, part.seen) for p, part in parts.items()}
                     raise BatchTooLarge(plan.state.identity.topic, stuck, self._where, errors.too_large)
                 count, size = len(messages), 0
                 heard = self._sort_in(messages, parts, positions)
-                # In columns soon, and whoever takes these may be long in coming.
+                # Free the messages: they are in columns soon, and the chunks' consumer may be slow.
                 del messages
                 for part in heard:
                     part.heard_at = polled
@@ -112,7 +112,7 @@ class KafkaReader:
     def _look_at_quiet(
         self, consumer: Consumer, parts: dict[int, Partition], polled: float, errors: ClientErrors
     ) -> Iterator[Chunk]:
-        """Advance the partitions whose position moved without a record: over markers, aborts and compacted holes."""
+        """Advance partitions whose position moved without a record: over markers, aborts and compacted holes."""
         for tp in consumer.position([TopicPartition(part.topic, p) for p, part in parts.items()]):
             part = parts[tp.partition]
             if tp.offset > part.seen:
@@ -126,7 +126,7 @@ class KafkaReader:
     def _sort_in(
         self, messages: list[Any], parts: Mapping[int, Partition], positions: Positions
     ) -> Sequence[Partition]:
-        """Give each message to its partition; return the partitions that heard something."""
+        """Give each message to its partition; return the partitions that got something."""
         stamps = timestamps(messages)
         if len(messages) and stamps.min() < 0 and any(map(Message.error, messages)):
             messages = self._without_errors(messages, parts)
@@ -154,7 +154,7 @@ class KafkaReader:
     def _sort_in_error(self, error: KafkaError, message: Any, part: Partition) -> None:
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            # The group is only a mirror of progress: reading assigned ranges needs none.
+            # Reading assigned ranges needs no group: its committed offsets only serve lag tools.
             return
         if code == KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
@@ -180,7 +180,7 @@ def _layers(plan: Plan) -> Iterator[dict[int, Partition]]:
 
 
 def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -> Iterator[Chunk]:
-    """Hand on what has come, when it is enough or when the range is at its end."""
+    """Yield a chunk once it is full, or when the range is at its end."""
     if part.at_end:
         del parts[part.partition]
         consumer.incremental_unassign([TopicPartition(part.topic, part.partition)])
@@ -190,7 +190,7 @@ def _advance(consumer: Consumer, parts: dict[int, Partition], part: Partition) -
 
 
 def _relieve(parts: Mapping[int, Partition]) -> Iterator[Chunk]:
-    """Hand on what the fullest partitions hold while all together hold too much."""
+    """Yield chunks of the fullest partitions while all together hold too much."""
     while sum(part.size for part in parts.values()) > HELD_BYTES:
         fullest = max(parts.values(), key=lambda part: part.size)
         yield fullest.chunk(fullest.next_offset)

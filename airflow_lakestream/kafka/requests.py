@@ -1,4 +1,4 @@
-"""Requests to a cluster: each with a deadline, asked again while that may help, and failing at once where it can't."""
+"""Requests to a cluster: each has a deadline, is repeated while that may help, and otherwise fails at once."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Answer = TypeVar("Answer")
 
 
 class Requests:
-    """The admin client of a connection, and how its answers are waited for.
+    """A connection's admin client, and how its answers are awaited.
 
     :param connection: librdkafka configuration.
-    :param where: what to call the connection in errors.
+    :param where: name of the connection for errors.
     """
 
-    # In the error for one that is missing.
+    # The argument that the error for a missing topic names.
     _topic = ""
 
     def __init__(self, connection: Mapping[str, Any], where: str) -> None:
@@ -50,7 +50,7 @@ class Requests:
         return self._admin
 
     def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
-        """Wait for an answer, asking again on retriable errors, failing at once on what no retry mends."""
+        """Wait for an answer; repeat the request on retriable errors, fail at once on others."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:
@@ -69,13 +69,13 @@ class Requests:
     def _wait(self, doing: str, future: Future[Answer], deadline: float) -> Answer:
         client = self._client()
         while not future.done():
-            # Serves error_cb: a refused password is never an answer to the request, only an error of the client.
+            # poll() serves error_cb: a refused password is only an error of the client, never an answer.
             client.poll(0)
             if self._errors.fatal is not None:
                 raise KafkaRefused(self._where, doing, self._errors.fatal.str())
             if time.monotonic() > deadline:
                 raise self._unavailable(doing, "")
-            # Not in poll(): the answer comes on another thread, and would lie there until poll's time is over.
+            # Wait here, not in poll(): the answer comes on another thread, and poll() would sleep on.
             wait([future], _POLL_INTERVAL)
         return future.result()
 

@@ -1,6 +1,6 @@
 """Debezium's signal topic: records that tell a connector to do something, keyed by its topic.prefix.
 
-Two signals that reach Debezium 3.2 at once leave its streaming halted for good, so that nobody may be in a hurry here.
+Two signals that reach Debezium 3.2 at once halt its streaming for good: keep them apart in time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer
 
 # The connector looks for signals every five seconds.
 PAUSE_SECONDS = 30
-# So many of the last signals are looked at.
+# How many of the last signals are looked at.
 _TAIL = 100
 _TIMEOUT = 15.0
 _FROM = "lakestream-from"
@@ -30,15 +30,15 @@ class NotSignalled(LakestreamError, Transient):
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(
-            f"signal topic {topic}: {why}. Nothing was changed. Make the topic with one partition, where it is "
-            "missing, name it in the connector (signal.kafka.topic, signal.kafka.bootstrap.servers, and kafka in "
+            f"signal topic {topic}: {why}. Nothing was changed. If the topic is missing, create it with one partition, "
+            "name it in the connector (signal.kafka.topic, signal.kafka.bootstrap.servers, and kafka in "
             "signal.enabled.channels), or name another with --signal-topic."
         )
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One that asked for a snapshot of a table: `starts` are the ends of the table's topic before, by partition."""
+    """A signal for a table's snapshot: `starts` are the ends of the table's topic before it, by partition."""
 
     collection: str
     starts: Mapping[int, int]
@@ -55,7 +55,7 @@ class SignalTopic:
     key: str
 
     def last(self, collection: str) -> Signal | None:
-        """Return the last signal that was sent from here for a table. Raises NotSignalled."""
+        """Return the last signal that lakestream sent for a table. Raises NotSignalled."""
         found = None
         for message in self._tail():
             starts = dict(message.headers() or ()).get(_FROM)
@@ -66,7 +66,7 @@ class SignalTopic:
         return found
 
     def ask(self, collection: str, starts: Mapping[int, int], wait: Callable[[float], object]) -> Signal:
-        """Ask for a snapshot of a table, some time after any other signal. Raises NotSignalled."""
+        """Ask for a snapshot of a table, waiting until any other signal is old enough. Raises NotSignalled."""
         ages = [time.time() - message.timestamp()[1] / 1000 for message in self._tail()]
         if ages and min(ages) < PAUSE_SECONDS:
             wait(PAUSE_SECONDS - max(0.0, min(ages)))
@@ -97,7 +97,7 @@ class SignalTopic:
             Consumer, consumer_config(self.connection, "lakestream-signals", ClientErrors()), self.where
         )
         try:
-            # A connector reads partition 0 alone.
+            # A connector reads only partition 0.
             low, end = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=_TIMEOUT)
             at = max(low, end - _TAIL)
             consumer.assign([TopicPartition(self.topic, 0, at)])

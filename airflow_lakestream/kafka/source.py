@@ -1,4 +1,4 @@
-"""One topic looked at from outside: identity, watermarks, where to begin, and the mirror of progress.
+"""One topic seen from outside: identity, watermarks, where to begin, and the group's committed offsets.
 
 Never subscribes: everything here is an admin request with a deadline.
 """
@@ -39,15 +39,15 @@ from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests, gather
 log = logging.getLogger(__name__)
 
 MIRROR_TIMEOUT = 5.0
-# Clocks of producers go ahead of ours by so much, and no more.
+# Producers' clocks may be this much ahead of ours.
 CLOCK_SKEW_MS = 10 * 60 * 1000
-# The last time that a record can have.
+# The greatest timestamp that a record can have.
 _LAST_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where a group without an origin begins; `timestamp_ms` goes with `timestamp`."""
+    """Where a group without an origin begins; `timestamp_ms` belongs to `timestamp`."""
 
     offset: StartOffset = StartOffset.EARLIEST
     timestamp_ms: int | None = None
@@ -57,7 +57,7 @@ class KafkaSource(Requests):
     """`core.ports.Source` on a real cluster.
 
     :param connection: librdkafka configuration (bootstrap.servers, security, ...).
-    :param where: what to call the connection in errors.
+    :param where: name of the connection for errors.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class KafkaSource(Requests):
         self._isolation = isolation_level(connection)
 
     def look(self) -> TopicState:
-        """Return the topic's identity and watermarks. The end is read first: what comes later is not planned."""
+        """Return the topic's identity and watermarks. The end is read first: later records are not planned."""
         identity, partitions = self._describe()
         ends = self._list_offsets(partitions, OffsetSpec.latest)
         lows = self._list_offsets(partitions, OffsetSpec.earliest)
@@ -79,7 +79,7 @@ class KafkaSource(Requests):
         return TopicState(identity, marks)
 
     def identity(self) -> TopicIdentity:
-        """Return which incarnation of the topic is there."""
+        """Return the topic's current identity."""
         return self._describe()[0]
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
@@ -98,8 +98,8 @@ class KafkaSource(Requests):
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         """Return, by partition, its first offset with a timestamp at or after `at_ms`; see `core.ports.Source`.
 
-        A record dated beyond now is no boundary: it would be that of every later time, and all that comes after it
-        would wait until then. The log is then read on to the first one that is.
+        A record dated in the future is no boundary: it would be the boundary of every later time, and would hold back
+        all that follows it. The log is then read on to the first record that is one.
         """
         marks = state.marks
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
@@ -115,20 +115,20 @@ class KafkaSource(Requests):
         return boundaries
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        """Return, by partition, the first offset with a timestamp at or after a time; its end where there is none."""
+        """Return, by partition, the first offset with a timestamp at or after a time; without one, the end."""
         return {p: offset for p, (offset, _) in self._first_at(state.marks, at_ms).items()}
 
     def _first_at(self, marks: Mapping[int, Watermarks], at_ms: int) -> dict[int, tuple[int, int]]:
-        """Return offset and timestamp of each partition's first record at or after a time; its end where there is none.
+        """Return offset and timestamp of each partition's first record at or after a time; without one, the end.
 
-        Nothing else asks Kafka for a time: the negative ones are commands to it, such as -1 for the log's end.
+        All requests for a time go through here: Kafka takes negative times as commands, such as -1 for the log's end.
         """
         if at_ms <= BEGINNING_MS:
             return {p: (m.low, BEGINNING_MS) for p, m in marks.items()}
         if at_ms > _LAST_MS:
             return {p: (m.end, at_ms) for p, m in marks.items()}
         found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
-        # "No such record" is -1, and means the end: never the earliest.
+        # Kafka answers -1 if there is no such record: that means the end, never the earliest offset.
         return {
             p: (found[p].offset, found[p].timestamp) if found[p].offset >= 0 else (m.end, at_ms)
             for p, m in marks.items()
@@ -136,7 +136,7 @@ class KafkaSource(Requests):
 
     def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> int:
         log.warning(
-            "%s[%s] offset %s is dated beyond now: it is not taken as the boundary of %s ms, the log is read on.",
+            "%s[%s] offset %s is dated in the future: it is not the boundary of %s ms, the log is read on.",
             self._topic,
             partition,
             start,
@@ -151,8 +151,8 @@ class KafkaSource(Requests):
                         return offset
         return state.marks[partition].end
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
-        """Write the group's committed offsets. They are only a mirror: a failure is logged, the table is right."""
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
+        """Write the group's committed offsets. Nothing depends on them: a failure is only logged."""
         if not offsets:
             return
         targets = [TopicPartition(self._topic, p, offset) for p, offset in offsets.items()]
@@ -164,8 +164,8 @@ class KafkaSource(Requests):
                     raise KafkaException(partition.error)
         except (KafkaException, TimeoutError) as e:
             log.warning(
-                "The committed offsets of group %r on %s were not written (%s). Nothing is lost: progress stands in "
-                "the table; lag tools that read the group show an older state.",
+                "The committed offsets of group %r on %s were not written (%s). Nothing is lost: progress is kept in "
+                "the table. Lag tools that read the group show an older state.",
                 self._group,
                 self._topic,
                 e,
@@ -182,7 +182,7 @@ class KafkaSource(Requests):
         doing = f"reading the committed offsets of group {self._group!r}"
         answer = self._ask(doing, ask)
         if failed := [tp.error for tp in answer.topic_partitions if tp.error is not None]:
-            # Each partition says so for itself; read as "none", it would begin at the log's start.
+            # Errors come per partition; taken for "none", one would make the group begin at the log's start.
             raise self._unavailable(doing, failed[0].str())
         committed = {tp.partition: tp.offset for tp in answer.topic_partitions if tp.offset >= 0}
         if not committed:
@@ -199,9 +199,9 @@ class KafkaSource(Requests):
         return {p: committed.get(p, m.low) for p, m in marks.items()}
 
     def _check_is_there(self, committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> None:
-        """Refuse to begin at offsets that the log does not have yet: all that comes up to them would be passed over."""
+        """Refuse to begin at offsets that the log does not have yet: the records up to them would be skipped."""
         above = [p for p, offset in committed.items() if offset > marks[p].end]
-        # A group that does not wait for transactions has read on, to the high watermark.
+        # A group that does not wait for transactions may be at the high watermark.
         ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED) if above else {}
         if not (beyond := [p for p in above if committed[p] > ends[p].offset]):
             return
@@ -210,7 +210,7 @@ class KafkaSource(Requests):
             "start_offset",
             f'"committed" was asked for, but group {self._group!r} has committed offsets that are not in the log yet: '
             f"{where}. They are of another topic or cluster, or the log was cut short since. The records that come up "
-            "to them would never be landed, so nothing was.",
+            "to them would never be landed, so nothing was landed.",
             "Correct consumer_group or kafka_conn_id, set the group's offsets right (kafka-consumer-groups.sh "
             '--reset-offsets), or begin with "earliest" or "timestamp".',
         )

@@ -1,7 +1,7 @@
-"""The timestamps of all records of some ranges, and the memory of those that were read.
+"""The timestamps of all records of some ranges, with a memory of those that were read.
 
-`offsets_for_times` tells the first record that is young enough, never whether an older one comes behind it: producers
-give timestamps in any order. So whoever asks for the oldest of some records has to read them.
+`offsets_for_times` tells the first record that is young enough, never whether an older one follows: producers send
+timestamps in any order. So finding the oldest of some records means reading them all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 
-# Records that are remembered, in all: 16 bytes each.
+# How many records are remembered in all: 16 bytes each.
 _REMEMBERED = 1_000_000
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class Stamps:
 
     @property
     def oldest(self) -> tuple[int, int] | None:
-        """Offset and timestamp of the oldest record; None without any."""
+        """Offset and timestamp of the oldest record; None if there is none."""
         if not len(self.millis):
             return None
         at = int(self.millis.argmin())
@@ -47,7 +47,7 @@ class Stamps:
     def before(self, topic: str, partition: int, at_ms: int) -> RangeSet:
         """Return the offsets of the records from before a time."""
         old = self.offsets[self.millis < at_ms]
-        # Where the next one does not follow, a range ends.
+        # A range ends where the next offset does not follow.
         ends = np.flatnonzero(np.diff(old) != 1)
         firsts = old[np.concatenate([[0], ends + 1])] if len(old) else old
         lasts = old[np.concatenate([ends, [len(old) - 1]])] if len(old) else old
@@ -65,11 +65,11 @@ _NOTHING = _Known(RangeSet(), Stamps(np.empty(0, np.int64), np.empty(0, np.int64
 
 
 class StampsRead:
-    """What was read through one connection; used by several threads at once.
+    """The timestamps read through one connection. Thread-safe.
 
     :param connection: librdkafka configuration.
-    :param group: named in logs of brokers; nothing is committed for it.
-    :param where: what to call the connection in errors.
+    :param group: name in brokers' logs; nothing is committed for it.
+    :param where: name of the connection for errors.
     """
 
     def __init__(self, connection: Mapping[str, Any], group: str, where: str) -> None:
@@ -78,9 +78,9 @@ class StampsRead:
         self._lock = threading.Lock()
 
     def of(self, state: TopicState, ranges: RangeSet) -> dict[int, Stamps]:
-        """Return, by partition, the records of the ranges. A partition whose log lost some of them is left out.
+        """Return, by partition, the records of the ranges, without partitions whose log lost some of them.
 
-        Raises what `KafkaReader.read` raises, but for OffsetsGone.
+        Raises what `KafkaReader.read` raises, except OffsetsGone.
         """
         topic = state.identity.topic
         with self._lock:
@@ -91,7 +91,7 @@ class StampsRead:
         return {p: _within(one.stamps, ranges.intervals(topic, p)) for p, one in known.items()}
 
     def forget(self, state: TopicState, partitions: Iterable[int]) -> None:
-        """Forget what was read of partitions: it may not be there any more."""
+        """Forget what was read of partitions: the records may be gone."""
         with self._lock:
             for p in partitions:
                 self._known.pop(_key(state, p), None)
@@ -99,7 +99,7 @@ class StampsRead:
     def _read(
         self, state: TopicState, known: dict[int, _Known], missing: Mapping[int, RangeSet]
     ) -> Mapping[int, _Known]:
-        """Return what is known with what was missing of it; takes those out whose records are gone."""
+        """Read what is missing and return all; partitions whose records are gone are removed."""
         parts: dict[int, list[Stamps]] = {p: [known[p].stamps] for p in missing}
         left = RangeSet(r for ranges in missing.values() for r in ranges)
         try:

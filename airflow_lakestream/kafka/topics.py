@@ -1,4 +1,4 @@
-"""Which topics a cluster has."""
+"""The topics of a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.kafka.client import ClientErrors, admin_config, open_cli
 from airflow_lakestream.kafka.errors import AUTHENTICATION, AUTHORIZATION, KafkaRefused, KafkaUnavailable
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 
-# A refused password only shows between two requests.
+# A refused password is only noticed between two requests.
 _ONE_REQUEST = 2.0
 _DOING = "listing the topics"
 
@@ -24,7 +24,7 @@ def list_topics(connection: Mapping[str, Any], where: str) -> list[str]:
     Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured.
 
     :param connection: librdkafka configuration.
-    :param where: what to call the connection in errors.
+    :param where: name of the connection for errors.
     """
     errors = ClientErrors()
     client = open_client(AdminClient, admin_config(connection, errors), where)

@@ -1,4 +1,4 @@
-"""A cluster looked at again and again by one admin client: ends, committed offsets, retention, unread records."""
+"""A cluster watched through one admin client: ends, committed offsets, retention, unread records."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.kafka.stamps import Stamps, StampsRead
 
-# In logs of brokers; nothing is ever committed for it.
+# The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-watch"
-# One record of each partition is wanted, not all that a fetch could bring.
+# Only one record per partition is wanted, so fetches are small.
 _ONE_RECORD = {"queued.min.messages": 1, "max.partition.fetch.bytes": 16 * 2**10, "fetch.wait.max.ms": 20}
 _KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first record at or above an offset: its own offset, its timestamp in milliseconds since the epoch, its bytes.
+    """The first record at or above an offset: its offset, its timestamp in milliseconds since the epoch, its bytes.
 
-    The bytes are those of key and value, as they are without compression.
+    The bytes are those of key and value, uncompressed.
     """
 
     offset: int
@@ -54,9 +54,9 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What Kafka keeps of a topic; None is without a limit, and in both where it only compacts.
+    """What Kafka keeps of a topic. None: no limit; both are None if the topic is only compacted.
 
-    `size` is in bytes for each partition; Kafka removes whole segments, of `segment_size` bytes.
+    `size` is in bytes per partition; Kafka removes whole segments of `segment_size` bytes.
     """
 
     milliseconds: int | None
@@ -66,17 +66,17 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What the coordinator says of a consumer group: offsets by topic and partition, and how many members it has."""
+    """A consumer group by its coordinator: offsets by topic and partition, and the number of members."""
 
     offsets: Mapping[str, Mapping[int, int]]
     members: int
 
 
 class KafkaWatch:
-    """One connection, looked through by many sensors at once.
+    """One connection, shared by many sensors.
 
     :param connection: librdkafka configuration.
-    :param where: what to call the connection in errors.
+    :param where: name of the connection for errors.
 
     All calls block, and raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured.
     """
@@ -85,7 +85,7 @@ class KafkaWatch:
         self._connection = dict(connection)
         self._where = where
         self._errors = ClientErrors()
-        # A stopped consumer stands at the same offset for days: its first unread record is read once.
+        # A stopped consumer stays at the same offset for days: read its first unread record only once.
         self._firsts: OrderedDict[tuple[str, int, int], First] = OrderedDict()
         self._stamps = StampsRead(self._connection, _GROUP, self._where)
 
@@ -98,7 +98,7 @@ class KafkaWatch:
         return self._of(topic).look()
 
     def group(self, group: str) -> GroupState:
-        """Return what a consumer group has committed; nothing for a group that is not there."""
+        """Return what a consumer group has committed; an empty state if the group does not exist."""
         return self._of("").group_state(group)
 
     def retention(self, topic: str) -> Retention:
@@ -106,28 +106,30 @@ class KafkaWatch:
         return self._of(topic).retention()
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
-        """Return, by partition, the first offset with a timestamp at or after a time; its end where there is none."""
+        """Return, by partition, the first offset with a timestamp at or after a time; without one, the end."""
         return self._of(state.identity.topic).offsets_at(state, at_ms)
 
     def high_watermarks(self, state: TopicState) -> dict[int, int]:
-        """Return, by partition, the end of the log, records of transactions that are still open included."""
+        """Return, by partition, the end of the log, records of open transactions included."""
         return self._of(state.identity.topic).high_watermarks(state)
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
-        """Return, by partition, where a time stands; see `core.ports.Source`."""
+        """Return, by partition, the boundary of a time; see `core.ports.Source`."""
         return self._of(state.identity.topic).boundaries(state, at_ms)
 
-    def firsts(self, state: TopicState, positions: Mapping[int, int], *, anew: bool = False) -> dict[int, First | None]:
-        """Return, by partition, the first readable record from a position on; None where there is none up to the end.
+    def firsts(
+        self, state: TopicState, positions: Mapping[int, int], *, reread: bool = False
+    ) -> dict[int, First | None]:
+        """Return, by partition, the first readable record from a position on; None if there is none up to the end.
 
-        Markers of transactions and aborted records are no records. A partition whose position has just left the log is
+        Markers of transactions and aborted records do not count. A partition whose position has just left the log is
         left out.
 
-        :param anew: read what was read before, too: compaction may have taken it since.
+        :param reread: read again what was read before: compaction may have removed it since.
         """
         topic_id = state.identity.topic_id or state.identity.topic
         found: dict[int, First | None] = {}
-        for p, offset in positions.items() if not anew else ():
+        for p, offset in positions.items() if not reread else ():
             if (known := self._firsts.get((topic_id, p, offset))) is not None:
                 found[p] = known
         unknown = {p: offset for p, offset in positions.items() if p not in found}
@@ -141,14 +143,14 @@ class KafkaWatch:
     def stamps(self, state: TopicState, ranges: RangeSet, before_ms: int | None) -> dict[int, Stamps]:
         """Return, by partition, the timestamps of all readable records of the ranges.
 
-        What was read by an earlier look is not read again; but the oldest record is, where it is from before
-        `before_ms`: compaction may have taken it since. A partition whose ranges have just left the log is left out.
+        Records that an earlier look read are not read again, except the oldest one if it is from before `before_ms`:
+        compaction may have removed it. A partition whose ranges have just left the log is left out.
         """
         topic = state.identity.topic
         found = self._stamps.of(state, ranges)
         oldest = {p: one.oldest for p, one in found.items() if one.oldest is not None}
         doubted = {p: offset for p, (offset, millis) in oldest.items() if before_ms is not None and millis < before_ms}
-        there = self.firsts(state, doubted, anew=True) if doubted else {}
+        there = self.firsts(state, doubted, reread=True) if doubted else {}
         gone = [p for p, offset in doubted.items() if (first := there.get(p)) is None or first.offset != offset]
         if not gone:
             return found
@@ -199,7 +201,7 @@ def _first(message: Message, p: int, where: str, doing: str) -> dict[int, First 
 
 
 class _Requests(KafkaSource):
-    """The requests about one topic, through a client that others use as well."""
+    """The requests about one topic, through a shared client."""
 
     def __init__(
         self, connection: Mapping[str, Any], topic: str, where: str, client: AdminClient, errors: ClientErrors

@@ -100,7 +100,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Look; see the class."""
         with late_imports():
-            from airflow_lakestream.audit.result import Verdict
+            from airflow_lakestream.audit.result import AuditVerdict
             from airflow_lakestream.audit.run import Audit
             from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
@@ -140,11 +140,11 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
                 result = Audit(**told).run(IcebergHook(self.iceberg_conn_id).open_catalog())
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
-        if result.verdict is Verdict.DAMAGE:
+        if result.verdict is AuditVerdict.DAMAGE:
             # Failing leaves no return value, and the ranges are what the one who repairs needs.
             context["ti"].xcom_push(key="return_value", value=summary)
             raise AirflowFailException(f"{self.table} is damaged: " + "; ".join(result.damages[:10]))
-        if result.verdict is Verdict.COULD_NOT_LOOK:
+        if result.verdict is AuditVerdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
 

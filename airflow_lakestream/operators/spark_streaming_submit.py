@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.driver.driving import Driving
     from airflow_lakestream.driver.supervisor import Decision, History
-    from airflow_lakestream.operators.spark.told import Told
+    from airflow_lakestream.operators.spark.task_report import TaskReport
 
 log = logging.getLogger(__name__)
 
@@ -130,10 +130,10 @@ class SparkStreamingSubmitOperator(StreamArguments):
 
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
-    ) -> tuple[Driving, Told]:
+    ) -> tuple[Driving, TaskReport]:
         with late_imports():
             from airflow_lakestream.operators.spark.set_up import driving_of
-            from airflow_lakestream.operators.spark.told import Told
+            from airflow_lakestream.operators.spark.task_report import TaskReport
 
         on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
         log.debug("A person's clear or mark is answered by %s.", on_kill)
@@ -141,12 +141,14 @@ class SparkStreamingSubmitOperator(StreamArguments):
         before = self._driving.before()
         # Of an app that lands: what it tells of the table, and of the ledger in it.
         what = {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
-        told = Told(context["ti"], dict(begun) if begun is not None else before, what)
+        told = TaskReport(context["ti"], dict(begun) if begun is not None else before, what)
         told.restarts = restarts
         told.pages(self.topic_url, self.table_url)
         return self._driving, told
 
-    def _run(self, context: Context, driving: Driving, told: Told, decision: Decision | None = None) -> dict[str, Any]:
+    def _run(
+        self, context: Context, driving: Driving, told: TaskReport, decision: Decision | None = None
+    ) -> dict[str, Any]:
         self._is_heeding = True
         try:
             return self._supervise(driving, told, decision)
@@ -155,7 +157,7 @@ class SparkStreamingSubmitOperator(StreamArguments):
         finally:
             self._is_heeding = False
 
-    def _supervise(self, driving: Driving, told: Told, decision: Decision | None) -> dict[str, Any]:
+    def _supervise(self, driving: Driving, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
         from airflow_lakestream.driver.supervisor import Action, DriverFailed, GaveUp
 
         history: History | None = None
@@ -186,7 +188,7 @@ class SparkStreamingSubmitOperator(StreamArguments):
             tell_outlets(context, self.outlets, report)
         return report
 
-    def _defer(self, driving: Driving, told: Told, history: History) -> None:
+    def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
         from airflow_lakestream.operators.spark.set_up import trigger_of
 
         trigger = trigger_of(self, driving, history, told)

@@ -1,1 +1,1 @@
-"""Schemas by their ids, from any registry that speaks the API of Confluent's."""
+"""Schemas by id, from any registry with the API of Confluent's."""

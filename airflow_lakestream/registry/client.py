@@ -1,7 +1,7 @@
-"""A small reading client for the API of Confluent's Schema Registry, on the standard library.
+"""A small read-only client for the API of Confluent's Schema Registry, on the standard library.
 
-The client that comes with confluent-kafka brings an HTTP library, an OAuth library and more into every environment that
-decodes a record, Spark's executors included, for three GET requests.
+The client of confluent-kafka would bring an HTTP library, an OAuth library and more into every environment that decodes
+records, Spark's executors included, for three GET requests.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES = 16 << 20
 _MOST_REFERENCES = 32
 _FIRST_PAUSE = 0.2
-# An id that is not there now may be registered in a moment.
+# Seconds that an unknown id is remembered: it may be registered in a moment.
 _ABSENT_SECONDS = 30.0
-# A producer that writes anything behind a zero makes an id of each record. So many are asked for in vain at once, and
-# so many more each second; the others are not asked for.
+# If a producer writes arbitrary bytes after a zero, each record names another id. This many unknown ids are asked for
+# at once, and this many more per second; the others are not asked for.
 _VAIN_AT_ONCE = 200
 _VAIN_PER_SECOND = 5.0
 
 
 class _Cache:
-    """Answers of this process, by registry and path: bounded, the least recently used go first."""
+    """Answers kept by this process, by registry and path: bounded, the least recently used go first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -62,7 +62,7 @@ class _Cache:
 
 
 class _Allowance:
-    """How many questions in vain a registry is asked: a bucket that fills up again."""
+    """How many requests for unknown ids are allowed: a bucket that refills."""
 
     def __init__(self) -> None:
         self._left = float(_VAIN_AT_ONCE)
@@ -71,7 +71,7 @@ class _Allowance:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether to ask for no unknown id just now."""
+        """Whether unknown ids are not asked for at the moment."""
         with self._lock:
             now = time.monotonic()
             self._left = min(float(_VAIN_AT_ONCE), self._left + (now - self._at) * _VAIN_PER_SECOND)
@@ -79,22 +79,22 @@ class _Allowance:
             return self._left < 1
 
     def use(self) -> None:
-        """Count a question in vain."""
+        """Count a request for an unknown id."""
         with self._lock:
             self._left -= 1
 
 
 _ALLOWANCES: dict[RegistryConfig, _Allowance] = {}
 
-# What an id stands for never changes, so decoders of one process share what they know.
+# The schema of an id never changes, so all decoders of a process share the answers.
 _FOUND = _Cache(2_000)
 _ABSENT = _Cache(10_000)
 
 
 class RegistryClient:
-    """Reads schemas. It can be pickled, credentials included: Spark's executors ask by themselves.
+    """Reads schemas. It can be pickled, credentials included: Spark's executors make their own requests.
 
-    All methods raise RegistryUnavailable (may pass) and RegistryRefused (does not), with the URL asked.
+    All methods raise RegistryUnavailable (a retry may help) and RegistryRefused (it can't), with the requested URL.
     """
 
     def __init__(self, config: RegistryConfig) -> None:
@@ -106,7 +106,7 @@ class RegistryClient:
         return type(self), (self.config,)
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id, with all that it refers to. Raises SchemaNotFound."""
+        """Return the schema of this id, with all its references. Raises SchemaNotFound."""
         key = (self.config, schema_id)
         found = _FOUND.get(key)
         if found is None:
@@ -116,7 +116,7 @@ class RegistryClient:
             if allowance.is_used_up:
                 raise SchemaNotFound(
                     f"Schema {schema_id} was not asked for: the registry {self._base} knew none of some "
-                    f"{_VAIN_AT_ONCE} other ids that records have named. Who writes them?"
+                    f"{_VAIN_AT_ONCE} other ids that records have named. Which producer writes them?"
                 )
             try:
                 answer = self._get(f"/schemas/ids/{schema_id}")
@@ -147,7 +147,7 @@ class RegistryClient:
             raise RegistryRefused(f"References from schema {schema_id} go deeper than {_MOST_REFERENCES} levels.")
         try:
             wanted = [(str(r["name"]), r["subject"], r["version"]) for r in answer.get("references") or ()]
-            # A registry leaves the type out where it is Avro.
+            # For Avro a registry leaves the type out.
             kind, text = str(answer.get("schemaType") or "AVRO"), str(answer["schema"])
         except (KeyError, TypeError, AttributeError):
             raise RegistryRefused(self._not_a_registry(f"/schemas/ids/{schema_id}")) from None
@@ -166,15 +166,15 @@ class RegistryClient:
                 return self._get_once(path)
             except RegistryUnavailable as e:
                 log.info("%s Trying again.", e)
-                # Growing: a registry that restarts needs the time.
+                # With growing pauses: a registry that restarts needs the time.
                 time.sleep(_FIRST_PAUSE * 2**attempt)
         return self._get_once(path)
 
     def _get_once(self, path: str) -> Any:
-        # Any scheme would do for urllib; `RegistryConfig` takes http and https only.
+        # urllib would take any scheme; `RegistryConfig` allows only http and https.
         request = urllib.request.Request(self._base + path, headers={"Accept": _ACCEPT})  # noqa: S310  # http(s) only
         if authorization := self._authorization():
-            # Not sent on to where a redirect may lead.
+            # A redirect must not receive the credentials.
             request.add_unredirected_header("Authorization", authorization)
         try:
             answering = urllib.request.urlopen(request, timeout=self.config.timeout, context=self._context)  # noqa: S310  # http(s) only
@@ -207,7 +207,7 @@ class RegistryClient:
         except (ValueError, OSError, AttributeError):
             said, code = "", None
         if error.code == 404:
-            # Any server knows that answer; one of a registry says what it has not found.
+            # Any server may answer 404; a registry says in its body what it has not found.
             if code is None:
                 return RegistryRefused(self._not_a_registry(path))
             return SchemaNotFound(f"{where}: {said or 'not found'}")

@@ -1,4 +1,4 @@
-"""Where a schema registry is, and how to talk to it."""
+"""The address of a schema registry, and the settings to reach it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from airflow_lakestream.core.secrecy import without_templates
 from airflow_lakestream.exceptions import InvalidArgument
 
-# They are kept out of everything that is shown, and belong into a connection.
+# Secrets: never shown; they belong into a connection.
 SECRETS = ("password", "token", "key_password")
 
-# What the clients of Confluent call these settings, behind a prefix of "schema.registry.".
+# Confluent's clients call these settings so, with the prefix "schema.registry.".
 _CONFLUENT = {
     "url": "url",
     "bearer.auth.token": "token",
@@ -32,15 +32,15 @@ _USER_INFO = "basic.auth.user.info"
 
 @dataclass(frozen=True)
 class RegistryConfig:
-    """Where a registry is, and how to talk to it.
+    """A registry and the settings to reach it.
 
-    :param url: its base, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
+    :param url: base URL, such as "https://registry:8081" or "http://apicurio:8080/apis/ccompat/v7".
     :param username: for basic authentication, with `password`.
     :param token: for bearer authentication, instead.
-    :param ca_file: certificates to trust, in PEM (default: the system's).
-    :param cert_file: this client's own certificate, in PEM, with `key_file` and perhaps `key_password`.
-    :param timeout: seconds for each answer.
-    :param retries: how often to ask again after a failure that may pass.
+    :param ca_file: trusted certificates, in PEM (default: the system's).
+    :param cert_file: client certificate, in PEM, with `key_file` and perhaps `key_password`.
+    :param timeout: seconds per request.
+    :param retries: how often to repeat a request after a failure that may pass.
     """
 
     url: str
@@ -61,7 +61,7 @@ class RegistryConfig:
         if parts.username or parts.password:
             raise InvalidArgument("schema_registry", "its url holds credentials.", "Give username and password apart.")
         if parts.query or parts.fragment:
-            # Not shown: it may be a key. What is asked for is put behind the URL, where a query can't stay.
+            # Not shown: it may be a key. Paths are appended to the URL, so it can have no query.
             raise InvalidArgument(
                 "schema_registry", "its url has a query or a fragment.", "Give a token, or username and password."
             )
@@ -72,11 +72,11 @@ class RegistryConfig:
         if self.cert_file is None and (self.key_file or self.key_password):
             raise InvalidArgument("schema_registry", "a key without a certificate.", "Give cert_file.")
         if self.timeout <= 0 or self.retries < 0:
-            raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below.")
+            raise InvalidArgument("schema_registry", "timeout has to be above 0, and retries not below 0.")
 
     @classmethod
     def parse(cls, value: Any) -> RegistryConfig:
-        """Return the configuration that a URL or a mapping (also as JSON text) stands for. Raises InvalidArgument."""
+        """Read a URL or a mapping (also as JSON text). Raises InvalidArgument."""
         if isinstance(value, cls):
             return value
         given = settings(value)
@@ -94,12 +94,12 @@ class RegistryConfig:
 
     @classmethod
     def from_client_settings(cls, client: Mapping[str, Any]) -> RegistryConfig | None:
-        """Return what settings such as `schema.registry.url` in a Kafka client's configuration say; None without any.
+        """Return the registry of a Kafka client's settings, such as `schema.registry.url`; None without any.
 
-        Raises InvalidArgument for one that is not known: ignored, it would be missed in the wrong place.
+        Raises InvalidArgument for an unknown setting: if it were ignored, a later error would not point to it.
         """
         given = {key.removeprefix(_PREFIX): value for key, value in client.items() if key.startswith(_PREFIX)}
-        # Where the user's name and password come from: here, there is one place only.
+        # Says where user name and password come from; here there is only one place.
         given.pop("basic.auth.credentials.source", None)
         if not given:
             return None
@@ -114,13 +114,13 @@ class RegistryConfig:
 
 
 def settings(value: Any) -> dict[str, Any]:
-    """Return a registry as users write it, as a mapping that is not checked yet. Raises InvalidArgument."""
+    """Return a registry, as users write it, as an unchecked mapping. Raises InvalidArgument."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
         except ValueError:
             # Not shown: it may hold a password.
-            raise InvalidArgument("schema_registry", "it begins as JSON text, and is none.") from None
+            raise InvalidArgument("schema_registry", "it begins like JSON text, but is none.") from None
     if isinstance(value, str):
         return {"url": value.strip()}
     if not isinstance(value, Mapping):
@@ -138,25 +138,25 @@ def _is_json(text: str) -> bool:
 
 
 def is_client_setting(key: str) -> bool:
-    """Tell whether a setting of a Kafka connection is about its schema registry, and none of librdkafka's."""
+    """Tell whether a Kafka connection's setting is about its schema registry, not librdkafka."""
     return key.startswith(_PREFIX)
 
 
 def is_address(value: Any) -> bool:
-    """Tell whether a registry is given as a URL or a mapping, and not by the name of something that knows it."""
+    """Tell whether a registry is given as a URL or mapping, not as the id of a connection."""
     return not isinstance(value, str) or "://" in value or value.lstrip().startswith("{")
 
 
 def refuse_secrets(value: Any) -> None:
     """Refuse secrets in an argument that is shown in logs, in the UI and in Airflow's database.
 
-    Raises InvalidArgument, without the secret. What a template will render is not looked at, but in the place of a
-    secret it is one.
+    Raises InvalidArgument, without the secret. A template expression is not examined, but in the place of a secret it
+    counts as one.
     """
     remedy = "Put them into an Airflow connection, and give its id as schema_registry."
     if isinstance(value, str) and (filled := without_templates(value)) != value:
         if filled.lstrip().startswith("{") and not _is_json(filled):
-            # Where a template makes more than texts, only what it renders can be read.
+            # A template with blocks can only be read once it is rendered.
             return
         value = filled
     if not is_address(value):
@@ -170,6 +170,6 @@ def refuse_secrets(value: Any) -> None:
     if "@" in url.netloc or url.query or url.fragment:
         raise InvalidArgument("schema_registry", "its url holds credentials, which would be shown.", remedy)
     if unknown := sorted(str(name) for name in set(given) - {one.name for one in fields(RegistryConfig)}):
-        # Such as headers, whatever they are called: none is taken, and most are secret.
+        # Such as headers: none is accepted, and most are secret.
         problem = f"it holds {' and '.join(unknown)}, which no registry takes here and which would be shown."
         raise InvalidArgument("schema_registry", problem, remedy)

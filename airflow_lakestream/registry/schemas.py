@@ -1,4 +1,4 @@
-"""A schema as a registry keeps it, and what can go wrong while asking for one."""
+"""A registered schema, and the errors of asking for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 class RegisteredSchema:
     """A schema's text; `kind` is "AVRO", "PROTOBUF" or "JSON".
 
-    `references` are (name, schema), each with what it refers to itself.
+    `references` are (name, schema), each with its own references.
     """
 
     id: int
@@ -21,7 +21,7 @@ class RegisteredSchema:
     references: tuple[tuple[str, RegisteredSchema], ...] = ()
 
     def all_references(self) -> list[tuple[str, RegisteredSchema]]:
-        """Return all that is referred to, directly or not: each name once, and behind all that it needs itself."""
+        """Return all direct and indirect references, each name once, after those that it needs itself."""
         found: dict[str, RegisteredSchema] = {}
         for name, schema in self.references:
             for inner, needed in schema.all_references():
@@ -34,12 +34,12 @@ class SchemaSource(Protocol):
     """Where decoders get schemas from."""
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of this id. Raises SchemaNotFound, and errors of its own where it could not ask."""
+        """Return the schema of this id. Raises SchemaNotFound, and its own errors if it can't ask."""
         ...
 
 
 class SchemaNotFound(LakestreamError, Terminal):
-    """The registry answered, and knows no such schema."""
+    """The registry answered that it has no such schema."""
 
 
 class RegistryUnavailable(LakestreamError, Transient):
@@ -47,4 +47,4 @@ class RegistryUnavailable(LakestreamError, Transient):
 
 
 class RegistryRefused(LakestreamError, Terminal):
-    """The registry answered with something that no retry changes: wrong credentials, say."""
+    """The registry's answer is an error that no retry changes, such as wrong credentials."""

@@ -1,1 +1,1 @@
-"""Runs put together: from a configuration to the job of `core.landing`, and what is run beside it."""
+"""Runs put together: from a configuration to the job of `core.landing`, and what runs besides it."""

@@ -1,6 +1,6 @@
 """The extract path put together: the job that a configuration describes.
 
-No Airflow in here: the operator, the command line and the tests all come through `build_job`.
+No Airflow in here: the operator, the command line and the tests all use `build_job`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from airflow_lakestream.kafka.source import KafkaSource
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import Tables
 
-# What tables are opened with: an Iceberg catalog, or the store that Delta tables lie in.
+# Opens tables: an Iceberg catalog, or the store of Delta tables.
 Lake: TypeAlias = "Catalog | Tables"
 
 
@@ -45,9 +45,9 @@ def build_job(
     """Put the parts together. Nothing is connected yet.
 
     :param kafka: librdkafka configuration of the connection.
-    :param catalog: where the tables are: for Delta's, their store.
-    :param run_id: the same for every try of one task run, another for another run.
-    :param where: what to call the Kafka connection in errors.
+    :param catalog: opens the tables; for Delta tables, their store.
+    :param run_id: the same for every try of one task run, and different for each run.
+    :param where: name of the Kafka connection for errors.
     :param stop: set it to stop the run between two batches.
     """
     fan_out = config.fan_out
@@ -80,14 +80,14 @@ def build_job(
         mode=config.coverage,
         replaces=config.replaces,
         stop=stop or threading.Event(),
-        # A mirror's table is founded by its events.
+        # The events create a mirror's table.
         foresee=None if isinstance(config, MirrorConfig) else decoders.foreseen,
     )
 
 
 def _router(fan_out: FanOut, sink: Sink) -> Router:
-    assert isinstance(sink, RejectingSink), "that is what there is for Iceberg"
-    assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
+    assert isinstance(sink, RejectingSink), "Iceberg's sink rejects records"
+    assert isinstance(sink.inner, FanOutSink), "tables that records choose have this sink"
     return Router(fan_out.template, sink.inner.refusals)
 
 
@@ -106,7 +106,7 @@ def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
 
 
 def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
-    # Not a dependency of every installation.
+    # An optional dependency.
     from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
     from airflow_lakestream.delta.sink import DeltaSink
 

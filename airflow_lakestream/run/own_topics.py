@@ -1,4 +1,4 @@
-"""Topics of Debezium's own among those that a regex takes in: told by what they hold, and left out of the landing."""
+"""Debezium's own topics among those that a regex matches: recognized by what they hold, and not landed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from airflow_lakestream.registry.client import RegistryClient
 
 log = logging.getLogger(__name__)
 
-# Offsets at the beginning and at the end of each partition.
+# Offsets looked at, at the beginning and at the end of each partition.
 _LOOKED_AT = 20
 _HEADER = 5
 
 
 @dataclass(frozen=True)
 class OwnTopics:
-    """Tells what a topic that can't be landed holds."""
+    """Finds out what a topic that can't be landed holds."""
 
     config: ExtractConfig
 
     def kinds_for(self, job: Job, error: LakestreamError) -> str:
-        """Return what a topic holds that failed for what it holds, as `kinds` does; empty where that can't be said."""
+        """Return what a topic holds, as `kinds` does, if it failed for its content; empty if that is unknown."""
         if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal):
             return ""
         try:
@@ -43,7 +43,7 @@ class OwnTopics:
     def kinds(self, job: Job) -> str:
         """Return what the oldest and the newest records of the job's topic are, in words.
 
-        Empty where one of them may be a table's event, and where there is none to see. Raises what reading raises.
+        Empty if one of them may be a table's event, or if there are none. Raises what reading raises.
         """
         values = list(self._values(job))
         kinds = [self._kind(value) for value in values]

@@ -1,7 +1,4 @@
-"""The child processes of an extract: how many there are, and what each of them is made of.
-
-No Airflow in here.
-"""
+"""The child processes of an extract: how many there are, and what each does. No Airflow in here."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Child, Children, can_fork, processors
 
-# What librdkafka may hold ahead, in all processes together.
+# What librdkafka may read ahead, in all processes together.
 QUEUED_KBYTES = 16 * 1024
-# More of them than these wait for the one broker or the one disk.
+# More processes than this would wait for the same broker or disk.
 DEFAULT_MOST = 4
 
 
@@ -34,21 +31,21 @@ def reader_processes(
     where: str = "the Kafka connection",
     idle_threads: Sequence[str] = (),
 ) -> Iterator[Children | None]:
-    """Have the processes that read for the landings within; None where one is enough or no other can be had.
+    """Yield the processes that read for the landings within; None if one process is enough or forking is unsafe.
 
-    To be entered before any client is made: see `runtime.processes`, also on `idle_threads`.
+    Enter it before any client is made: see `runtime.processes`, also for `idle_threads`.
     """
-    # One process that reads, decodes and writes in threads waits for the interpreter for a third of the time. On two
-    # processors, two processes landed 706,000 JSON records/s and held 680 MiB, one 575,000 and 560.
+    # One process that reads, decodes and writes in threads waits for the interpreter a third of the time. On two
+    # processors, two processes landed 706,000 JSON records/s and held 680 MiB; one landed 575,000 and held 560.
     count = config.processes or min(DEFAULT_MOST, processors())
     _bound_allocation()
-    # A replacement, tables that records choose, and a table that grows with its records are written by one process.
+    # One process writes a replacement, tables that records choose, and a table whose schema grows with its records.
     if count < 2 or config.replaces or config.fan_out is not None or config.design.grows or not can_fork(idle_threads):
         yield None
         return
 
     config.payload.prepare(config.topic)
-    # A connection that says otherwise is right.
+    # The connection's own settings win.
     connection = {"queued.max.messages.kbytes": QUEUED_KBYTES // count, **kafka}
 
     def main(child: Child) -> None:
@@ -56,11 +53,11 @@ def reader_processes(
         ReaderProcess(child, make_job).serve()
 
     def make_job(order: Order, stop: threading.Event) -> Job:
-        # The table that it is told of has the schema that the landing will give it: nothing is left to change.
+        # The described table already has the schema that the landing will give it: nothing is left to change.
         one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
         job = extract.build_job(one, connection, order.target, run_id=order.run_id, where=where, stop=stop)
         decoders = job.decoders
-        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
+        assert isinstance(decoders, RowDecoders), "build_job makes RowDecoders"
         return replace(job, decoders=replace(decoders, payload=replace(decoders.payload, alone=True)))
 
     with Children(count, main) as children:
@@ -68,18 +65,18 @@ def reader_processes(
 
 
 def _be_modest(count: int) -> None:
-    """Take, in a child process, a part of the memory that one process may have.
+    """Give a child process its share of the memory that one process may have.
 
-    Two processes that took what one does had a peak PSS of 1,011 MiB together with their parent, one alone 659.
+    Two processes with the full bounds had a peak PSS of 1,011 MiB together with their parent; one had 659.
     """
     sink.FILE_BYTES, sink.WRITES_AHEAD = sink.FILE_BYTES // count, 0
 
 
 def _bound_allocation() -> None:
-    """Have all threads of this process, and of those it forks, allocate from two arenas, and very large blocks alone.
+    """Let all threads of this process and its children allocate from two arenas, and map very large blocks.
 
-    librdkafka's threads would have an arena each, and what one of them takes another gives back: 1,000 records of 1 MiB
-    took 450 MiB to land, 360 with two arenas. Records of 10 MiB leave holes in them of as much again: 760 MiB, and 710
-    where such a block goes back to the system when it is freed, for a fifth more time. Smaller ones stay.
+    With an arena per thread of librdkafka, memory that one thread frees is not used by another: landing 1,000
+    records of 1 MiB took 450 MiB, with two arenas 360. Records of 10 MiB leave holes of the same size: 760 MiB, or
+    710 if such blocks go back to the system when freed, for a fifth more time. Smaller blocks stay in the arenas.
     """
     tune_allocation({ARENA_MAX: 2, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 16 * 2**20})

@@ -1,6 +1,6 @@
-"""Repair: what a full audit finds missing is landed again, what is doubled is there once, in one snapshot.
+"""Repair: what a full audit finds missing is landed again, what is doubled is kept once, in one snapshot.
 
-The parts are those of the audit and of the extract path. Below Airflow, like both.
+The parts are those of the audit and of the extract path. No Airflow in here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRIES = 5
 
 
 class RowsLost(LakestreamError, Terminal):
-    """Rows are missing that Kafka can't give again; `ranges` says among which offsets."""
+    """Rows are missing that Kafka no longer has; `ranges` holds their offsets."""
 
     def __init__(self, ranges: RangeSet, rows: int, table: str) -> None:
         self.ranges, self.rows = ranges, rows
@@ -62,20 +62,20 @@ class RowsLost(LakestreamError, Terminal):
 
 
 class FilesLost(LakestreamError, Terminal):
-    """Data files are gone with rows that come from no record, or may do so; `files` names them."""
+    """Lost data files held rows without a Kafka offset, or may have held some; `files` names them."""
 
     def __init__(self, table: str, files: Sequence[str]) -> None:
         self.files = tuple(files)
         super().__init__(
-            f"{table}: {files[0]} is lost{f' and {len(files) - 1} more files' if len(files) > 1 else ''}, with rows "
-            "that have no Kafka offset, or may have none: nothing here can bring them back. Nothing was repaired. Put "
+            f"{table}: {files[0]} is lost{f' and {len(files) - 1} more files' if len(files) > 1 else ''}. Its rows "
+            "have no Kafka offset, or may have none: they can't be landed again. Nothing was repaired. Put "
             "the files back (from a backup, or a version that the store kept). If they are gone for good, repair once "
             'with on_data_loss="record": the files go out of the table, and what Kafka still has is landed again.'
         )
 
 
 class NotRepaired(LakestreamError, Transient):
-    """The table kept changing under the repair."""
+    """The table kept changing during the repair."""
 
     def __init__(self, table: str, last: Conflict) -> None:
         super().__init__(
@@ -85,32 +85,32 @@ class NotRepaired(LakestreamError, Transient):
 
 
 class RecordsWithoutRow(LakestreamError, Terminal):
-    """Records of damaged ranges became no row when they were read again, and they had one."""
+    """Records of damaged ranges had a row, and became none when they were read again."""
 
     def __init__(self, counts: Counts, covers: OffsetRange, table: str) -> None:
         super().__init__(
-            f"{table}: of records of {covers} that have, or had, a row, {counts.filtered} are filtered and "
-            f"{counts.skipped} skipped now. Nothing was repaired. Give the repair the same sql, and the same other "
-            "arguments, that they were landed with."
+            f"{table}: of records of {covers} that have, or had, a row, {counts.filtered} are now filtered and "
+            f"{counts.skipped} skipped. Nothing was repaired. Give the repair the same sql, and the same other "
+            "arguments, with which they were landed."
         )
 
 
 class RowsNowBad(LakestreamError, Terminal):
-    """Most of the records that are to be landed again had a row, and are bad when they are read again."""
+    """Most records to be landed again had a row, and are bad now that they are read again."""
 
     def __init__(self, table: str, read: int, bad: BadRecords, before: int) -> None:
         self.read, self.bad, self.before = read, bad, before
         cause = f" Likely cause: {bad.likely_cause}." if bad.likely_cause else ""
         super().__init__(
-            f"{table}: {bad.count} of the {read} records that are to be repaired are bad, and the ledger counts "
+            f"{table}: {bad.count} of the {read} records to be repaired are bad, and the ledger counts only "
             f"{before} of them as rejected: most rows would become rejected records. Nothing was repaired.{cause} Bad "
-            f"records: {bad}. Give the repair the same format, and the same other arguments, that they were landed "
-            'with. If they fit no row any more, land their ranges with mode="ranges", replace=True, max_rejected=1.0.'
+            f"records: {bad}. Give the repair the same format, and the same other arguments, as the landing had. "
+            'If they no longer fit any row, land their ranges with mode="ranges", replace=True, max_rejected=1.0.'
         )
 
 
 class MissingNoMore(Conflict):
-    """Records that the audit saw are gone from Kafka; `ranges` says which."""
+    """Records that the audit saw have left Kafka; `ranges` says which."""
 
     def __init__(self, ranges: RangeSet) -> None:
         self.ranges = ranges
@@ -119,13 +119,13 @@ class MissingNoMore(Conflict):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair(Decoding):
-    """What to repair: all damage that a full `audit` finds of its table, group and topic.
+    """What to repair: all damage that a full `audit` finds in its table, group and topic.
 
-    Values and keys are decoded as for the extract path. `schema` goes with `sql_input="decoded"`, and with
-    formats whose fields have no names. Rows that a statement made can only be repaired by that statement.
+    Values and keys are decoded as in the extract path. `schema` goes with `sql_input="decoded"`, and with formats whose
+    fields have no names. Rows that a statement made need the same statement for the repair.
 
-    :param tombstones: what to do with records whose value is null, as for the extract path.
-    :param on_data_loss: `"fail"` where rows are missing that Kafka no longer has, `"record"` to write a receipt.
+    :param tombstones: what to do with records whose value is null, as in the extract path.
+    :param on_data_loss: if rows are missing that Kafka no longer has: `"fail"`, or `"record"` to write a receipt.
     """
 
     audit: Audit
@@ -139,7 +139,7 @@ class Repair(Decoding):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How values and keys are decoded, as arguments of the extract path. Raises InvalidArgument."""
+        """The extract path's arguments for decoding keys and values. Raises InvalidArgument."""
         if self.unknown_fields == UnknownFields.EVOLVE:
             raise InvalidArgument(
                 "unknown_fields", '"evolve" adds columns, and a repair adds none.', 'Use "ignore", "rescue" or "fail".'
@@ -153,10 +153,10 @@ class Repair(Decoding):
         return arguments
 
     def run(self, catalog: Catalog) -> AuditResult:
-        """Look, repair in one snapshot what is to be repaired, and look again; the result says both.
+        """Audit, repair the damage in one snapshot, and audit again; the result holds both.
 
         Raises what the audit raises, RowsLost, CannotReplace, BadRecord, NotRepaired and the errors of the Kafka side;
-        whatever is raised, nothing was changed.
+        after any error nothing was changed.
         """
         audit = replace(self.audit, full=True)
         last: Conflict | None = None
@@ -178,9 +178,9 @@ class Repair(Decoding):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What the ledger is to learn of one topic, and the ranges whose rows come from the table.
+    """A change of one topic's books, and the ranges whose rows come from the table.
 
-    `odd` are rows to take out, and `removed` says in words which.
+    `odd` are rows to take out; `removed` describes them.
     """
 
     entry: TopicEntry
@@ -199,7 +199,7 @@ class _Try:
     names: tuple[str, ...] = ()
 
     def run(self) -> tuple[AuditResult, Repaired]:
-        """Look, and repair what was seen. Raises Conflict to begin anew."""
+        """Audit, and repair what was found. Raises Conflict: begin again."""
         sink, table = self._open()
         result = self.audit.run(self.catalog)
         books = Books.of(load(self.catalog, self.audit.table), self.audit.consumer_group, self.audit.topic)
@@ -212,14 +212,14 @@ class _Try:
             raise
 
     def _open(self) -> tuple[RejectingRepairSink, TableState]:
-        """Look at the table first of all, so that the sink sees whoever replaces rows from now on."""
+        """Load the table before the audit, so that the sink notices rows that others replace from now on."""
         table = load(self.catalog, self.audit.table)
         columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
         if read is not None and not is_given(self.repair.sql):
             raise InvalidArgument(
                 "sql",
                 f"consumer group {self.audit.consumer_group!r} landed in {self.audit.table} through SQL that reads "
-                f"{read} records, so only the same statement makes the rows that are to be repaired.",
+                f"{read} records, so only the same statement makes the missing rows.",
                 f"Give it: sql, with sql_input={read!r}" + (" and its schema." if read == SqlInput.DECODED else "."),
             )
         names = tuple(name for name in METADATA_NAMES if metadata_schema([name]).names[0] in columns)
@@ -267,7 +267,7 @@ class _Try:
         )
 
     def _read_again(self, damage: TopicDamage, sink: RejectingRepairSink, table: TableState) -> _Change:
-        """Read the damaged ranges of a topic into the sink, and say what the ledger is to learn of it."""
+        """Read a topic's damaged ranges into the sink; return the change of its books."""
         job = replace(self._job(damage.identity.topic), sink=sink, rejects=sink)
         state = _look(job.source, damage.identity)
         nothing = RangeSet(), Counts(), BadRecords()
@@ -282,10 +282,10 @@ class _Try:
         odd, removed_odd = _odd_rows(damage, state)
         if not (read or kept or lost):
             return _Change(TopicEntry(), kept, left, odd, removed_odd)
-        # Of what is missing the ledger only says how many were rejected.
+        # The ledger has only the number of rejected records, not whether missing ones were rejected.
         lacking = damage.rejects_lacking if damage.missing or damage.rows_gone else min(0, damage.rejects_lacking)
         rejected = min(removed, max(0, lacking + (damage.rejected - left).width))
-        # What was rejected before may well be again.
+        # Records that were rejected before may be rejected again.
         if not USUAL.allows(counts.read, counts.rejected - rejected, at_commit=True):
             raise RowsNowBad(self.audit.table, counts.read, bad, rejected)
         entry = TopicEntry(
@@ -299,7 +299,7 @@ class _Try:
         return _Change(entry, kept, left, odd, removed_odd)
 
     def _job(self, topic: str) -> Job:
-        """Return the extract path's job for one topic: its source, its reader and its decoders are the repair's."""
+        """Return the extract path's job for one topic, for its source, reader and decoders."""
         config = ExtractConfig(
             topic=topic,
             table=self.audit.table,
@@ -317,7 +317,7 @@ class _Try:
     def _read(
         self, job: Job, state: TopicState, damage: TopicDamage, table: TableState
     ) -> tuple[RangeSet, Counts, BadRecords]:
-        """Let the sink have what becomes of all records in the damaged ranges; return their offsets, and count them."""
+        """Give all records of the damaged ranges to the sink; return their offsets and counts."""
         check_log(damage.entry, state, job.table)
         topic = damage.identity.topic
         in_kafka = union(RangeSet.of(topic, p, marks.low, marks.end) for p, marks in state.marks.items())
@@ -344,7 +344,7 @@ class _Try:
 
 
 def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | None, tuple[str, ...]]:
-    """Return which rows of the topic no record can have, and in words what was seen of them; none without the topic."""
+    """Return the topic's rows that no record can have, and a description; none without the topic."""
     if state is None:
         return None, ()
     topic = damage.identity.topic
@@ -356,7 +356,7 @@ def _odd_rows(damage: TopicDamage, state: TopicState | None) -> tuple[NoPlace | 
 
 
 def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
-    """Return the topic as it is now; None when it is no more, or another one."""
+    """Return the topic as it is now; None if it is gone or is another one."""
     try:
         state = source.look()
     except TopicMissing:
@@ -366,13 +366,13 @@ def _look(source: Source, identity: TopicIdentity) -> TopicState | None:
 
 @dataclass(frozen=True)
 class _Only:
-    """Reads the records of some ranges out of a plan that has more, to be one range where they lie close together."""
+    """Reads only some ranges of a plan; the plan is one range where these lie close together."""
 
     reader: Reader
     ranges: RangeSet
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield the plan's chunks, each with the records in the ranges alone; see `core.ports.Reader`."""
+        """Yield the plan's chunks with only the records in the ranges; see `core.ports.Reader`."""
         with closing(self.reader.read(plan, cancelled)) as chunks:
             for chunk in chunks:
                 yield replace(chunk, batch=only(chunk.batch, self.ranges))

@@ -244,7 +244,7 @@ class RejectedRecords:
         """Refuse: a replay has no interval."""
         raise AssertionError("a replay asks for offsets, not for times")
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Do nothing: no offset is landed anew."""
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:

@@ -1,7 +1,4 @@
-"""One run with all that it fans out to: each topic of a regex in turn, and what was landed in which table.
-
-No Airflow in here.
-"""
+"""One run with all its topics: each topic of a regex in turn, and the rows landed in each table. No Airflow in here."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RunReport:
-    """What one run landed: the reports by topic, and the rows by table. `topic` and `table` are as they were given."""
+    """What one run landed: reports by topic, rows by table. `topic` and `table` are as the user gave them."""
 
     topic: str
     table: str
@@ -53,12 +50,12 @@ class RunReport:
 
     @property
     def counts(self) -> Counts:
-        """The records of all topics, by what became of them."""
+        """The counts of all topics together."""
         return sum((report.counts for report in self.reports.values()), Counts())
 
     @property
     def changed_nothing(self) -> bool:
-        """Whether there was nothing to land, and no loss to write down."""
+        """Whether there was nothing to land, and no loss to record."""
         return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
 
     @property
@@ -68,7 +65,7 @@ class RunReport:
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots the run has landed, in all its tries."""
+        """How many snapshots all tries of the run have landed."""
         return sum(len(report.snapshot_ids) for report in self.reports.values())
 
     @property
@@ -77,11 +74,11 @@ class RunReport:
         return sum(report.remaining_lag for report in self.reports.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-ready values: one topic's own, or the sums with those of each topic in `topics`."""
+        """Return JSON-ready values: one topic's report, or the sums with each topic's report in `topics`."""
         given = {"topic": self.topic, "table": self.table, "tables": dict(sorted(self.tables.items()))}
         if not is_pattern(self.topic):
             (report,) = self.reports.values()
-            # The report is of the table that has the ledger.
+            # The report names the table that has the ledger.
             home = {"home_table": report.table} if self.by_record else {}
             return report.to_dict() | given | home
         counts = self.counts
@@ -112,8 +109,8 @@ def land_run(
 ) -> RunReport:
     """Land the topic, or each topic of the regex; see `run.job.build_job` for the arguments.
 
-    A topic that can't be landed keeps no other from it: its error is raised when all have had their turn, one that a
-    retry may mend before one that it does not. Raises NoTopicMatches, and what a landing raises.
+    A topic that can't be landed does not keep others from being landed: its error is raised at the end. Of several
+    errors one that a retry may fix comes first. Raises NoTopicMatches, and what a landing raises.
 
     :param children: processes that may read; see `reader_processes`.
     :param prepare: changes the job of each topic before it is landed.
@@ -126,7 +123,7 @@ def land_run(
     for topic in topics:
         left = _left(config, run)
         if left == 0:
-            log.info("%s and what comes behind it wait for the next run: max_records are landed.", topic)
+            log.info("%s and the topics after it wait for the next run: max_records are landed.", topic)
             break
         own_id = f"{run_id}/{topic}" if is_pattern(config.topic) else run_id
         job: Job | None = None
@@ -140,7 +137,7 @@ def land_run(
             if not is_pattern(config.topic):
                 raise
             if job is not None and (kinds := own.kinds_for(job, e)):
-                log.info("%s is left out: it holds %s of Debezium's own, and no table's events.", topic, kinds)
+                log.info("%s is left out: it holds %s of Debezium's own, no table's events.", topic, kinds)
                 continue
             log.error("%s: %s", topic, e)
             failed.append(e)
@@ -164,14 +161,14 @@ def job_of(
 ) -> Job:
     """Return the job of one of the topics; see `run.job.build_job` for the other arguments.
 
-    A name that only a regex found reaches no table of another stream.
+    A topic that only a regex matched must not write to a table of another stream.
     """
     one = config.of_topic(topic)
     job = extract.build_job(one, kafka, catalog, run_id=run_id, where=where, stop=stop)
     if is_pattern(config.topic) and config.template.by_topic:
         check_name_by_topic(one.table, topic)
         sink = _inner(job)
-        # With tables that records choose, too, the home knows its topic.
+        # Even if records choose tables, the home table is the topic's.
         if isinstance(sink, IcebergSink):
             sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))
     return job
@@ -201,6 +198,6 @@ def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Se
 
 
 def _left(config: ExtractConfig, run: RunReport) -> int | None:
-    """How many records the run may still take; None for any number."""
+    """Return how many records the run may still take; None for any number."""
     most = config.limits.max_records
     return None if most is None else max(0, most - run.counts.read)

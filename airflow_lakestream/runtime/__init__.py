@@ -1,1 +1,1 @@
-"""Of the process that runs: its children, its memory, its threads. Standard library only."""
+"""The running process: its children, its memory, its threads. Standard library only."""

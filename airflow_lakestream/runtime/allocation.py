@@ -1,16 +1,16 @@
-"""How the C library keeps the memory that this process frees."""
+"""How the C library keeps memory that this process frees."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
 
-# Parameters of glibc's mallopt(), as malloc.h has them.
+# Parameters of glibc's mallopt(), from malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 
 
 def tune_allocation(parameters: Mapping[int, int]) -> None:
-    """Set parameters of mallopt(), for this process and those it forks; nothing where the C library has none."""
+    """Set mallopt() parameters for this process and its children; does nothing if the C library has no mallopt()."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for parameter, value in parameters.items():

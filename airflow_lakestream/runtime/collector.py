@@ -1,4 +1,4 @@
-"""The cyclic garbage collector, kept from walking through all that there is while records pass by."""
+"""Tames the cyclic garbage collector, which would walk through all objects while records pass by."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# By default it looks after each 700 new containers, and every message of Kafka is one. What a landing leaves behind in
-# cycles is a few objects for each commit.
+# By default it runs after every 700 new containers, and every Kafka message is one. A landing leaves only a few
+# objects in cycles per commit.
 CALM = (50_000, 20, 20)
 
 _lock = threading.Lock()
@@ -18,7 +18,7 @@ _before = gc.get_threshold()
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Keep the collector from touching what is there already; afterwards that is old to it, and was not looked at."""
+    """Keep the collector from touching existing objects; afterwards they are in its oldest generation, unexamined."""
     gc.freeze()
     try:
         yield
@@ -28,7 +28,7 @@ def frozen() -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the collector off, and from making up for it afterwards: for what makes many objects and no garbage."""
+    """Switch the collector off, and prevent a catch-up afterwards: for code that makes many objects and no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -41,10 +41,10 @@ def no_collection() -> Iterator[None]:
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Let the collector look seldom, and only at what comes from now on; may be entered again, from any thread.
+    """Let the collector run rarely, and only over new objects; may be entered repeatedly and from any thread.
 
-    Measured in an Airflow task: 2,000,000 raw records took 5.4 s of CPU time to land with the collector as it comes,
-    and 4.4 to 4.7 s like this.
+    Measured in an Airflow task: landing 2,000,000 raw records took 5.4 s of CPU time with the collector's defaults,
+    and 4.4 to 4.7 s with this.
     """
     _enter()
     try:
@@ -54,7 +54,7 @@ def calm_collector() -> Iterator[None]:
 
 
 def _enter() -> None:
-    global _depth, _before  # the collector is the process's own, and so is how often it was calmed
+    global _depth, _before  # one collector per process, so one counter
     with _lock:
         if _depth == 0:
             _before = gc.get_threshold()

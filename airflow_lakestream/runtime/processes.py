@@ -1,12 +1,12 @@
-"""Child processes that are forked from this one and work for it, each at the other end of a pipe.
+"""Child processes forked from this one that work for it, connected by pipes.
 
-Forked, not started anew: a new interpreter takes a second of processor time for the imports alone, more than half of
-what reading a million records takes, and holds a copy of all that it imported. What they need to know, secrets
-included, they have from memory; nothing of it is in arguments, in the environment or in files.
+Forked, not spawned: a new interpreter takes a second of processor time for imports alone, more than half the time of
+reading a million records, and holds its own copy of everything. Children have what they need, secrets included, in
+memory; nothing of it is in arguments, the environment or files.
 
-A fork is safe only where no other thread holds a lock that nobody would release in the child. So it is done before
-this package has made any client, and not at all where other Python threads run. Of native threads there may be those
-of a BLAS library, which takes care of forks itself.
+A fork is safe only if no other thread holds a lock, since nobody would release it in the child. So children are forked
+before this package makes any client, and not at all while other Python threads run. Native threads of a BLAS library
+are allowed: it handles forks itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from airflow_lakestream.runtime.collector import frozen
 
 log = logging.getLogger(__name__)
 
-# How long a child may take to end when it is asked to; then it is killed.
+# Seconds that a child may take to end when asked; then it is killed.
 PATIENCE = 10.0
-# At each end of a run it is waited for: a longer interval shows, and this one costs nothing.
+# Each run waits for this poll at its end: a longer interval would be noticed, and this one costs nothing.
 _LOOK = 0.002
 
 
 class ProcessDied(LakestreamError, Transient):
-    """A child process came to an end that it did not announce."""
+    """A child process ended without notice."""
 
     def __init__(self, number: int, pid: int, status: int) -> None:
         self.status = status
@@ -45,27 +45,27 @@ class ProcessDied(LakestreamError, Transient):
         how = f"was killed by signal {os.WTERMSIG(status)}" if killed else f"ended with {os.WEXITSTATUS(status)}"
         why = " (the kernel does that when memory runs out)" if killed and os.WTERMSIG(status) == signal.SIGKILL else ""
         super().__init__(
-            f"reader process {number} (pid {pid}) {how}{why}. What was not committed yet was discarded. Retry; where "
+            f"reader process {number} (pid {pid}) {how}{why}. What was not committed yet was discarded. Retry; if "
             "memory is short, set a smaller max_batch_bytes, or parallelism=1."
         )
 
 
 class FailedInChild(LakestreamError, Transient):
-    """An error of a child that can't be sent as it is; the text is its own."""
+    """A child's error that can't be sent as it is; this has its text."""
 
 
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
-    """Tell whether forking is safe here and now; the log says why it is not.
+    """Tell whether forking is safe here and now; if not, the log says why.
 
-    :param idle_threads: parts of the names of threads that only wait, and hold no lock that a child would need.
+    :param idle_threads: parts of names of threads that only wait, and hold no lock that a child needs.
     """
     if not sys.platform.startswith("linux"):
-        # The frameworks of macOS do not survive a fork; Windows has none.
+        # macOS frameworks do not survive a fork; Windows has none.
         return False
     names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     others = [name for name in names if not any(idle in name for idle in idle_threads)]
     if others:
-        log.info("One process reads: none can be forked while other threads run (%s).", ", ".join(others[:5]))
+        log.info("One process reads: forking is unsafe while other threads run (%s).", ", ".join(others[:5]))
     return not others
 
 
@@ -75,12 +75,12 @@ def processors() -> int:
 
 
 class Failed:
-    """An error that a child ran into, to be raised by its parent as the same error."""
+    """A child's error, which its parent raises."""
 
     def __init__(self, error: Exception) -> None:
         text = "In a reader process:\n" + "".join(traceback.format_exception(error))
         error.add_note(text)
-        # As parts: what makes an error of ours is not the text that it has.
+        # As parts, since our errors are not constructed from their text.
         self._parts: Any = (type(error), error.args, error.__dict__)
         try:
             pickle.loads(pickle.dumps(self._parts))  # noqa: S301  # written in the same line
@@ -89,7 +89,7 @@ class Failed:
 
     @property
     def error(self) -> Exception:
-        """The error, made anew."""
+        """The error, reconstructed."""
         kind, args, state = self._parts
         error: Exception = kind.__new__(kind, *args)
         error.__dict__.update(state)
@@ -97,7 +97,7 @@ class Failed:
 
 
 class Child:
-    """What a child process has of its parent: what it is asked, and where its answers go."""
+    """A child process's side of the pipe: requests come in, answers go out."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -113,17 +113,17 @@ class Child:
             self._connection.send(message)
 
     def requests(self, hear: Callable[[Any], bool]) -> Iterator[Any]:
-        """Yield what the parent asks, until it wants no more.
+        """Yield the parent's requests until it wants no more.
 
-        :param hear: called in another thread with each message, as soon as it comes, and with None when the parent is
-            gone or this process is told to end; a message that it returns True for is done with that.
+        :param hear: called in another thread with each message as soon as it comes, and with None when the parent is
+            gone or this process is told to end; if it returns True, the message is not yielded.
         """
         self._hear = hear
         threading.Thread(target=self._listen, name="lakestream-listen", daemon=True).start()
         while True:
             with self._changed:
                 while not self._asked and not self._is_over:
-                    # A signal's handler sets the flag without the condition: look at it now and then.
+                    # A signal handler sets the flag without notifying: check it now and then.
                     self._changed.wait(0.5)
                 if self._is_over:
                     return
@@ -131,7 +131,7 @@ class Child:
             yield request
 
     def give_up(self) -> None:
-        """Ask for nothing more, and stop what is under way. Takes no lock: a signal's handler may call it."""
+        """Stop all work and yield no more requests. Takes no lock, since signal handlers call it."""
         self._is_over = True
         if self._hear is not None:
             self._hear(None)
@@ -141,7 +141,7 @@ class Child:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
-                # Also when the parent was killed: nobody else has its end of the pipe.
+                # EOF comes even if the parent was killed: nobody else has its end of the pipe.
                 break
             if self._hear is not None and not self._hear(message):
                 with self._changed:
@@ -153,14 +153,14 @@ class Child:
 
 
 class _Parent:
-    """One child as its parent sees it."""
+    """One child, as seen by its parent."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
         self.number, self.pid, self.connection = number, pid, connection
         self.status: int | None = None
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the child, whose pipe is closed on this side; kill it when it takes too long."""
+        """Wait for the child to end, after closing its pipe; kill it if it takes too long."""
         if self.status is not None:
             return
         waited = threading.Event()
@@ -170,13 +170,13 @@ class _Parent:
                 self.status = status
                 return
             waited.wait(_LOOK)
-        log.warning("Reader process %s (pid %s) does not end, and is killed.", self.number, self.pid)
+        log.warning("Reader process %s (pid %s) does not end. It is killed.", self.number, self.pid)
         os.kill(self.pid, signal.SIGKILL)
         self.status = os.waitpid(self.pid, 0)[1]
 
 
 class Children:
-    """Forked processes that run `main` with their end of the pipe; they end when the context is left, or this process.
+    """Forked processes that run `main` with their end of the pipe; they end with the context, or with this process.
 
     Use in a `with`. `main` runs until the parent closes its end.
     """
@@ -189,7 +189,7 @@ class Children:
 
     def __enter__(self) -> Children:
         try:
-            # What is here is no garbage, and not to be touched in a child: touched pages are copied for each.
+            # Freeze: existing objects must not be touched in a child, since touched pages are copied.
             with frozen():
                 for number in range(self._count):
                     self._children.append(self._fork(number))
@@ -207,16 +207,16 @@ class Children:
         return len(self._children)
 
     def send(self, number: int, message: Any) -> None:
-        """Send a message to one child; that it is gone is found by `receive`."""
+        """Send a message to one child; `receive` finds out if it is gone."""
         try:
             self._children[number].connection.send(message)
         except OSError:
             log.debug("Reader process %s took no message.", number)
 
     def receive(self, numbers: Sequence[int], timeout: float) -> list[tuple[int, Any]]:
-        """Wait for messages of these children; an empty list when none came in time.
+        """Wait for messages of these children; return an empty list if none came in time.
 
-        Logs what they log. Raises ProcessDied.
+        Passes on the children's log records. Raises ProcessDied.
         """
         ends: dict[Any, int] = {self._children[number].connection: number for number in numbers}
         found = []
@@ -250,17 +250,17 @@ class Children:
     def _fork(self, number: int) -> _Parent:
         here, there = Pipe()
         with warnings.catch_warnings():
-            # Python 3.12 and later count native threads too, such as those of BLAS.
+            # Python 3.12 and later warn of native threads, too, such as those of BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
             there.close()
             return _Parent(number, pid, here)
-        # Never back into the caller's frames, whatever happens: they belong to the parent.
+        # Never return into the caller's frames: they belong to the parent.
         try:
             here.close()
             for sibling in self._children:
-                # Else it would not see that the parent is gone.
+                # With its copies of the other pipes open, the child would not notice that the parent is gone.
                 sibling.connection.close()
             _run(Child(there), self._main, number)
         finally:
@@ -275,8 +275,8 @@ class Children:
 
 
 def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
-    # The parent's handlers would tell Airflow of the end of a task that goes on. Asked to end, what is half written
-    # is deleted first. Ctrl-C reaches both, and is the parent's to act on.
+    # Replace the parent's handlers, which would report to Airflow that the task ends. A child that is asked to end
+    # deletes its unfinished files first. Ctrl-C reaches both, and the parent acts on it.
     signal.signal(signal.SIGTERM, lambda *_: child.give_up())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in list(logging.Logger.manager.loggerDict):
@@ -292,7 +292,7 @@ def _run(child: Child, main: Callable[[Child], None], number: int) -> None:
 
 
 class _ToParent(logging.Handler):
-    """Sends records to the parent, whose handlers know where they belong and what to mask."""
+    """Sends log records to the parent, whose handlers know where they go and what to mask."""
 
     def __init__(self, child: Child, number: int) -> None:
         super().__init__()
@@ -308,5 +308,5 @@ class _ToParent(logging.Handler):
         try:
             self._child.send(logging.makeLogRecord(plain | {"msg": f"[reader {self._number}] {text}"}))
         except OSError:
-            # The parent is gone, and with it the log.
+            # The parent is gone, and its log with it.
             return

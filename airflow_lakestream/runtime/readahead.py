@@ -1,4 +1,4 @@
-"""Running an iterator ahead of its consumer, in a thread, a bounded number of items far."""
+"""Runs an iterator in a thread, a bounded number of items ahead of its consumer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STOP_INTERVAL = 0.5
 
 
 class ReadAhead(Generic[Item]):
-    """Iterate over `make_items(cancelled)` in a thread of its own, at most `depth` items ahead.
+    """Iterate over `make_items(cancelled)` in another thread, at most `depth` items ahead.
 
-    Where `weigh` is given an item counts for as many as it says, so that fewer of the large ones are held.
+    With `weigh` an item counts for as many as it says, so that fewer large ones are held.
     An error of the iterator is raised to the consumer after the items before it. Leaving the context sets
-    `cancelled`, which the iterator is to look at while it waits, and waits for the thread. Setting `stop` from
+    `cancelled`, which the iterator must check while it waits, and then waits for the thread. Setting `stop` from
     outside ends the iteration early.
     """
 
@@ -73,7 +73,7 @@ class ReadAhead(Generic[Item]):
         while True:
             with self._changed:
                 while not self._ready and not self._done and not self._stop.is_set():
-                    # A signal handler sets `stop` without the condition: look at it now and then.
+                    # A signal handler sets `stop` without notifying: check it now and then.
                     self._changed.wait(STOP_INTERVAL)
                 if not self._ready or self._stop.is_set():
                     break

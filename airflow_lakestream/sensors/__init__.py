@@ -1,1 +1,1 @@
-"""Sensors: they wait, or check, without landing anything."""
+"""Sensors: they wait or check, and land nothing."""

@@ -1,4 +1,4 @@
-"""What all sensors share: how a look becomes Airflow's success, wait, failure or skip, in each way of waiting."""
+"""What all sensors share: how a look becomes success, wait, failure or skip, in each way of waiting."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIGGER = "airflow_lakestream.triggers.look.LookTrigger"
-# As in triggers.look, which a DAG file does not import.
+# The same value as in triggers.look, which a DAG file must not import.
 _GRACE = timedelta(seconds=60)
 
 
 class CheckFailed(LakestreamError, Transient):
-    """What the sensor looked at is not as it should be, or could not be looked at; a retry looks again."""
+    """What the sensor looked at is not as it should be, or could not be looked at. A retry looks again."""
 
 
 class LookSensor(BaseSensorOperator):
     """Looks at a stream until it is as it should be.
 
-    A subclass names its check and that check's arguments, which are its templated fields, and calls `ready` at the end
-    of its constructor. Everything that Airflow knows of sensors goes for it in each way of waiting: `timeout`,
-    `soft_fail`, `never_fail`, `silent_fail`; with `deferrable`, `mode` does not matter.
+    A subclass names its check and the check's arguments, which are its templated fields, and calls `ready` at the end
+    of its constructor. Airflow's own arguments work in each way of waiting: `timeout`, `soft_fail`, `never_fail`,
+    `silent_fail`; with `deferrable`, `mode` does not matter.
 
-    :param missing: what to do while a connection does not work, or a table, topic, checkpoint or group is not there:
-        `"fail"`, or `"wait"` for it until the time-out (templated)
+    :param missing: what to do while a connection does not work, or a table, topic, checkpoint or group does not exist:
+        `"fail"`, or `"wait"` until the time-out (templated)
     :param deferrable: wait in the triggerer, without a worker slot
-    :param start_from_trigger: begin in the triggerer, too, without a worker slot before the end. Airflow 3.3 and newer;
-        on older ones the task begins in a worker, and so do tasks that are mapped
+    :param start_from_trigger: also begin in the triggerer, so that only the end needs a worker. Needs Airflow 3.3;
+        on older versions, and for mapped tasks, the task begins in a worker
     """
 
     check_name: ClassVar[str]
@@ -78,13 +78,13 @@ class LookSensor(BaseSensorOperator):
             )
 
     def ready(self) -> None:
-        """Have the task begin in the triggerer where that was asked for; the fields are set by now."""
+        """Let the task begin in the triggerer if asked for; the fields must be set."""
         if not self.start_from_trigger:
             return
         if not AIRFLOW_V_3_3_PLUS:
             self.start_from_trigger = False
             warnings.warn(
-                f"{self.task_id}: start_from_trigger needs Airflow 3.3 or newer; the task defers from a worker.",
+                f"{self.task_id}: start_from_trigger needs Airflow 3.3 or newer; the task begins in a worker.",
                 stacklevel=3,
             )
             return
@@ -102,7 +102,7 @@ class LookSensor(BaseSensorOperator):
         try:
             return super().execute(context)
         except AirflowSensorTimeout as e:
-            # Airflow's own text says how long, and not why.
+            # Airflow's own text says how long it waited, not why.
             self._keep(context, self._last)
             text = f"{e} {self._last.text if self._last else ''}"
             # As Airflow does it with deferred sensors.
@@ -118,17 +118,17 @@ class LookSensor(BaseSensorOperator):
         return PokeReturnValue(verdict.outcome == "done", _value(verdict))
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Go on where the trigger fired."""
-        from airflow_lakestream.watching.verdict import Outcome, Verdict
+        """Continue after the trigger fired."""
+        from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 
         verdict = Verdict.parse(event)
-        if verdict.outcome is Outcome.DONE:
+        if verdict.outcome is LookOutcome.DONE:
             return self._done(verdict)
-        if verdict.outcome is Outcome.TIMED_OUT:
+        if verdict.outcome is LookOutcome.TIMED_OUT:
             self._keep(context, verdict)
             text = f"Sensor has timed out after {self.timeout:g} seconds. {verdict.text}"
             if self.soft_fail:
-                # Airflow puts a text of its own in the place of this one, which says nothing of why.
+                # With these, Airflow replaces this text by its own, which does not say why: log it.
                 log.warning("Skipped. %s", text)
                 raise AirflowSkipException(text)
             raise AirflowSensorTimeout(text)
@@ -136,13 +136,13 @@ class LookSensor(BaseSensorOperator):
 
     def _defer_unless_done(self, context: Context) -> Any:
         from airflow_lakestream.triggers.look import LookTrigger
-        from airflow_lakestream.watching.verdict import Outcome
+        from airflow_lakestream.watching.verdict import LookOutcome
 
         began = time.time()
         verdict = self._look(context, 0.0)
-        if verdict.outcome is Outcome.DONE:
+        if verdict.outcome is LookOutcome.DONE:
             return self._done(verdict)
-        if verdict.outcome is Outcome.FAILED:
+        if verdict.outcome is LookOutcome.FAILED:
             raise self._failure(context, verdict)
         log.info("Waiting in the triggerer. %s", verdict.text)
         trigger = LookTrigger(**self._trigger_kwargs(began))
@@ -188,7 +188,7 @@ class LookSensor(BaseSensorOperator):
         return _value(verdict)
 
     def _failure(self, context: Context, verdict: Verdict) -> Exception:
-        """Return what to raise: Airflow skips, fails without retries, or tries again."""
+        """Return what to raise, so that Airflow skips, fails without retries, or retries."""
         self._keep(context, verdict)
         if self.soft_fail or self.never_fail:
             log.warning("Skipped. %s", verdict.text)
@@ -196,7 +196,7 @@ class LookSensor(BaseSensorOperator):
         return AirflowFailException(verdict.text) if verdict.terminal else CheckFailed(verdict.text)
 
     def _keep(self, context: Context, verdict: Verdict | None) -> None:
-        """Keep the figures of a look that was not what it should be: a task that fails returns no value."""
+        """Push a look's figures as XCom: a task that fails returns no value."""
         if verdict is not None and verdict.value is not None:
             context["ti"].xcom_push(key="return_value", value=_value(verdict))
 

@@ -14,30 +14,29 @@ from airflow_lakestream.sensors.base import LookSensor
 class CheckpointLagSensor(LookSensor):
     """Wait until a consumer is near the end of its topics: a Spark query, a table's ledger, or a consumer group.
 
-    Without a limit it has to have read everything. With several, each has to hold. The end of a topic is that of what
-    is committed; markers of transactions and aborted records at the end are no lag. Returns `lag` (records unread, or
+    Without a limit it must have read everything; with several limits, each must hold. A topic ends with what is
+    committed: markers of transactions and aborted records at the end are no lag. Returns `lag` (unread records or
     holes between them), `partitions` (the same by topic and partition), `worst`, `seconds` (age of the oldest unread
-    record that was seen), `batch_age`, `lost` (records that Kafka removed unread); a sensor that fails leaves the same
-    as XCom.
+    record seen), `batch_age` and `lost` (records that Kafka removed unread). A sensor that fails leaves them as XCom.
 
     .. seealso:: docs/sensors.md
 
-    :param checkpoint_location: of a Spark query, as Spark takes it (templated)
+    :param checkpoint_location: checkpoint of a Spark query, as Spark takes it (templated)
     :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
     :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
     :param group_id: a consumer group, by its committed offsets (templated)
-    :param topic: one topic or a list; default: all that the consumer has read of (templated)
-    :param max_lag_records: so many unread records are near enough (templated)
-    :param max_lag_seconds: an unread record may be so old, such as `"5m"` (templated)
-    :param max_batch_age: while something is unread, the newest batch or landing may be so old (templated)
+    :param topic: one topic or a list; default: all that the consumer has read from (templated)
+    :param max_lag_records: most unread records (templated)
+    :param max_lag_seconds: greatest age of an unread record, such as `"5m"` (templated)
+    :param max_batch_age: greatest age of the newest batch or landing while something is unread (templated)
     :param per_partition: `max_lag_records` is for each partition; False: for their sum (templated)
-    :param fail_when_behind: look once, and fail where that is too far (templated)
+    :param fail_when_behind: look once, and fail if that is too far behind (templated)
     :param table_format: `"iceberg"` or `"delta"` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: of the store of a Delta table, or of a checkpoint: type `aws`, `generic` or `iceberg`
+    :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
         (templated)
-    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 
     check_name = "checkpoint_lag"

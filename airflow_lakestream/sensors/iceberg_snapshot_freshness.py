@@ -1,4 +1,4 @@
-"""IcebergSnapshotFreshnessSensor: waits until what was landed in a table is young enough, or complete."""
+"""IcebergSnapshotFreshnessSensor: waits until a table's landings are young enough, or complete."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from airflow_lakestream.sensors.base import LookSensor
 
 
 class IcebergSnapshotFreshnessSensor(LookSensor):
-    """Wait until a table is fresh, by its landings: what compaction, deletes and other writers do to it does not count.
+    """Wait until a table is fresh, by its landings: compaction, deletes and other writers do not count.
 
-    Fresh is a table whose newest landing is at most `max_age` old; with `event_time_column`, whose newest event is;
-    with `complete_through`, which holds all records from before that time, and no more can come. Of several all have
-    to hold. A landing that was rolled back does not count. With a Kafka connection, a table whose groups have landed
-    all there is counts as young, for its topic is idle.
+    A table is fresh if its newest landing is at most `max_age` old; with `event_time_column`, if its newest event is;
+    with `complete_through`, if it holds all records from before that time and no more can come. If several are given,
+    all must hold. A landing that was rolled back does not count. With a Kafka connection, a table whose groups have
+    landed everything counts as young: its topic is idle.
 
-    Returns `snapshot_id` of the newest landing, as text, `rows` that it landed, `age` in seconds of the newest landing
-    or event, `through`, the time up to which the table is known to be fresh, and `reasons`. A sensor that fails or
-    times out leaves the same as its XCom.
+    Returns the newest landing's `snapshot_id` (as text) and `rows`, `age` (seconds since the newest landing or event),
+    `through` (the time up to which the table is known to be fresh) and `reasons`. A sensor that fails or times out
+    leaves the same as XCom.
 
     .. seealso:: docs/sensors.md
 
     :param table: `namespace.table` (templated)
     :param consumer_group: whose landings count; default: any group's (templated)
     :param max_age: how old the newest landing or event may be: seconds, `"15m"` or a timedelta (templated)
-    :param event_time_column: a column of times: its newest value counts instead of the landing's time; found in the
-        bounds that the manifests keep, without reading data (templated)
-    :param complete_through: a time, such as `"{{ data_interval_end }}"`: every offset from before it is landed, and
-        each partition has a record at or after it; needs `kafka_conn_id` (templated)
+    :param event_time_column: a column of times; its newest value counts instead of the landing's time. It is found in
+        the bounds that the manifests keep, without reading data (templated)
+    :param complete_through: a time, such as `"{{ data_interval_end }}"`: every offset from before it must be landed,
+        and each partition must have a record at or after it; needs `kafka_conn_id` (templated)
     :param idle_after: with `complete_through`: a partition without a record at or after the time counts as done once
-        all of it is landed and so long has passed since the time; default: never (templated)
-    :param idle_is_fresh: with `max_age` and a Kafka connection: a group that has landed all there is counts as fresh
+        all of it is landed and this long has passed since the time; default: never (templated)
+    :param idle_is_fresh: with `max_age` and a Kafka connection: a group that has landed everything counts as fresh
         (templated)
-    :param operations: only snapshots of these operations count, such as `["append"]`; without a consumer group, those
-        of other writers as well (templated)
+    :param operations: only snapshots of these operations count, such as `["append"]`; without a consumer group, also
+        those of other writers (templated)
     :param branch: branch or tag whose history counts (templated)
-    :param fail_when_stale: look once, and fail where it is not fresh (templated)
+    :param fail_when_stale: look once, and fail if the table is not fresh (templated)
     :param kafka_conn_id: connection of type `kafka`; None: topics are not looked at (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and those of every sensor
+    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 
     check_name = "freshness"
@@ -69,7 +69,7 @@ class IcebergSnapshotFreshnessSensor(LookSensor):
             raise InvalidArgument("max_age", "is missing, and so is complete_through.", "Give one of them.")
         self.table = table
         self.consumer_group = consumer_group
-        # What a trigger is made of has to be plain.
+        # A trigger's arguments must be plain values.
         self.max_age = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
         self.event_time_column = event_time_column
         is_time = isinstance(complete_through, datetime)

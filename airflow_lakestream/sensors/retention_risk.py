@@ -12,35 +12,35 @@ from airflow_lakestream.sensors.base import LookSensor
 
 
 class RetentionRiskSensor(LookSensor):
-    """Fail while there is still time: before retention removes records that a consumer has not read.
+    """Fail in time: before retention removes records that a consumer has not read.
 
-    Looks once, and is done where no unread record leaves within `min_time_left`; with `watch_for` it goes on looking
-    for so long, and fails as soon as one would. How long a record stays follows from the topic's `retention.ms` and
+    Looks once, and succeeds if no unread record leaves within `min_time_left`. With `watch_for` it goes on looking for
+    that long, and fails as soon as one would. How long a record stays follows from the topic's `retention.ms` and
     `retention.bytes`, the rate at which records come, and the rate at which the consumer's last runs or batches read
-    them; of a consumer group that is not known, and it is taken for stopped. In the last quarter of `min_time_left` no
-    rate is trusted. Records that are gone already fail it as well.
+    them. A consumer group's rate is unknown: it counts as stopped. In the last quarter of `min_time_left` no rate is
+    trusted. Records that are already lost also fail it.
 
-    Returns, or leaves as XCom where it fails: `time_left` and `time_left_if_stopped` (seconds; None: they stay),
-    `partitions` (the first by topic and partition), `unread`, `lost`, `records_per_second` and `max_records` (what
+    Returns, or leaves as XCom if it fails: `time_left` and `time_left_if_stopped` (seconds; None: they stay),
+    `partitions` (the first ones by topic and partition), `unread`, `lost`, `records_per_second` and `max_records` (what
     would catch up in half of the time).
 
     .. seealso:: docs/sensors.md
 
-    :param checkpoint_location: of a Spark query, as Spark takes it (templated)
+    :param checkpoint_location: checkpoint of a Spark query, as Spark takes it (templated)
     :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
     :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
     :param group_id: a consumer group, by its committed offsets (templated)
-    :param topic: one topic or a list; default: all that the consumer has read of (templated)
-    :param min_time_left: unread records have to stay so much longer, such as `"6h"` (templated)
+    :param topic: one topic or a list; default: all that the consumer has read from (templated)
+    :param min_time_left: how long unread records must at least stay, such as `"6h"` (templated)
     :param watch_for: how long to go on looking; default: look once (templated)
-    :param run_interval: how far apart the landing's runs are, to say how large they have to be; default: as its last
-        ones were (templated)
+    :param run_interval: time between two runs of the landing, to compute how large they must be; default: that of its
+        last runs (templated)
     :param table_format: `"iceberg"` or `"delta"` (templated)
     :param kafka_conn_id: connection of type `kafka` (templated)
     :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: of the store of a Delta table, or of a checkpoint: type `aws`, `generic` or `iceberg`
+    :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
         (templated)
-    :param kwargs: of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
     """
 
     check_name = "retention_risk"

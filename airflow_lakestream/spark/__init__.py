@@ -1,1 +1,1 @@
-"""Kafka topics on Spark: the bundled apps, and what keeps their books. No Airflow; pyspark inside functions only."""
+"""Kafka topics on Spark: the bundled apps and what they are made of. No Airflow; pyspark only inside functions."""

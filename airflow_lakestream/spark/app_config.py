@@ -1,4 +1,4 @@
-"""What a bundled Spark app that lands is told: one configuration, validated at once."""
+"""The configuration of a bundled Spark app that lands records, validated at once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_I
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
 
 AVAILABLE_NOW = "available_now"
-# The apps that land records. Others have configurations of their own.
+# The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
-# Arguments of the extract path that say how one worker reads, and what says it of Spark.
+# Arguments that tell one worker how to read, and what replaces each on Spark.
 _OTHERWISE = {
     "parallelism": "Spark's own settings say how many read",
     "idle_timeout": 'a query follows the topic by trigger="10 seconds"',
@@ -33,7 +33,7 @@ _OTHERWISE = {
     "checkpoint_interval": "trigger says how often a batch is landed",
     "max_records": "max_offsets_per_trigger and max_batches bound what is landed",
 }
-# What only a query has.
+# Settings that only a query has.
 _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 
 
@@ -41,16 +41,16 @@ _OF_QUERIES = ("checkpoint_location", "max_batches", "max_offsets_per_trigger")
 class AppConfig(Configuration):
     """The configuration of an app that lands.
 
-    :param kafka: librdkafka settings, as for the extract path; secrets among them.
-    :param storage: for the apps of Delta, the storage options of delta-rs for the table; secrets among them.
-    :param landing: what the app lands, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
-    :param checkpoint_location: where the query keeps its checkpoint, a path or URI; needed by a query.
+    :param kafka: librdkafka settings, as for the extract path; may hold secrets.
+    :param storage: for Delta apps, delta-rs' storage options of the table; may hold secrets.
+    :param landing: what to land, and how: for kafka_to_iceberg, arguments of `KafkaExtractOperator`.
+    :param checkpoint_location: path or URI of the query's checkpoint; a query needs one.
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
-    :param max_batches: the query ends after so many batches.
+    :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
-    :param run_id: of an interval or ranges: the same for each try of one run, so that a retry finds what it landed.
+    :param run_id: for an interval or ranges: the same in each try of one run, so that a retry finds what it landed.
 
-    Raises InvalidArgument, which names the key, for what can't be.
+    Raises InvalidArgument, which names the key, for settings that can't work.
     """
 
     kafka: Mapping[str, Any]
@@ -77,9 +77,9 @@ class AppConfig(Configuration):
             if not is_given(self.checkpoint_location):
                 raise InvalidArgument("checkpoint_location", "is missing; a query keeps its place there.")
             if str(self.checkpoint_location).startswith(("s3://", "s3n://")):
-                raise InvalidArgument("checkpoint_location", "Spark opens S3 as s3a://.", "Write s3a://bucket/path.")
+                raise InvalidArgument("checkpoint_location", "Spark needs s3a:// for S3.", "Write s3a://bucket/path.")
             if self.run_id:
-                raise InvalidArgument("run_id", "is not for a query, whose batches have their own.", "Leave it out.")
+                raise InvalidArgument("run_id", "is not for a query: each batch has its own.", "Leave it out.")
             if self.lease_location is not None:
                 raise InvalidArgument("lease_location", "is not for a query: its lease is beside the checkpoint.")
             return
@@ -92,11 +92,11 @@ class AppConfig(Configuration):
 
     @property
     def extract(self) -> ExtractConfig:
-        """What to land, as the extract path is told. Raises InvalidArgument."""
+        """What to land, as arguments of the extract path. Raises InvalidArgument."""
         kind = MirrorConfig if self.app in MIRROR_APPS else ExtractConfig
         is_delta = self.app in DELTA_APPS
         if self.landing.get("table_format", self._table_format) != self._table_format:
-            raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
+            raise InvalidArgument("landing.table_format", f"{self.app} lands in {self._table_format} tables.")
         if self.storage and not is_delta:
             raise InvalidArgument(
                 "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
@@ -116,15 +116,15 @@ class AppConfig(Configuration):
 
     @property
     def is_query(self) -> bool:
-        """Whether a streaming query lands; else the interval or the ranges are landed at once."""
+        """Whether a streaming query lands; otherwise an interval or ranges are landed at once."""
         return str(self.landing.get("mode", ModeName.RESUME)) == ModeName.RESUME
 
     @property
     def seconds_between_batches(self) -> float | None:
-        """The time from the begin of one batch to that of the next; None for "available_now"."""
+        """The seconds from the start of one batch to that of the next; None for "available_now"."""
         if self.trigger == AVAILABLE_NOW:
             return None
-        # Spark's own way to write it, "10 seconds", and ours, "10s".
+        # Both Spark's notation, "10 seconds", and ours, "10s".
         short = re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour)s?\s*$", _unit, str(self.trigger))
         try:
             return seconds("trigger", short)
@@ -134,22 +134,22 @@ class AppConfig(Configuration):
 
     @property
     def most_batches(self) -> int | None:
-        """After how many batches the query ends; None for no such end."""
+        """The number of batches after which the query ends; None: unlimited."""
         return arguments.count("max_batches", self.max_batches, "batches")
 
     @property
     def most_offsets(self) -> int | None:
-        """How many offsets a batch has at most; None for all that are there."""
+        """The most offsets that a batch has; None: unlimited."""
         return arguments.count("max_offsets_per_trigger", self.max_offsets_per_trigger, "offsets")
 
     @property
     def store_properties(self) -> dict[str, str]:
-        """What opens the object store of lease, progress and checkpoint: the catalog's, for Delta the table's own."""
+        """What opens the store of lease, progress and checkpoint: the catalog's properties, or the Delta table's."""
         return dict(self.storage) if self.app in DELTA_APPS else self.catalog_properties
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AppConfig:
-        """Return the configuration that a mapping says. Raises InvalidArgument."""
+        """Read a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "kafka", "catalog", "landing"):
             if key not in given and not (key == "catalog" and given.get("app") in DELTA_APPS):
@@ -158,17 +158,17 @@ class AppConfig(Configuration):
 
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:
-        """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets among them. Raises InvalidArgument for what has no JSON."""
+        """Return JSON-ready values, secrets included. Raises InvalidArgument for values that JSON does not have."""
         kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         loaded: dict[str, Any] = json.loads(json.dumps(kept, default=_to_json))
         return loaded
 
     def write(self, path: str | Path) -> Path:
-        """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
+        """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
         return write_object(path, self.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""The bundled Spark apps: where their programs are, and the package as a zip for executors that lack it."""
+"""The bundled Spark apps: the paths of their programs, and the package as a zip for executors that lack it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ KAFKA_TO_DELTA = "kafka_to_delta"
 CDC_TO_ICEBERG = "cdc_to_iceberg"
 CDC_TO_DELTA = "cdc_to_delta"
 MAINTAIN_ICEBERG = "maintain_iceberg"
-# Those whose tables are Delta's, and those that keep mirrors.
+# The apps of Delta tables, and those of mirrors.
 DELTA_APPS = (KAFKA_TO_DELTA, CDC_TO_DELTA)
 MIRROR_APPS = (CDC_TO_ICEBERG, CDC_TO_DELTA)
 _PACKAGE = Path(airflow_lakestream.__file__).parent
-# In a wheel they lie in the package, in a checkout beside it.
+# In a wheel they are in the package, in a checkout next to it.
 _PLACES = (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps")
-# What is Airflow's: executors have none.
+# Airflow's part, which executors don't need.
 _NOT_FOR_EXECUTORS = ("hooks", "operators", "sensors", "triggers", "cli", "example_dags", "spark_apps")
 
 
 def apps() -> list[str]:
     """Return the names of the bundled apps.
 
-    Not from the files: a driver that has the package from the zip for executors has none beside it.
+    A fixed list: a driver that got the package from the zip has no program files.
     """
     return sorted((KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, CDC_TO_ICEBERG, CDC_TO_DELTA, MAINTAIN_ICEBERG))
 
 
 def check_app(name: str) -> str:
-    """Return the name of an app. Raises InvalidArgument, which names the nearest one."""
+    """Return an app's name. Raises InvalidArgument, which suggests the nearest one."""
     known = apps()
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1, 0.4)
@@ -49,9 +49,9 @@ def app_path(name: str) -> str:
 
 
 def package_zip(folder: str | Path) -> str:
-    """Write the package as a zip into a folder, for `spark-submit --py-files`, and return its path.
+    """Write the package as a zip into a folder, for `spark-submit --py-files`; return its path.
 
-    It holds our modules only; what they need has to be installed where the executors run: docs/spark.md.
+    It holds only our modules; their dependencies must be installed on the executors: docs/spark.md.
     """
     path = Path(folder) / f"airflow_lakestream-{airflow_lakestream.__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""An app's work without a query and its checkpoint, at once: under a lease, and with progress, where it has a place."""
+"""An app's work without a query, done at once: under a lease and with progress, if it has a place for them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Supervised:
-    """What an app tells while it works; where nobody watches it, all are None, and nothing is told."""
+    """How a working app reports; if nobody watches, all fields are None and nothing is reported."""
 
     progress: ProgressLog | None = None
     pulse: Pulse | None = None
     lease: Lease | None = None
 
     def report(self, done: BatchProgress) -> None:
-        """Say what was done."""
+        """Report what was done."""
         if self.progress is not None:
             self.progress.report(done)
 
     def begin(self, what: str) -> None:
-        """Say what is done from now on."""
+        """Report what begins now."""
         if self.pulse is not None:
             self.pulse.begin(what)
 
     def is_over(self) -> bool:
-        """Whether somebody has asked the app to end after the step that it is at. Raises LeaseLost."""
+        """Whether the app was asked to end after its current step. Raises LeaseLost."""
         if self.lease is None:
             return False
         self.lease.check()
@@ -58,12 +58,12 @@ def supervised(
     location: str | None,
     properties: Mapping[str, str] | None = None,
 ) -> Iterator[Supervised]:
-    """Hold a lease while an app works, and give signs of life; without a place for it, do neither.
+    """Hold a lease and give signs of life while an app works; without a location, do neither.
 
-    :param what: it does, in words.
-    :param take: takes the lease beside a location.
-    :param location: path or URI; lease and progress lie in `<location>.lakestream`.
-    :param properties: the catalog's, for a place on its object store.
+    :param what: the work, in words.
+    :param take: takes the lease of a location.
+    :param location: path or URI; lease and progress are in `<location>.lakestream`.
+    :param properties: the catalog's, for a location in its object store.
 
     Raises what `take` raises.
     """
@@ -92,7 +92,7 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
 
 
 def batch_progress(batch_id: int, report: RunReport, duration: float, pause: float | None = None) -> BatchProgress:
-    """Return what a driver tells of a landing; `pause` are the seconds from one batch to the next."""
+    """Return a landing as batch progress; `pause` is the time from one batch to the next, in seconds."""
     counts = report.counts
     rate = counts.read / max(duration, 1e-3)
     return BatchProgress(

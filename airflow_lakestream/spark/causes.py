@@ -1,4 +1,4 @@
-"""What an error of Spark's comes from: the root cause in plain words, what Spark said of it, and what to do."""
+"""The root cause of a Spark error: in plain words, in Spark's own, and what to do."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 _LONGEST = 500
 _TRACE = "Traceback (most recent call last):"
-# The first that is found in what Spark says, anywhere. Causes come before what they bring about.
+# The first pattern found anywhere in the error wins. Causes stand before their consequences.
 _KNOWN = (
     (
         r"ChecksumException|Checksum error|Incomplete log file|Log file was malformed|Failed to read log file",
         "a file of the checkpoint is damaged",
-        "Delete the checkpoint: nothing is lost by it, since the query then starts from what the table's ledger lacks.",
+        "Delete the checkpoint. Nothing is lost: the query then starts from what the table's ledger lacks.",
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "a disk is full",
-        "Free room where it says, in spark.local.dir of the executors, or in the table's own store.",
+        "Free space there, in spark.local.dir of the executors, or in the table's store.",
     ),
     (
         r"SaslAuthenticationException|SslAuthenticationException|AuthorizationException|Authentication failed",
@@ -33,7 +33,7 @@ _KNOWN = (
     (
         r"OffsetOutOfRange|Partition offset was changed|Cannot fetch offset .*out of range",
         "the offsets are no longer in the topic",
-        'The topic deletes them before they are landed: on_data_loss="skip" goes on behind them, and writes it down.',
+        'The topic deletes them before they are landed. on_data_loss="skip" goes on after them, and records the loss.',
     ),
     (
         r"Failed to construct kafka|No resolvable bootstrap|Timed out waiting for a node|TimeoutException: ",
@@ -49,7 +49,7 @@ _KNOWN = (
     (
         r"ExecutorLostFailure|Executor heartbeat timed out|Remote RPC client disassociated|worker lost",
         "an executor was lost",
-        "Look into its own log. Most are killed for their memory: raise spark.executor.memoryOverhead, or land less at "
+        "Look into its log. Most are killed for their memory: raise spark.executor.memoryOverhead, or land less at "
         "once (max_offsets_per_trigger).",
     ),
     (
@@ -61,32 +61,32 @@ _KNOWN = (
     (
         r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|Connection refused.*py4j",
         "the driver's JVM ended",
-        "Look into the driver's own log: it was stopped, or killed for its memory (spark.driver.memory).",
+        "Look into the driver's log: it was stopped, or killed for its memory (spark.driver.memory).",
     ),
     (r"SPARK_JOB_CANCELLED|cancelled as part of", "somebody cancelled the job", "Start it again."),
 )
 
 
 class QueryFailed(LakestreamError, Transient):
-    """Spark ended a query, for a reason that is not one of ours."""
+    """Spark ended a query for a reason of its own."""
 
     def __init__(self, location: str, cause: str) -> None:
         super().__init__(f"checkpoint {location}: Spark ended the query: {cause} What was committed stays landed.")
 
 
 class QueryRefused(QueryFailed, Terminal):
-    """The same, for a reason that a restart can't help."""
+    """Spark ended a query for a reason that a restart can't change."""
 
 
 def query_failed(location: str, error: Exception) -> QueryFailed:
-    """Return the error of ours for what Spark ended a query with."""
+    """Return our error for the error with which Spark ended a query."""
     known = _found(str(error))
     is_final = known is not None and known[1].startswith(("a file of", "the topic was", "Kafka refused"))
     return (QueryRefused if is_final else QueryFailed)(location, cause_of(error))
 
 
 def cause_of(error: Exception) -> str:
-    """Return the root cause of an error that has come through the JVM: plain words, Spark's own, and the remedy."""
+    """Return the root cause of an error from the JVM: in plain words, in Spark's own, and what to do."""
     said, known = _said(str(error)) or type(error).__name__, _found(str(error))
     return f"{said}." if known is None else f"{known[1]} ({said}). {known[2]}"
 
@@ -96,7 +96,7 @@ def _found(text: str) -> tuple[str, str, str] | None:
 
 
 def _said(text: str) -> str:
-    """Return the line that says most."""
+    """Return the most telling line."""
     lines = text.splitlines()
     python = _of_python(lines)
     if python:
@@ -104,20 +104,20 @@ def _said(text: str) -> str:
     saying = [line.strip().removeprefix(": ") for line in lines if line.strip() and not line.lstrip().startswith("at ")]
     known = [line for line in saying if any(re.search(pattern, line) for pattern, _, _ in _KNOWN)]
     causes = [line for line in saying if line.startswith("Caused by: ")]
-    # Of a cause without words, such as java.io.EOFException, what is above it says more.
+    # If the cause has no message, such as java.io.EOFException, the line above says more.
     told = known[:1] or [line for line in causes if ": " in line.removeprefix("Caused by: ")][-1:]
     told = told or [line for line in saying if "Exception" in line or "Error" in line][:1] or saying[:1]
     return (told[0] if told else "").removeprefix("Caused by: ")[:_LONGEST].rstrip(".")
 
 
 def _of_python(lines: list[str]) -> str:
-    """Return the last line of a task's own traceback, which names what was raised; empty where there is none."""
+    """Return the last line of a Python task's traceback, which names the error; empty without one."""
     last = ""
     within = False
     for line in lines:
         if line.endswith(_TRACE):
             within = True
         elif within and line and not line[0].isspace():
-            # Behind the frames, which are indented.
+            # The first line after the frames, which are indented.
             last, within = line.strip(), False
     return last.rstrip(".")

@@ -1,4 +1,4 @@
-"""A checkpoint of Spark Structured Streaming, read without Spark: which batches it planned, and which it committed.
+"""A checkpoint of Spark Structured Streaming, read without Spark: the batches that it planned and committed.
 
 Spark writes `metadata` (the query's id), `sources/<n>/0` (where the source began), `offsets/<batch>` before a batch and
 `commits/<batch>` after it. It deletes old entries of the two logs, 100 batches back.
@@ -21,7 +21,7 @@ Offsets = dict[PartitionKey, int]
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
-# Of the entries of the commit log, whatever Spark writes it.
+# The commit log's entries, in every version of Spark.
 _VERSIONS = re.compile(r"v[1-9]\d*")
 
 
@@ -31,13 +31,13 @@ class CheckpointDamaged(LakestreamError, Terminal):
     def __init__(self, location: str, file: str, problem: str) -> None:
         self.file = file
         super().__init__(
-            f"checkpoint {location}: {file} {problem}. Delete the checkpoint: nothing is lost by it, or landed "
-            "twice, since the query then starts from what the table's ledger lacks."
+            f"checkpoint {location}: {file} {problem}. Delete the checkpoint. Nothing is lost or landed "
+            "twice: the query then starts from what the table's ledger lacks."
         )
 
 
 class ForeignCheckpoint(LakestreamError, Terminal):
-    """The folder holds something else: no checkpoint, or one of another source or topic."""
+    """The folder is no checkpoint, or a checkpoint of another source or topic."""
 
     def __init__(self, location: str, problem: str) -> None:
         super().__init__(f"checkpoint {location}: {problem}. Give this stream a checkpoint_location of its own.")
@@ -45,7 +45,7 @@ class ForeignCheckpoint(LakestreamError, Terminal):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is there. `planned` and `committed` are the batches of the two logs, in order."""
+    """An existing checkpoint. `planned` and `committed` are the batches of the two logs, in order."""
 
     location: str
     query_id: str
@@ -55,22 +55,21 @@ class Checkpoint:
 
     @property
     def replayed(self) -> int | None:
-        """The batch that was planned and not committed, which the next start repeats; None where there is none."""
+        """The batch that was planned but not committed, which the next start repeats; None without one."""
         open_batches = [batch for batch in self.planned if not self.committed or batch > self.committed[-1]]
         return open_batches[-1] if open_batches else None
 
     @cached_property
     def start(self) -> Offsets | None:
-        """Where the source began; None as long as it has not written that."""
+        """The offsets where the source began; None until the source has written them."""
         content = self._text("sources/0/0")
-        # Spark writes a zero byte before the version, for readers of its own before 2.1.
+        # Spark writes a zero byte before the version, for its own readers before 2.1.
         return None if content is None else self._parsed("sources/0/0", content.lstrip("\0"), skip=1)
 
     def ends(self, batch_id: int) -> Offsets:
         """Return where a batch ends, by (topic, partition).
 
-        Raises CheckpointDamaged where its entry is missing or was written in part, ForeignCheckpoint where its source
-        is not Kafka.
+        Raises CheckpointDamaged if its entry is missing or cut, ForeignCheckpoint if its source is not Kafka.
         """
         file = f"offsets/{batch_id}"
         content = self._text(file)
@@ -79,7 +78,7 @@ class Checkpoint:
         return self._parsed(file, content, skip=2)
 
     def begun_at(self, batch_id: int) -> float | None:
-        """Return when Spark began a batch, in seconds since the epoch; None where its entry does not tell."""
+        """Return when Spark began a batch, in seconds since the epoch; None if its entry does not say."""
         lines = (self._text(f"offsets/{batch_id}") or "").splitlines()
         try:
             return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
@@ -87,7 +86,7 @@ class Checkpoint:
             return None
 
     def starts(self, batch_id: int) -> Offsets:
-        """Return where a batch starts; a partition that is new in it is left out. Raises as `ends` does."""
+        """Return where a batch starts, without partitions that are new in it. Raises as `ends` does."""
         if batch_id > 0:
             return self.ends(batch_id - 1)
         if self.start is None:
@@ -95,7 +94,7 @@ class Checkpoint:
         return self.start
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Raise ForeignCheckpoint where the checkpoint speaks of another topic than these."""
+        """Raise ForeignCheckpoint if the checkpoint has another topic than these."""
         begun = self.ends(self.planned[-1]) if self.planned else self.start or {}
         known, wanted = {topic for topic, _ in begun}, set(topics)
         if other := sorted(known - wanted):
@@ -105,7 +104,7 @@ class Checkpoint:
             )
 
     def check_whole(self) -> None:
-        """Look at what Spark reads when it goes on. Raises CheckpointDamaged, and ForeignCheckpoint as `ends` does."""
+        """Check what Spark reads when it continues. Raises CheckpointDamaged, and ForeignCheckpoint as `ends` does."""
         _ = self.start
         for batch in {*self.planned[-1:], *self.committed[-1:]}:
             self.ends(batch)
@@ -144,11 +143,11 @@ class Checkpoint:
 
 
 def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:
-    """Look at a checkpoint; None where there is none yet.
+    """Read a checkpoint; None if there is none yet.
 
-    :param properties: what opens its object store, see `open_folder`.
+    :param properties: opens its object store, see `open_folder`.
 
-    Raises ForeignCheckpoint for a folder with something else in it, CheckpointDamaged for one without its query's id.
+    Raises ForeignCheckpoint for a folder with other content, CheckpointDamaged for a checkpoint without a query id.
     """
     store = open_folder(location, properties)
     names = _names(store)
@@ -168,7 +167,7 @@ def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) 
 
 
 def _batches(store: Store, folder: str) -> tuple[int, ...]:
-    # Beside them lie checksums (.3.crc) and files that are being written (.3.<id>.tmp).
+    # The folders also hold checksums (.3.crc) and unfinished files (.3.<id>.tmp).
     return tuple(sorted(int(name) for name in _names(store, folder) if name.isdigit()))
 
 
@@ -178,7 +177,7 @@ def _names(store: Store, folder: str = "") -> set[str]:
 
 def _text(store: Store, path: str) -> str | None:
     content = store.read(path)
-    # What is no text is told as damaged by who looks into it.
+    # Content that is no text is reported as damaged where it is parsed.
     return None if content is None else content.decode(errors="replace")
 
 

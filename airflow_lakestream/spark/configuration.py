@@ -1,6 +1,6 @@
-"""What the configurations of all apps have in common: a file that only its owner can read, a catalog, who watches.
+"""What the configurations of all apps share: a file that only its owner can read, a catalog, an owner, a lease.
 
-The file carries what connections carry, secrets included: on a command line stands only its path.
+The file holds what connections hold, secrets included; a command line has only its path.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Python's `open` would give a new file to everybody first.
+# Created with this mode at once: Python's `open` would first create a file that others can read.
 _OWNER_ONLY = 0o600
 _CATALOG_KEYS = ("name", "properties")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What each app is told.
+    """The settings of every app.
 
-    :param app: which of the bundled apps, such as "kafka_to_iceberg".
-    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`; secrets among them.
-    :param owner: who submitted, in words, for whoever finds the driver running.
-    :param lease_location: without a query: path or URI beside which lease and progress lie, in
-        `<lease_location>.lakestream`; None: neither is kept.
-    :param spark: settings of Spark for the app's session.
+    :param app: name of the bundled app, such as "kafka_to_iceberg".
+    :param catalog: {"name": ..., "properties": {...}} of PyIceberg's `load_catalog`; may hold secrets.
+    :param owner: who submitted the app, in words.
+    :param lease_location: for an app without a query: path or URI; lease and progress are in
+        `<lease_location>.lakestream`. None: neither is kept.
+    :param spark: Spark settings of the app's session.
     """
 
     app: str
@@ -39,7 +39,7 @@ class Configuration:
     spark: Mapping[str, str] = field(default_factory=dict)
 
     def check_sections(self, *more: str) -> None:
-        """Refuse what is no mapping, of `catalog`, `spark` and `more`. Raises InvalidArgument, which names the key."""
+        """Check that `catalog`, `spark` and `more` are mappings. Raises InvalidArgument, which names the key."""
         for key in ("catalog", "spark", *more):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidArgument(key, f"is a {type(getattr(self, key)).__name__}, not a mapping.")
@@ -49,7 +49,7 @@ class Configuration:
 
     @property
     def catalog_name(self) -> str:
-        """The catalog's name, in PyIceberg and in Spark: some catalogs keep the tables of each name apart."""
+        """The catalog's name in both PyIceberg and Spark: some catalogs keep the tables of each name apart."""
         return str(self.catalog.get("name", "iceberg_default"))
 
     @property
@@ -59,12 +59,12 @@ class Configuration:
 
     @property
     def store_properties(self) -> dict[str, str]:
-        """What opens the object store of lease, progress and checkpoint."""
+        """The properties that open the store of lease, progress and checkpoint."""
         return self.catalog_properties
 
 
 def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a key that is not known, and name the nearest one that is. Raises InvalidArgument."""
+    """Refuse an unknown key, suggesting the nearest known one. Raises InvalidArgument."""
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1, 0.5)
@@ -73,7 +73,7 @@ def check_keys(section: str, given: Mapping[str, Any], known: Collection[str]) -
 
 
 def read_object(path: str | Path) -> Mapping[str, Any]:
-    """Read a configuration's file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+    """Read a configuration file. Raises InvalidArgument without the file's content, which may hold passwords."""
     try:
         given = json.loads(Path(path).read_text())
     except OSError as e:
@@ -87,7 +87,7 @@ def read_object(path: str | Path) -> Mapping[str, Any]:
 
 
 def write_object(path: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write a configuration's file, which only its owner can read; one that is there is replaced as a whole."""
+    """Write a configuration file that only its owner can read, replacing any earlier one as a whole."""
     path = Path(path)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     new.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Spark Connect, on which the apps can't run: its client has no SparkContext, and `foreachBatch` runs on the server.
+"""Spark Connect is refused: its client has no SparkContext, and `foreachBatch` runs on the server.
 
-The apps hand tasks to executors as RDDs, and the callback that commits a batch needs the lease of its own program.
+The apps send tasks to executors as RDDs, and the callback that commits a batch needs its own program's lease.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Mapping
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Where pyspark looks, besides its settings, before it chooses between a client and a driver.
+# Environment variables that make pyspark a Connect client.
 VARIABLES = ("SPARK_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE_ENABLED")
 _TYPES = ("sc", "spark_connect")
 
 
 def check_connection(conn_type: str, host: str) -> None:
-    """Raise InvalidArgument for a connection that leads to Spark Connect."""
+    """Raise InvalidArgument if a connection leads to Spark Connect."""
     if conn_type in _TYPES or host.startswith("sc://"):
         raise _refused("spark_conn_id", "the connection leads to Spark Connect")
 
 
 def check_settings(settings: Mapping[str, object]) -> None:
-    """Raise InvalidArgument for settings of Spark that make the session one of Spark Connect."""
+    """Raise InvalidArgument if Spark settings make the session one of Spark Connect."""
     for key in ("spark.remote", "spark.master", "spark.api.mode"):
         value = str(settings.get(key, ""))
         if value.startswith("sc://") or (value and key == "spark.remote") or value.lower() == "connect":
@@ -29,7 +29,7 @@ def check_settings(settings: Mapping[str, object]) -> None:
 
 
 def check_variables(argument: str, variables: Mapping[str, str]) -> None:
-    """Raise InvalidArgument for variables of the environment that do the same."""
+    """Raise InvalidArgument if environment variables do the same."""
     for name in VARIABLES:
         if variables.get(name, "").lower() not in ("", "classic"):
             raise _refused(argument, f"{name} asks for Spark Connect")
@@ -38,7 +38,7 @@ def check_variables(argument: str, variables: Mapping[str, str]) -> None:
 def _refused(argument: str, problem: str) -> InvalidArgument:
     return InvalidArgument(
         argument,
-        f"{problem}, which has no driver for an app: its client has no SparkContext, and the callback that commits a "
+        f"{problem}, which can't run an app: its client has no SparkContext, and the callback that commits a "
         "batch would run on the server, without the lease.",
         "Name the master itself: local[*], spark://..., yarn, or k8s://...",
     )

@@ -1,6 +1,6 @@
-"""What a stream is, for its lease: what its checkpoint belongs to, and what makes two submits the same.
+"""What identifies a stream in its lease: what its checkpoint belongs to, and a fingerprint of its configuration.
 
-Without secrets: a password that has changed makes no other stream, and nothing of it lies beside the checkpoint.
+No secrets: a changed password makes no other stream, and none is written to the driver's folder.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from airflow_lakestream.spark.settings.catalog import identity_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What differs from one submit to the next, and what is looked at below.
+# Keys that differ from one submit to the next, and keys handled below.
 _NOT_OF_IT = ("kafka", "catalog", "storage", "owner", "run_id", "lease_location")
-# What of the connections says where records come from and go to.
+# The connections' settings that say where records come from and go to.
 _OF_KAFKA = ("bootstrap.servers",)
 
 
@@ -33,7 +33,7 @@ def inputs_of(config: AppConfig) -> dict[str, str]:
 
 
 def fingerprint(config: AppConfig) -> str:
-    """Return what two configurations have in common exactly if a driver of one may be taken for one of the other."""
+    """Return a text that is equal for two configurations if a driver of one may serve the other."""
     known = config.to_dict()
     told: dict[str, Any] = {key: value for key, value in known.items() if key not in _NOT_OF_IT}
     registry = config.landing.get("schema_registry")
@@ -46,7 +46,7 @@ def fingerprint(config: AppConfig) -> str:
 
 
 def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
-    """Take the lease of a configuration's checkpoint, or of the place that stands for one.
+    """Take the lease of a configuration's checkpoint, or of `lease_location`.
 
     Raises LeaseHeld, OtherInputs.
     """
@@ -56,7 +56,7 @@ def take_lease(config: AppConfig, spark: SparkSession, location: str) -> Lease:
 def lease_for(
     config: Configuration, spark: SparkSession, location: str, fingerprint: str, inputs: Mapping[str, str]
 ) -> Lease:
-    """Take a lease for any app, from what is the same in two submits. Raises LeaseHeld, OtherInputs."""
+    """Take a lease for any app, from its inputs and fingerprint. Raises LeaseHeld, OtherInputs."""
     context = spark.sparkContext
     return Lease.take(
         location,

@@ -1,3 +1,3 @@
-"""By its former name: `airflow_lakestream.spark.maintenance.config`."""
+"""Kept for old imports; now `airflow_lakestream.spark.maintenance.config`."""
 
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig as MaintenanceConfig

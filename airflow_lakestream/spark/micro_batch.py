@@ -1,6 +1,6 @@
-"""One landing by Spark: what the ledger lacks below where a batch ends, or an interval or ranges at once.
+"""One landing by Spark: what the ledger lacks up to a batch's end, or an interval or ranges at once.
 
-The same steps for both: `run.topics.land_run`, with the executors as crew.
+Both use `run.topics.land_run`, with the executors as crew.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ WHERE = "the app's kafka settings"
 
 @dataclass
 class MicroBatches:
-    """Lands what batches cover; `stop` ends a landing between two steps, and leaves nothing.
+    """Lands what batches cover; `stop` ends a landing between two steps, leaving nothing uncommitted.
 
-    `pulse` is told of what the driver reads itself.
+    `pulse` counts what the driver reads itself.
     """
 
     config: AppConfig
@@ -60,9 +60,9 @@ class MicroBatches:
 
     @cached_property
     def catalog(self) -> Lake:
-        """Where the tables are: their catalog, for Delta's their store."""
+        """What opens the tables: a catalog, or for Delta tables their store."""
         if self.extract.is_delta:
-            # Not a dependency of every installation.
+            # An optional dependency.
             from airflow_lakestream.delta.storage import DeltaStorage
 
             return DeltaStorage(self.config.storage)
@@ -70,7 +70,7 @@ class MicroBatches:
 
     @cached_property
     def options(self) -> Mapping[str, str]:
-        """The options of Spark's Kafka source, which says when a batch is due and where it ends."""
+        """The options of Spark's Kafka source, which decides when a batch is due and where it ends."""
         return kafka_options(self.config.kafka)
 
     @cached_property
@@ -80,9 +80,9 @@ class MicroBatches:
         return kind(self.spark, self.extract, for_executors(self.config.kafka), WHERE)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
-        """Land what is lacking below these offsets; without any, what the mode says. Raises what a landing raises.
+        """Land what is lacking below these offsets; without them, what the mode says. Raises what a landing raises.
 
-        :param run_id: the same for each try of one batch.
+        :param run_id: the same in each try of one batch.
         """
         within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
         jobs: list[Job] = []
@@ -102,14 +102,14 @@ class MicroBatches:
             prepare=prepare,
         )
         for job in jobs:
-            # A topic that was left out has no report.
+            # A skipped topic has no report.
             topic = job.run_id.removeprefix(f"{run_id}/") if is_pattern(self.extract.topic) else self.extract.topic
             one = report.reports.get(topic)
             self.crew.clean_up(job, repeated=one is not None and one.recovered > 0)
         return report
 
     def starting_offsets(self) -> str:
-        """Return, as Spark takes it, what the ledger lacks first of each partition: where a query begins anew."""
+        """Return, in Spark's form, each partition's first offset that the ledger lacks: where a new query begins."""
         found: dict[str, dict[str, int]] = {}
         config, kafka = self.extract, self.config.kafka
         topics = topics_of(config, kafka, WHERE)
@@ -121,7 +121,7 @@ class MicroBatches:
             except LakestreamError as e:
                 if not is_pattern(config.topic):
                     raise
-                # Its batches fail for it, and it keeps no other topic from landing.
+                # Its batches will fail for it; other topics are landed.
                 log.error("%s: %s", topic, e)
                 starts = {}
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}

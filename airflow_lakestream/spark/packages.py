@@ -1,7 +1,7 @@
-"""The jars that the apps need, fitting the Spark that is installed: resolved once, then taken from a folder.
+"""The jars that the apps need for the installed Spark: resolved once, then kept in a folder.
 
-By the Ivy that comes inside pyspark, with its own settings: nobody has to install Maven, and a repository that was set
-up for Ivy or Spark is used.
+Resolved by the Ivy that pyspark brings, with its own settings: Maven need not be installed, and a repository that is
+configured for Ivy or Spark is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 
-# The folder for jars, where the default (~/.cache) is not to be written.
+# Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
 _SCALA = "2.13"
 _COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
@@ -29,12 +29,12 @@ _VERSION_OF_JAR = re.compile(r"-\d[\w.+-]*\.jar$")
 
 
 class PackagesUnavailable(LakestreamError, Transient):
-    """Jars could not be had."""
+    """Jars could not be fetched."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
             f"the jars for Spark could not be fetched: {problem}. Check the network (a proxy goes into "
-            "JAVA_TOOL_OPTIONS), or give jars that are there, by spark.jars."
+            "JAVA_TOOL_OPTIONS), or give existing jars by spark.jars."
         )
 
 
@@ -44,7 +44,7 @@ def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
 
 
 def installed_spark() -> str:
-    """Return the version of the pyspark that is installed. Raises InvalidArgument without one."""
+    """Return the version of the installed pyspark. Raises InvalidArgument without one."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
@@ -52,21 +52,21 @@ def installed_spark() -> str:
 
 
 def jar_version(artifact: str) -> str:
-    """Return the version of a jar that the installed Spark has; "" where it has none."""
+    """Return a jar's version in the installed Spark; "" if it has none."""
     found = (_VERSION_OF_JAR.search(jar.name) for jar in _spark_jars().glob(f"{artifact}-*.jar"))
     return next((match[0].removeprefix("-").removesuffix(".jar") for match in found if match), "")
 
 
 def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without: Sequence[str] = ()) -> list[str]:
-    """Return the paths of these packages' jars with all that they need and Spark does not have itself.
+    """Return the paths of these packages' jars and of their dependencies that Spark does not have.
 
-    Fetched at the first call only; safe for several processes at once.
+    They are fetched at the first call only; safe for several processes at once.
 
     :param coordinates: such as "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0".
-    :param cache: folder to keep them in; by default that of `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
-    :param without: group:artifact of what they would bring, and is left out.
+    :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
+    :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for what are no coordinates, PackagesUnavailable.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -105,14 +105,14 @@ def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> 
         spark = _spark_jars()
         own = {_VERSION_OF_JAR.sub("", jar.name) for jar in spark.glob("*.jar")}
         for jar in (scratch / "lib").glob("*.jar"):
-            # Another version of what Spark has would stand beside it on the class path.
+            # Jars that Spark has would be on the class path in two versions.
             if _VERSION_OF_JAR.sub("", jar.name) in own:
                 jar.unlink()
         for one in coordinates:
             _, artifact, version = one.split(":")
             if not (scratch / "lib" / f"{artifact}-{version}.jar").is_file():
                 raise PackagesUnavailable(f"Ivy came back without {one}")
-        # The rename is what makes the set complete.
+        # The rename marks the set as complete.
         (scratch / "lib").replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How a bundled app runs: its configuration, its session, and an end that says what went wrong."""
+"""How a bundled app runs: configuration, session, and an exit that says what went wrong."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Config = TypeVar("Config")
 
 
 def run_program(config_path: str, work: Callable[[AppConfig, SparkSession], None]) -> int:
-    """Run an app that lands, and return its exit code: 0 when it is done, or was stopped on request.
+    """Run an app that lands; return its exit code: 0 if it is done, or was stopped on request.
 
-    :param config_path: of its configuration, see `AppConfig`.
-    :param work: what it does.
+    :param config_path: path of its configuration, see `AppConfig`.
+    :param work: the app's work.
     """
     return run_app(config_path, AppConfig.read, open_session, work)
 
@@ -34,7 +34,7 @@ def run_app(
     start: Callable[[Config], SparkSession],
     work: Callable[[Config, SparkSession], object],
 ) -> int:
-    """Run an app with a kind of configuration and of session of its own; return its exit code."""
+    """Run an app with its own kind of configuration and session; return its exit code."""
     _log_to_stderr()
     try:
         config = read(config_path)
@@ -47,7 +47,7 @@ def run_app(
         log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
         return 1
     except Exception as e:
-        # The trace first: the last line is what people look at.
+        # The trace first: people look at the last line.
         log.exception("The app failed.")
         log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
         return 1
@@ -56,6 +56,6 @@ def run_app(
 
 def _log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # It logs each call of the JVM, and PyIceberg each of its reads.
+    # These log each call of the JVM, and each read of PyIceberg.
     for name in ("py4j", "pyiceberg"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Signs of life of a landing on Spark: told as long as it gets on, never because time passes."""
+"""Signs of life of a landing on Spark: given when it makes progress, never just because time passes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INTERVAL_S = 5.0
 
 
 class Pulse:
-    """Looks every few seconds at what a driver does, and reports it where something was done since the last look.
+    """Looks at the driver every few seconds, and reports if something was done since the last look.
 
-    What is done: a task of Spark that ended, a stage that began, a chunk that the driver itself has read. A batch
-    without any of these gives no sign of life, so that one that hangs is told from one that is long.
+    Something done is: a Spark task ended, a stage began, or the driver itself read a chunk. A batch without any of
+    these gives no sign of life; so a hanging batch is told from a long one.
 
-    :param is_idle: whether a query waits for records, which is a sign of life, too.
+    :param is_idle: whether a query waits for records, which counts as a sign of life.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Pulse:
         self._thread.join()
 
     def begin(self, what: str) -> None:
-        """Say what is done from now on, such as "batch 7"."""
+        """Report what begins now, such as "batch 7"."""
         self._what = what
         self._progress.alive(f"{what} has begun")
 
     def count(self, reader: Reader) -> Reader:
-        """Return a reader that counts what it reads: for what the driver reads itself, without a task of Spark."""
+        """Return a reader that counts its chunks, for what the driver reads itself, without Spark tasks."""
         return _Counted(reader, self)
 
     def read_one(self) -> None:
@@ -67,7 +67,7 @@ class Pulse:
         self._chunks += 1
 
     def look(self) -> None:
-        """Look once, and report where something was done."""
+        """Look once; report if something was done."""
         if self._is_idle():
             self._progress.alive()
             return

@@ -1,4 +1,4 @@
-"""What the executors need, looked at before anything is read: what is missing is named, not a stack of traces."""
+"""What executors need, checked before anything is read: an error names what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACKAGE = "airflow_lakestream"
-# Each module with the distribution that brings it.
+# Modules, each with its distribution.
 _MODULES = {
     PACKAGE: "airflow-lakestream",
     "pyarrow": "pyarrow",
@@ -30,12 +30,12 @@ _MODULES = {
 }
 _OF_DELTA = {"deltalake": "deltalake", "obstore": "obstore"}
 
-# The module's version by its name, None where it is missing, by host.
+# By host: module versions by name; None if missing.
 Found = Mapping[str, Mapping[str, str | None]]
 
 
 class ExecutorsLack(LakestreamError, Terminal):
-    """Packages are missing where executors run, or are of another version."""
+    """Packages are missing on executors, or have another version."""
 
     def __init__(self, host: str, problem: str) -> None:
         super().__init__(
@@ -45,16 +45,16 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
-    """Return the modules that executors import for a landing, with what to install for each."""
+    """Return the modules that executors import for a landing, each with what to install."""
     formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
     of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
     return _MODULES | (_OF_DELTA if config.is_delta else {}) | of_formats
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
-    """Raise ExecutorsLack for the first thing that is missing.
+    """Raise ExecutorsLack for the first missing module.
 
-    Executors in the driver's own process have what it has; others are asked, as many as the cluster gives at once.
+    Executors in the driver's process have what the driver has. Others are asked, as many as the cluster offers at once.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local"):
@@ -66,7 +66,7 @@ def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:
 
 
 def _look(names: Sequence[str]) -> Callable[[Any], tuple[str, dict[str, str | None]]]:
-    # Defined in here, it is sent as code: where our package is missing, no other function of it could say so.
+    # A nested function is sent as code: a function of our package could not be loaded where the package is missing.
     def look(_: Any) -> tuple[str, dict[str, str | None]]:
         import importlib
         import socket

@@ -1,4 +1,4 @@
-"""The Spark session of an app: what it needs is there, or is named."""
+"""An app's Spark session, checked for what the app needs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _JARS = ("spark.jars", "spark.jars.packages")
 
 
 class SparkLacks(LakestreamError, Terminal):
-    """Something that an app needs is not where it runs."""
+    """Something that an app needs is missing where it runs."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what} {remedy}")
 
 
 def open_session(config: AppConfig) -> SparkSession:
-    """Start Spark, or join the one that `spark-submit` has started.
+    """Start Spark, or join the session that `spark-submit` started.
 
-    Raises SparkLacks for a query without a Kafka source, which says what it is to land; the records come without one.
+    Raises SparkLacks for a query if the Kafka source is missing, from which it learns its batches.
     """
     settings = {"spark.sql.redaction.options.regex": REDACTED, **config.spark}
     on_s3 = s3a.is_on_s3a(config.checkpoint_location)
@@ -47,20 +47,20 @@ def open_session(config: AppConfig) -> SparkSession:
 def start_session(
     app: str, given: Mapping[str, str], packages: Sequence[str], without: Sequence[str] = ()
 ) -> SparkSession:
-    """Start Spark, or join the one that `spark-submit` has started.
+    """Start Spark, or join the session that `spark-submit` started.
 
-    Started here, it gets the jars of these packages; under `spark-submit` they are given there: by then it is too late.
+    Only a session started here gets the jars of these packages; with `spark-submit` they must be given there.
     """
     check_settings(given)
     check_variables("environment", os.environ)
     from pyspark.sql import SparkSession
 
-    # What executors hand over as text, and the driver reads, is in one time zone.
+    # Executors hand over times as text: use one time zone for writing and reading.
     settings = {"spark.sql.session.timeZone": "UTC", **{key: str(value) for key, value in given.items()}}
     if packages and "PYSPARK_GATEWAY_PORT" not in os.environ and not any(key in settings for key in _JARS):
         settings["spark.jars"] = ",".join(resolve(packages, without=without))
     if _master(settings).startswith("local"):
-        # On one machine the executors' Python is this one, not whatever is first on the PATH.
+        # On one machine executors use this Python, not the first on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"lakestream {app}")
     for key, value in settings.items():
@@ -73,17 +73,17 @@ def _master(settings: Mapping[str, str]) -> str:
 
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return settings.get("spark.master", "local[*]")
-    # What `spark-submit` was told is known to the JVM only.
+    # Only the JVM knows what `spark-submit` was given.
     SparkContext._ensure_initialized()
     return SparkConf().get("spark.master") or settings.get("spark.master", "local[*]")
 
 
 def check_class(spark: SparkSession, name: str, what: str, packages: Sequence[str]) -> None:
-    """Stop a session that lacks a class of these packages. Raises SparkLacks."""
+    """Raise SparkLacks if the session lacks a class of these packages."""
     from py4j.protocol import Py4JJavaError
 
     jvm = spark._jvm
-    assert jvm is not None, "a session on the driver has one"
+    assert jvm is not None, "a driver's session has a JVM"
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
     except Py4JJavaError:

@@ -1,7 +1,7 @@
-"""A streaming query that lands: Spark says when a batch is due and where it ends, the ledger says what is landed.
+"""A streaming query that lands: Spark decides when a batch is due and where it ends, the ledger what is landed.
 
-What a batch covers is everything that the ledger lacks below the batch's end: so one that is repeated lands what is
-missing, or nothing, and a hole below its start is landed first. Spark's own start of the batch is not asked.
+A batch covers everything that the ledger lacks below the batch's end. So a repeated batch lands only what is missing,
+and a hole below its start is landed first. Spark's own start of the batch is ignored.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often the query is looked at, and how often the folder beside the checkpoint.
+# Seconds between two looks at the query, and between two looks at the driver's folder.
 _LOOK = 0.1
 _ASK = 1.0
 
 
 class _Ended(Exception):
-    """Ends the query before a batch that is not to be landed any more."""
+    """Ends the query before a batch that must not be landed any more."""
 
 
 class Stream:
@@ -59,9 +59,9 @@ class Stream:
         self._done = 0
 
     def run(self) -> None:
-        """Land until the query ends: nothing more is there, enough batches are done, or somebody asked it to.
+        """Land until the query ends: nothing is left, enough batches are done, or somebody asked it to end.
 
-        Raises what a landing raises, and LeaseLost; nothing uncommitted stays behind.
+        Raises what a landing raises, and LeaseLost; nothing uncommitted is left.
         """
         with self._pulse:
             self._run()
@@ -69,7 +69,8 @@ class Stream:
     def _run(self) -> None:
         checkpoint = self._look()
         if checkpoint is not None and checkpoint.committed:
-            # What the table lacks of what this query has done already: it was rolled back, or landed without it.
+            # The table may lack offsets of finished batches: it was rolled back, or the query ran without it. Land
+            # these first.
             last = checkpoint.committed[-1]
             ends = checkpoint.ends(last)
             self._pulse.begin(f"what is lacking below batch {last + 1}")
@@ -97,7 +98,7 @@ class Stream:
         config, topic = self._config, self._batches.extract.topic
         options = {
             **self._batches.options,
-            # What is lost, the landing says: it knows what was landed before, and what is to become of it.
+            # Let Spark ignore data loss: the landing reports it, since only it knows what was landed before.
             "failOnDataLoss": "false",
             "subscribePattern" if is_pattern(topic) else "subscribe": topic,
         }
@@ -127,11 +128,11 @@ class Stream:
             self._pulse.begin(f"batch {batch_id}")
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.store_properties)
-            assert checkpoint is not None, "Spark has written it before it begins a batch"
+            assert checkpoint is not None, "Spark writes it before it begins a batch"
             report = self._batches.land(f"{checkpoint.query_id}/{batch_id}", checkpoint.ends(batch_id))
             self._tell(batch_id, report, time.monotonic() - started)
         except Exception as e:
-            # Through the JVM only its text would come back.
+            # Kept here, since only its text would come back through the JVM.
             self._error = e
             raise
         self._done += 1
@@ -146,7 +147,7 @@ class Stream:
         log.info("Batch %s: %s in %.1f s, %s ranges, %s behind.", batch_id, counts, duration, len(ranges), known.lag)
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Wait for the query's end; end it between two batches when that is asked for. Raises what it failed with."""
+        """Wait for the query's end; end it between two batches if asked to. Raises the query's error."""
         from pyspark.errors import StreamingQueryException
 
         asked = 0.0
@@ -181,8 +182,8 @@ def stream(config: AppConfig, spark: SparkSession) -> None:
 
 
 def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
-    """Land what the configuration says: by a query, or an interval or ranges at once."""
-    # Before the lease is taken: what can never work leaves no trace.
+    """Run the configuration: land by a query, or an interval or ranges at once."""
+    # Before the lease is taken, so that a configuration that can't work leaves no trace.
     topics_of(config.extract, config.kafka, WHERE)
     check_executors(spark, modules_for(config.extract))
     if config.is_query:

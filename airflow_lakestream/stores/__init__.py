@@ -1,1 +1,1 @@
-"""Folders of object stores and of this machine: files written as a whole, or only where there is none."""
+"""Folders in object stores and on this machine: files are written as a whole, or created only if missing."""

@@ -1,9 +1,9 @@
-"""A folder of a checkpoint, wherever it lies: files read and written as a whole, and created by one process only.
+"""A checkpoint's folder, wherever it is: files are read and written as a whole, and created by one process only.
 
-What each place gives: on local disks (and NFS) a file appears whole and is created by one process only (hard link,
-rename). S3 likewise (a PUT on the condition that there is none). On others, which fsspec opens, a file that is being
-written may be seen in part, and of two that create it in the same moment both may believe that they did: there the
-table's ledger alone decides.
+What each place guarantees: on local disks and NFS a file appears as a whole, and only one process can create it (hard
+link, rename). S3 guarantees the same (a conditional PUT). On other stores, opened by fsspec, a file being written may
+be seen in part, and two processes that create a file at the same moment may both believe that they did: there only the
+table's ledger decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.object_store import open_store, options_of
 
 _S3 = ("s3", "s3a", "s3n")
-# PyIceberg opens these by a catalog's properties, as it does for tables.
+# PyIceberg opens these with a catalog's properties, as it does for tables.
 _OF_CATALOGS = ("gs", "abfs", "abfss", "wasb", "wasbs")
 
 
@@ -26,19 +26,19 @@ class Store(Protocol):
     """The files of one folder, by their path in it; "" is the folder itself."""
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of what lies in a folder, sorted; none where it is missing."""
+        """Return the sorted names of a folder's entries; an empty list if it is missing."""
 
     def read(self, path: str) -> bytes | None:
-        """Return what a file holds; None where it is missing."""
+        """Return a file's content; None if it is missing."""
 
     def modified(self, path: str) -> float | None:
-        """Return when a file was last written, in seconds since 1970; None where that can't be told."""
+        """Return when a file was last written, in seconds since 1970; None if unknown."""
 
     def write(self, path: str, content: bytes) -> None:
-        """Put a file in the place of what is there."""
+        """Write a file, replacing any earlier one."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Make a file, whose content nobody else writes; False where somebody else has made it."""
+        """Create a file with content that nobody else writes. Returns False if another process created it first."""
 
     def remove(self, path: str) -> None:
         """Delete a file, if it is there."""
@@ -48,10 +48,10 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
     """Return the store of a folder.
 
     :param location: a path, or a URI as Spark takes it (`file:/...`, `s3a://...`, `hdfs://...`).
-    :param properties: of the catalog, or storage options of delta-rs: they say how to get at an object store. Without
-        them the environment does.
+    :param properties: of the catalog, or storage options of delta-rs: how to reach an object store. Without them the
+        environment decides.
 
-    Raises InvalidArgument where what opens it is not installed.
+    Raises InvalidArgument if a required package is missing.
     """
     scheme, rest = _split(location)
     try:
@@ -64,17 +64,17 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
         raise InvalidArgument(
             "checkpoint_location",
             f"{location!r} can't be opened: {e}.",
-            "S3 needs the package obstore (airflow-lakestream[spark]), another store what fsspec needs for it.",
+            "S3 needs the package obstore (airflow-lakestream[spark]), other stores need fsspec's package for them.",
         ) from e
 
 
 def is_object_store(location: str) -> bool:
-    """Whether a connection says how to get at a location."""
+    """Tell whether a location needs a connection's settings."""
     return _split(location)[0] in (*_S3, *_OF_CATALOGS)
 
 
 class LocalFolder:
-    """A folder of a disk."""
+    """A folder on a disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,7 +128,7 @@ class LocalFolder:
 
 
 class ObjectFolder:
-    """A prefix of a bucket; `store` is obstore's, whose root it is."""
+    """A prefix of a bucket; `store` is obstore's, rooted there."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -139,7 +139,7 @@ class ObjectFolder:
 
         found = obstore.list_with_delimiter(self._store, prefix=folder or None)
         paths = [*(one["path"] for one in found["objects"]), *found["common_prefixes"]]
-        # Hadoop marks a folder by an empty object of its own name.
+        # Hadoop marks a folder by an empty object of the folder's name.
         return _last_parts(path for path in paths if path.strip("/") != folder)
 
     def read(self, path: str) -> bytes | None:
@@ -174,7 +174,7 @@ class ObjectFolder:
         try:
             obstore.put(self._store, path, content, mode="create")
         except AlreadyExistsError:
-            # A request whose answer was lost is sent once more, and finds what it has itself written.
+            # A request whose answer was lost is repeated, and may find the file that it wrote itself.
             return self.read(path) == content
         return True
 
@@ -251,7 +251,7 @@ def _fsspec(scheme: str, location: str, rest: str, properties: Mapping[str, str]
 
 
 def _split(location: str) -> tuple[str, str]:
-    """Return (the scheme, what follows it); of a local one, the path."""
+    """Return (scheme, rest); for a local location the rest is the path."""
     scheme, _, rest = location.partition(":")
     if not rest or "/" in scheme:
         return "file", location

@@ -1,16 +1,16 @@
-"""A folder of an object store, opened by obstore: the one way to write a file only where there is none."""
+"""A folder of an object store, opened by obstore: only obstore can create a file on condition that it is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-# Of the options that delta-rs takes in one mapping, these are the HTTP client's; the others are the store's.
+# Of delta-rs' options these belong to the HTTP client, the others to the store.
 _CLIENT = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"),
     *("pool_idle_timeout", "pool_max_idle_per_host", "http1_only", "http2_only", "proxy_ca_certificate"),
 )
-# What PyIceberg calls them. The first of two that say the same wins, as it does there.
+# PyIceberg's names. Of two with the same meaning the first wins, as in PyIceberg.
 _OF_CATALOGS = {
     "s3.endpoint": "aws_endpoint_url",
     "s3.region": "aws_region",
@@ -23,7 +23,7 @@ _OF_CATALOGS = {
     "client.session-token": "aws_session_token",
     "s3.force-virtual-addressing": "aws_virtual_hosted_style_request",
 }
-# Other names that delta-rs has for the same, which a catalog has for nothing.
+# delta-rs' own other names for the same options.
 _ALIASES = {
     "aws_endpoint": "aws_endpoint_url",
     "endpoint": "aws_endpoint_url",
@@ -36,9 +36,9 @@ _ALIASES = {
 
 
 def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the storage options, named as delta-rs names them, that a catalog's properties say.
+    """Return the storage options, named as in delta-rs, of a catalog's properties.
 
-    Options that are storage options already stay as they are; what is of the catalog alone is left out.
+    Storage options are returned as they are; properties of the catalog alone are left out.
     """
     found: dict[str, str] = {}
     for name, option in _OF_CATALOGS.items():
@@ -54,7 +54,7 @@ def options_of(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_store(url: str, options: Mapping[str, str]) -> Any:
-    """Return the store whose root is a URL, such as s3://bucket/prefix; what is not said, the environment says.
+    """Return the store rooted at a URL such as s3://bucket/prefix; the environment gives what the options leave out.
 
     :param options: storage options of delta-rs. Raises ModuleNotFoundError without obstore.
     """

@@ -1,4 +1,4 @@
-"""What a statement may take: for a batch at once, and for a record alone. Standard library only."""
+"""What a statement may use, for a batch at once and for a record alone. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from airflow_lakestream.exceptions import InvalidArgument
 
 _SIZE = re.compile(r"([1-9]\d*(?:\.\d+)?) ?([KMGT])(i?)B", re.IGNORECASE)
-# Beside DuckDB's own: an interpreter, what it imports, records, their rows, and the value that a function is making.
+# In addition to DuckDB's memory: interpreter, imports, records, their rows, and a function's current value.
 BESIDE = 512 * 2**20
-# As much of that is no data, but libraries that are mapped from files: 75 to 95 MiB.
+# Part of that is no data but libraries mapped from files: 75 to 95 MiB.
 _LIBRARIES = 112 * 2**20
-# With this status a process ends that finds itself to hold more than it may.
+# Exit status of a process that finds itself above its memory bound.
 TOO_LARGE = 3
-# A thread of the system has a stack of so much.
+# The size of a system thread's stack.
 _STACK = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of one process that runs a statement.
+    """The bounds of a process that runs a statement.
 
     :param memory_limit: what DuckDB may use for data, such as "256MB". The process has BESIDE more.
     :param threads: threads that DuckDB uses for one batch.
-    :param timeout: seconds of one processor that the statement may take for one record, and for a batch at once.
+    :param timeout: processor seconds that the statement may take for one record, and for a batch at once.
 
     Raises InvalidArgument.
     """
@@ -47,18 +47,18 @@ class Bounds:
 
     @property
     def data(self) -> int:
-        """Bytes of private memory that the process may ask the system for."""
+        """Bytes of private memory that the process may allocate."""
         return self.memory - _LIBRARIES + (self.threads - 1) * _STACK
 
     @property
     def rows(self) -> int:
-        """Bytes that the rows of a batch may have, whatever its records have."""
+        """Bytes that a batch's rows may always have, however small its records are."""
         return size_of(self.memory_limit) // 8
 
 
 def size_of(text: str) -> int:
-    """Return a size as DuckDB understands it, in bytes. Raises InvalidArgument."""
-    # DuckDB takes a negative one, and a share, too.
+    """Return a size in DuckDB's notation as bytes. Raises InvalidArgument."""
+    # DuckDB would also take a negative size or a percentage.
     if not (found := _SIZE.fullmatch(text)):
         raise InvalidArgument("memory_limit", f"{text!r} is no size.", 'Give one such as "256MB" or "1GiB".')
     number, unit, binary = found.groups()

@@ -1,4 +1,4 @@
-"""A statement, checked and bound, in a DuckDB of this process, for one thread."""
+"""A statement, checked and bound, in this process's DuckDB, for one thread."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from airflow_lakestream.transform.statement import (
 )
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
-# To plan a statement takes longer than to run it on thousands of records; so it is planned once.
+# Planning a statement takes longer than running it on thousands of records, so it is planned once.
 _RUN, _TRACE, _SIFT = f"{HIDDEN}run", f"{HIDDEN}trace", f"{HIDDEN}sift"
 
-# What is left of a statement that makes one row of one record; anything else was not seen through by the checks.
+# The operators of a plan that makes one row of one record; any other got past the checks and is refused.
 _ROW_WISE = frozenset({"PROJECTION", "FILTER", "ARROW_SCAN", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
 _MESSAGE = 300
 
 
 class _Given:
-    """The table that DuckDB reads next; asked for its records each time that a planned statement runs."""
+    """The table that DuckDB reads next; each run of a prepared statement asks it for the records."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -46,10 +46,10 @@ class _Given:
 
 @dataclass(frozen=True)
 class Plan:
-    """A statement as it was checked: for another process, which need not check it again.
+    """A checked statement, for another process to use without checking it again.
 
     :param input: the columns that it reads.
-    :param sifts_exactly: all that is sifted out is bad, so that it need not be looked at again.
+    :param sifts_exactly: all records that are sifted out are bad, so they need no second look.
     """
 
     input: list[str]
@@ -60,17 +60,17 @@ class Plan:
 
 
 class Engine:
-    """Runs one statement. Raises InvalidArgument for one that is not allowed, or does not fit the columns.
+    """Runs one statement. Raises InvalidArgument if it is not allowed or does not fit the columns.
 
-    :param plan: what an engine with the same arguments made of it.
+    :param plan: the plan of an engine with the same arguments.
     """
 
     def __init__(self, sql: str, columns: pa.Schema, memory_limit: str, threads: int, plan: Plan | None = None) -> None:
         self._database = open_database(memory_limit, threads)
-        # Whether the last batch had a bad record: then the next one is likely to have one, too.
+        # Whether the last batch had a bad record: then the next one probably has one, too.
         self.is_troubled = False
         if plan is None:
-            self._plan_anew(sql, columns)
+            self._plan_again(sql, columns)
         else:
             self._read(columns, plan.input)
             self._sql, self._tracing, self._sifting = plan.run, plan.trace, plan.sift
@@ -78,10 +78,10 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """What became of the statement."""
+        """The checked statement."""
         return Plan(self.input.names, self._sql, self._tracing, self._sifting, self.sifts_exactly)
 
-    def _plan_anew(self, sql: str, columns: pa.Schema) -> None:
+    def _plan_again(self, sql: str, columns: pa.Schema) -> None:
         node = self._checked(with_input(sql), columns)
         read: set[str] = set()
         names_read(node, read)
@@ -113,13 +113,13 @@ class Engine:
         self._planned: set[str] = set()
 
     def run(self, table: pa.Table) -> pa.Table:
-        """Return the rows, and the number of its record behind each. Raises duckdb.Error."""
+        """Return the rows, with their records' numbers as the last column. Raises duckdb.Error."""
         return self._execute(_RUN, self._sql, table)
 
     def trace(self, table: pa.Table) -> dict[int, str] | None:
-        """Return the numbers of the records for which the statement fails, with the place where it does.
+        """Return the numbers of the records for which the statement fails, each with the place.
 
-        None where the statement has a form that does not tell.
+        None if the statement's form does not allow it.
         """
         if self._tracing is None:
             return None
@@ -127,9 +127,9 @@ class Engine:
         return dict(zip(found[ROW].to_pylist(), found[BAD].to_pylist(), strict=True))
 
     def sift(self, table: pa.Table) -> tuple[pa.Table, dict[int, str]] | None:
-        """Return the rows of records that are good for certain, and why the others, by their numbers, may be bad.
+        """Return the rows of records that are surely good, and for the others, by number, why they may be bad.
 
-        None where the statement has a form that does not tell. Raises duckdb.Error for a failure that it does not know.
+        None if the statement's form does not allow it. Raises duckdb.Error for a kind of failure that is not sifted.
         """
         if self._sifting is None:
             return None
@@ -165,7 +165,7 @@ class Engine:
         return [output_column(name, kind) for name, kind in described]
 
     def _check_plan(self) -> None:
-        """Refuse what is still more than rows and conditions when DuckDB has planned it: a second look at the checks.
+        """Refuse a plan of DuckDB that has more than rows and conditions: it double-checks the other checks.
 
         Running it on nothing folds constants, so that what can never work fails here.
         """
@@ -216,9 +216,9 @@ def _place(column: OutputColumn) -> str:
 
 
 def told(error: duckdb.Error) -> str:
-    """Return what DuckDB says, of bounded length, without the excerpt of a statement that users did not write."""
+    """Return DuckDB's message, shortened, without the excerpt of our rewritten statement."""
     text = str(error).partition("\n\nLINE ")[0].replace(INPUT, "{{ input }}")
-    # Of the columns to choose from it knows those alone that the statement names.
+    # Only the columns that the statement names are known: leave its suggestions out.
     text = " ".join(text.partition("\nCandidate bindings")[0].split()).rstrip(".!")
     return text[:_MESSAGE] + ("..." if len(text) > _MESSAGE else "")
 

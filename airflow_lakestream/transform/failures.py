@@ -1,4 +1,4 @@
-"""All records at once; where that fails, the bad ones are found and the others run again at once."""
+"""Runs all records at once; if that fails, finds the bad ones and runs the others again at once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pyarrow as pa
 from airflow_lakestream.transform.engine import Engine, told
 from airflow_lakestream.transform.outcome import ROW, FailedRecord
 
-# Of so many bad records of a batch that DuckDB could not tell by itself its words are fetched, by a run for each that
-# costs as much as thousands of good records; beyond, the place is told alone.
+# For this many bad records of a batch DuckDB's own message is fetched, by one run each, which costs as much as
+# thousands of good records; for more only the place is told.
 _EXPLAINED = 10
 
-# What a value can be at fault for. Anything else that DuckDB raises is no property of a record.
+# Errors that a value can cause. Any other DuckDB error is no property of a record.
 _RECORD_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 
 
 def run(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
     """Yield the rows in order, in pieces; add the records for which the statement fails to `bad`.
 
-    Raises duckdb.Error for what is no property of a record that can be told, such as too little memory.
+    Raises duckdb.Error for an error that is no property of a record, such as too little memory.
     """
     if not table.num_rows:
         return
@@ -51,7 +51,7 @@ def _find_bad(
 
 
 def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Table | None:
-    """Return the rows, having looked at suspects alone one by one; None where the failures are of another kind."""
+    """Return the rows, running only suspects one by one; None if the failures are of another kind."""
     try:
         if (found := engine.sift(table)) is None:
             return None
@@ -75,7 +75,7 @@ def _sifted(engine: Engine, table: pa.Table, bad: list[FailedRecord]) -> pa.Tabl
 
 
 def _places(engine: Engine, table: pa.Table) -> dict[int, str] | None:
-    """Return the bad records and where the statement fails for each; None where only halving can tell."""
+    """Return the bad records, each with the place where the statement fails; None if only halving can tell."""
     try:
         return engine.trace(table)
     except duckdb.Error:
@@ -87,7 +87,7 @@ def _without(
 ) -> Iterator[pa.Table]:
     """Yield the rows of the records that are not bad.
 
-    :param reasons: why a record may be bad, with the place, as far as that is known.
+    :param reasons: why a record may be bad, with the place, if known.
     """
     numbers = table[ROW].to_numpy()
     is_bad = np.isin(numbers, np.fromiter(places, np.int64, len(places)))

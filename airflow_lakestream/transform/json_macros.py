@@ -1,15 +1,15 @@
-"""`json_value` as the SQL standard has it: a scalar as text, without quotes; NULL for null, nothing, and no scalar.
+"""`json_value` as in the SQL standard: a scalar as text, without quotes; NULL for null, nothing, objects and arrays.
 
-DuckDB's own keeps the quotes. Macros of the same name in the database's own schema are found first.
+DuckDB's own function keeps the quotes. Macros of the same name in the database's own schema are found first.
 """
 
 from __future__ import annotations
 
-# A number that DuckDB reads as a double may lose digits. Its own text is the one number of the document, as written,
-# that has the same double; two that are written differently can't be told apart, and then it is not guessed.
+# A number that DuckDB reads as a double may lose digits. If only one number of the document has this double, its text
+# is the answer. If several differ only beyond a double's precision, which one is meant is unknown: that is an error.
 _NUMBERS = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-# (A cast that fails, since TRY takes no `error`.)
-# Cheap, and true for every document with a number that has more digits than a double surely keeps, or may be too small.
+# (A cast that fails raises the error, since TRY takes no `error`.)
+# Cheap: true for every document with a number that has too many digits, or may be too small, for a double.
 _MAY_LOSE = r"[0-9]{8}\.[0-9]|\.[0-9]{9}|[0-9]{16}[eE]|[eE]-[0-9]{3}"
 _TOO_CLOSE = "the document holds several numbers that differ only beyond what a double can tell; which one is meant by "
 
@@ -26,8 +26,8 @@ MACROS = (
         WHEN 'OBJECT' THEN NULL WHEN 'ARRAY' THEN NULL WHEN 'NULL' THEN NULL
         WHEN 'DOUBLE' THEN _lakestream_number(CAST(doc AS VARCHAR), path, json_extract_string(doc, path))
         ELSE json_extract_string(doc, path) END""",
-    # The same where the texts of all paths were looked up in one go. What looks like no scalar, or like a number with
-    # a fraction, is looked at again; a document that is no JSON fails there, too.
+    # The same with the texts of all paths looked up at once. A text that looks like an object, an array or a number
+    # with a fraction is looked up again, and so is a document that is no JSON: that fails.
     r"""CREATE MACRO _lakestream_json_value(doc, path, texts, found) AS CASE
         WHEN texts IS NULL THEN json_value(doc, path)
         WHEN found IS NULL THEN NULL

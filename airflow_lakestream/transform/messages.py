@@ -1,6 +1,6 @@
-"""What goes through the pipes of a process that runs a statement: a few words, and a table, as Arrow writes it.
+"""Messages through the pipes of a statement's process: a few words, and a table in Arrow's format.
 
-Words are JSON, not pickle: whoever might take over that process could say anything, and is to reach nothing by it.
+The words are JSON, not pickle: even if somebody took over that process, its answers could not run code here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Setup:
-    """The words of the first message, whose table has the columns that the statement may read.
+    """The words of the first message; its table has the columns that the statement may read.
 
     :param bounds: a `Bounds`.
-    :param plan: what another process made of the statement, empty where it is to be made. If it is there, a second
-        message follows, whose table has the columns that the statement makes.
+    :param plan: another process's plan of the statement; empty: plan it here. With a plan a second message follows,
+        whose table has the statement's output columns.
     """
 
     sql: str
@@ -32,7 +32,7 @@ _SIZES = struct.Struct(">QQ")
 
 
 def send(pipe: io.FileIO, words: dict[str, Any], table: pa.Table) -> None:
-    """Write a message. Raises OSError where nobody is there to read it."""
+    """Write a message. Raises OSError if nobody reads it."""
     body = pa.BufferOutputStream()
     with pa.ipc.new_stream(body, table.schema) as writer:
         writer.write_table(table)
@@ -43,7 +43,7 @@ def send(pipe: io.FileIO, words: dict[str, Any], table: pa.Table) -> None:
 
 
 def receive(pipe: io.FileIO) -> tuple[dict[str, Any], pa.Table]:
-    """Read a message. Raises EOFError where there is none, or not all of it."""
+    """Read a message. Raises EOFError if it is missing or incomplete."""
     head, body = _SIZES.unpack(_read(pipe, _SIZES.size))
     words: dict[str, Any] = json.loads(_read(pipe, head))
     return words, pa.ipc.open_stream(pa.py_buffer(_read(pipe, body))).read_all()

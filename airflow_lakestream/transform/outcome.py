@@ -1,4 +1,4 @@
-"""What a statement makes of a batch: rows, the records that it leaves out, and those that it fails on."""
+"""The result of a statement for a batch: rows, records that it leaves out, and records on which it fails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 
 Indices = npt.NDArray[np.int64]
 
-# Begins the names that no statement may use; and the column that says which record of the batch a row is of.
+# Prefix of names that no statement may use; and the column with the number of a row's record in the batch.
 HIDDEN = "_lakestream_"
 ROW = f"{HIDDEN}row"
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A record on which the statement fails: which of the batch, and why."""
+    """A record on which the statement fails: its number in the batch, and the reason."""
 
     index: int
     reason: str
@@ -26,10 +26,10 @@ class FailedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """The rows of a batch, and which of its records each of them is.
+    """The rows of a batch, and the record of each.
 
     `kept[i]` is the record that row `i` was made from; `filtered` are the records for which the WHERE was not true.
-    All indices count records of the batch, and rise. Every record is in exactly one of the three.
+    All indices count records of the batch, in ascending order. Every record is in exactly one of the three.
     """
 
     rows: pa.Table
@@ -39,9 +39,9 @@ class Transformed:
 
 
 def spans(offsets: Sequence[int], indices: Indices) -> list[tuple[int, int]]:
-    """Return the offsets of these records as half-open ranges, joined where the records stand next to each other.
+    """Return the offsets of these records as half-open ranges, joined if the records are neighbours in the batch.
 
-    Holes of the log between two neighbours count as part of the range: no record can ever be there.
+    Holes of the log between two neighbours are part of the range: no record can ever be there.
     """
     if not len(indices):
         return []

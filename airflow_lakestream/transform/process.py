@@ -1,4 +1,4 @@
-"""The other end of `worker`: a process in which a statement runs, as the task that started it sees it."""
+"""The task's side of `worker`: the process in which a statement runs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
 from airflow_lakestream.transform.messages import Setup, receive, send
 
-# The parent's path, not that of a new interpreter: Spark imports from a zip. Nothing of the environment that Python
-# heeds, and no folder that it happens to stand in.
+# Takes the parent's path, since Spark imports from a zip. Python's environment variables and the current folder are
+# ignored.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from airflow_lakestream.transform.worker import main; main()"
 _ROOT = str(Path(__file__).parents[2])
-# Nothing else is told to it: the environment of a task holds secrets.
+# The only environment variables that it gets: a task's environment holds secrets.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
-# Arrow's own allocators take a GiB at once, and what was theirs before the limit was set would not count. Of one thread
-# there is no need for more than one arena.
+# Arrow's own allocators reserve a GiB at once, and memory taken before the limit is set would not count. One thread
+# needs only one arena.
 _ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
-# On the clock on the wall: a process that hangs takes no time of a processor.
+# Wall-clock time: a hanging process takes no processor time.
 _STUCK = 120.0
-# How long it may take to end.
+# Seconds that it may take to end.
 _PATIENCE = 5.0
 
-# What the statement does, where it exceeds a bound.
+# The error texts, by the bound that was exceeded.
 _WHY = {
     "memory": "takes more than {most:,.0f} MiB of memory, which are memory_limit ({limit}) and 512 MiB: {told}",
     "rows": "makes rows of {told}, and they may have {rows:,.2f} MiB (see docs/sql.md)",
@@ -42,13 +42,13 @@ _WHY = {
 
 
 class SqlFailed(LakestreamError, Transient):
-    """No process can be had to run a statement in."""
+    """No process could be started to run a statement."""
 
 
 class Exceeded(Exception):
-    """What was asked takes more than it may.
+    """A request exceeded a bound.
 
-    :param what: "time", "memory", "rows", or what else ended the process.
+    :param what: "time", "memory" or "rows"; anything else ended the process in another way.
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -62,12 +62,12 @@ class Exceeded(Exception):
 
 
 class SqlProcess:
-    """A process with bounds that runs one statement; used by one thread at a time, and by none that is forked off.
+    """A process with bounds that runs one statement. Used by one thread at a time, never after a fork.
 
-    Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds as soon
-    as it is planned. Raises SqlFailed.
+    Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds the bounds while
+    it is planned. Raises SqlFailed.
 
-    :param twin: another process of the same arguments, which may have ended: the statement is planned like there.
+    :param twin: another process with the same arguments, perhaps ended, whose plan is used.
     """
 
     def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds, twin: SqlProcess | None = None) -> None:
@@ -75,7 +75,7 @@ class SqlProcess:
         self._owner = os.getpid()
         self._is_stuck = False
         self._process = _started()
-        # Without buffers and their locks, which a fork may find taken.
+        # No buffers: a fork might find their locks taken.
         self._to, self._from = cast("tuple[io.FileIO, io.FileIO]", (self._process.stdin, self._process.stdout))
         _LIVING.add(self)
         setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), columns.empty_table())]
@@ -95,15 +95,15 @@ class SqlProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is this process that started it: a fork may not talk to it."""
+        """Whether this process started it: after a fork it must not be used."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def run(self, table: pa.Table, seconds: float, rows: int) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Return the rows, the numbers of their records behind them, and the records on which the statement fails.
+        """Return the rows, their records' numbers in the last column, and the records on which the statement fails.
 
-        Raises Exceeded, and has ended then.
+        Raises Exceeded after the process has ended.
 
-        :param seconds: what it may take of a processor.
+        :param seconds: processor seconds that it may take.
         :param rows: bytes that the rows may have.
         """
         answer, made = self._asked([({"seconds": seconds, "rows": rows}, table)], seconds, rows)
@@ -121,7 +121,7 @@ class SqlProcess:
             self._process.wait()
 
     def forget(self) -> None:
-        """Let go of the pipes."""
+        """Close the pipes in a fork."""
         self._to.close()
         self._from.close()
 
@@ -157,7 +157,7 @@ class SqlProcess:
         return Exceeded(what, _WHY[what].format(most=most, limit=limit, told=told, rows=rows / 2**20))
 
     def _wait(self, seconds: float) -> None:
-        """Wait for an answer, or the end; where none comes, kill it."""
+        """Wait for an answer or the process's end; kill it if neither comes."""
         answers = select.poll()
         answers.register(self._from, select.POLLIN)
         if not answers.poll(seconds * 1000):
@@ -177,7 +177,7 @@ def _started() -> subprocess.Popen[bytes]:
         raise SqlFailed(f"sql: no process can be had to run it in: {error}.") from error
 
 
-# A fork has the pipes, too, and the other end would not see it when this one is gone.
+# A fork has copies of the pipes: unless they are closed, the process would not notice that this one is gone.
 _LIVING: weakref.WeakSet[SqlProcess] = weakref.WeakSet()
 
 

@@ -33,7 +33,7 @@ NEEDS_HEADERS = frozenset({"headers", "_kafka_headers"})
 
 
 def raw_columns(batch: RawBatch, columns: Collection[str]) -> tuple[dict[str, pa.Array], list[FailedRecord]]:
-    """Return these columns of the records, and those records of which a column can't be made: they hold NULL there."""
+    """Return these columns of the records, and the records for which one can't be made, which have NULL there."""
     made: dict[str, pa.Array] = {}
     bad: dict[int, str] = {}
     for field in RAW_SCHEMA:
@@ -78,7 +78,7 @@ def _text(name: str, values: pa.Array | pa.ChunkedArray, bad: dict[int, str]) ->
 
 def _timestamps(batch: RawBatch, bad: dict[int, str]) -> pa.Array:
     millis = np.asarray(batch.timestamps, np.int64)
-    # Producers may write any 64 bits.
+    # Producers may write any 64-bit number.
     wrong = (millis > _MAX_MILLIS) | (millis < -_MAX_MILLIS)
     for index in np.flatnonzero(wrong):
         bad[int(index)] = f"the record's timestamp {millis[index]} ms is out of range"

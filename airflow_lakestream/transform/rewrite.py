@@ -1,6 +1,7 @@
-"""A checked statement made to carry the number of the record that each row comes from, and to find bad records.
+"""Rewrites a checked statement to carry the number of each row's record, and to find bad records.
 
-What users write stays as it is; the number is a hidden column handed from SELECT to SELECT, out of reach of `*`.
+The user's expressions stay as they are; the number is a hidden column passed from SELECT to SELECT, which `*` does not
+see.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _JSON = f"{HIDDEN}json_"
 
 
 class NotTraceable(Exception):
-    """The statement has a form in which bad records are found by halving the batch only."""
+    """The statement's form allows finding bad records only by halving the batch."""
 
 
 class Rewriter:
     """Rewrites one statement.
 
-    `columns` are those of the input, `texts` those of them that are text, `hidden` those that `*` leaves out.
+    `columns` are the input's columns, `texts` those that are text, `hidden` those that `*` leaves out.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class Rewriter:
         return node
 
     def tracing(self, node: Node) -> Node:
-        """Return a statement that never fails for a record, but tells where it would in a last column.
+        """Return a statement that never fails for a record; its last column tells where it would.
 
-        Raises NotTraceable where one expression makes several columns.
+        Raises NotTraceable if one expression makes several columns.
         """
         node = deepcopy(node)
         self._carry(node, self._trace)
         return node
 
     def sifting(self, node: Node) -> Node:
-        """Return a statement that fails for hardly any record, and says in a last column why one may be bad.
+        """Return a statement that hardly ever fails for a record; its last column tells why a record may be bad.
 
-        `sift_is_exact` tells afterwards whether all of those are bad. Raises NotTraceable where one expression makes
-        several columns.
+        `sift_is_exact` then tells whether all of those are bad. Raises NotTraceable if one expression makes several
+        columns.
         """
         node = deepcopy(node)
         self._carry(node, self._sift)
@@ -92,7 +93,8 @@ class Rewriter:
         fails: list[tuple[str, Node]] = [("", self._expression(BAD))] if not reads_input else []
         if condition := _replaced(node["where_clause"], self._failing_by_a_cast):
             fails.append(("WHERE", condition))
-            # What a condition leaves out is not bad, whatever its columns would do; what it fails for goes on as bad.
+            # A record that a condition leaves out is not bad, whatever its columns would do. One on which it fails is
+            # kept as bad.
             known = self._failures(fails)
             kept = self._expression("_bad IS NOT NULL OR TRY(_e)", _bad=known, _e=condition)
             node["where_clause"] = kept
@@ -109,12 +111,12 @@ class Rewriter:
     def _sift(self, node: Node, reads_input: bool) -> None:
         self._hide(node, [ROW, *self._hidden] if reads_input else [ROW, SUSPECT])
         values = self._look_up_json_at_once(node, guarded=True) if reads_input else {}
-        # What a column is that another SELECT makes is not known here.
+        # A column made by another SELECT is unknown here.
         sifter = Sifter(self._expression, self._texts if reads_input else ())
         reasons = [] if reads_input else [self._expression(SUSPECT)]
         if node["where_clause"]:
             reasons = self._sift_condition(node, sifter, values, reasons)
-        # What is mentioned several times is made once: here, and not for records that are filtered.
+        # A value that is mentioned several times is made once: here, and not for filtered records.
         if values:
             self._add_columns(node, values)
             sifter.is_made = True
@@ -128,11 +130,11 @@ class Rewriter:
                 reasons.append(self._at(f"column {item['alias']}", sifter.first(why)))
         node["select_list"] += [self._expression(ROW), {**sifter.first(reasons), "alias": SUSPECT}]
         self._add_casts(node, sifter)
-        # A column that nobody reads fails for no record, so of several SELECTs it is not known.
+        # A column that nobody reads fails for no record: with several SELECTs that is unknown.
         self.sift_is_exact = self.sift_is_exact and sifter.is_exact and reads_input
 
     def _sift_condition(self, node: Node, sifter: Sifter, values: dict[str, Node], reasons: list[Node]) -> list[Node]:
-        """Sift the WHERE of a SELECT, and make those of the values that it mentions; return what else may be said."""
+        """Sift a SELECT's WHERE, and compute the values that it mentions; return the other reasons."""
         mentioned = {part["column_names"][0] for part in expressions(node["where_clause"]) if _is_column(part)}
         if early := {name: values.pop(name) for name in list(values) if name.removesuffix(VALUE) in mentioned}:
             self._add_columns(node, early)
@@ -145,8 +147,8 @@ class Rewriter:
             node["where_clause"] = condition
             return reasons
         self._add_columns(node, {_FILTERED: sifter.first(reasons)})
-        # A suspect goes on, whatever the NULLs in the place of its failures make of the condition. DuckDB would put
-        # the condition ahead of all columns in it and make each again at each mention, but for what is volatile.
+        # A suspect passes, whatever NULL in place of its failures makes of the condition. random() makes it volatile:
+        # DuckDB would otherwise evaluate it before the columns in it, and each of them again at each mention.
         kept = self._expression(
             "(_r IS NOT NULL OR _w) AND random() >= 0", _r=self._expression(_FILTERED), _w=condition
         )
@@ -159,7 +161,7 @@ class Rewriter:
             self._add_columns(node, casts)
 
     def _add_columns(self, node: Node, columns: dict[str, Node]) -> None:
-        """Put a SELECT in between that makes columns, each of one expression, out of reach of `*`."""
+        """Insert a SELECT that makes columns, each from one expression, which `*` does not see."""
         source = node["from_table"]
         name = source["alias"] or source.get("table_name") or f"{HIDDEN}from"
         query = f"SELECT * FROM (SELECT * FROM nothing) AS {_quoted(name)}"
@@ -182,12 +184,12 @@ class Rewriter:
         return {**failing, "alias": node["alias"]}
 
     def _failures(self, fails: list[tuple[str, Node]]) -> Node:
-        """Return an expression for the first place that fails; the place "" is one that an inner SELECT found."""
+        """Return an expression for the first place that fails; the place "" was found by an inner SELECT."""
         parts, cases = {}, []
         for index, (name, expression) in enumerate(fails):
             parts[f"_e{index}"] = expression
             if name:
-                # A struct is never NULL, so NULL can only mean that making it failed.
+                # A struct is never NULL, so NULL means that making it failed.
                 cases.append(f"WHEN TRY({{'e': _e{index}}}) IS NULL THEN {_literal(name)}")
             else:
                 cases.append(f"WHEN _e{index} IS NOT NULL THEN _e{index}")
@@ -202,9 +204,9 @@ class Rewriter:
                 part["exclude_list"] += [name for name in names if name.lower() not in there]
 
     def _look_up_json_at_once(self, node: Node, *, guarded: bool = False) -> dict[str, Node]:
-        """Let all paths of a column be looked up in one go: each json_value of its own reads the document twice.
+        """Look up all paths of a column at once: otherwise each json_value reads the document twice.
 
-        Returns what makes the values of the texts that were found, by names for them.
+        Returns the expressions for the values of the texts that were found, by name.
         """
         source = node["from_table"]
         table = source["alias"] or source["table_name"]
@@ -216,7 +218,7 @@ class Rewriter:
             return {}
         texts = [f"{_texts(column, found, guarded)} AS {_quoted(_JSON + column)}" for column, found in paths.items()]
         inner = f"SELECT *, {', '.join(texts)} FROM {INPUT}"
-        # A column for each text, since each mention of an element would copy it out of the list again.
+        # A column per text: each mention of a list element would copy it.
         numbered = [(column, i) for column, found in paths.items() for i in range(1, len(found) + 1)]
         single = {f"{_JSON}{column}_{i}": f"{_quoted(_JSON + column)}[{i}]" for column, i in numbered}
         elements = ", ".join(f"{text} AS {_quoted(name)}" for name, text in single.items())
@@ -227,7 +229,7 @@ class Rewriter:
         return {f"{name}{VALUE}": self._expression(text) for name, text in self._values(paths).items()}
 
     def _values(self, paths: dict[str, list[str]]) -> dict[str, str]:
-        """Return what makes the value of each text, by the name of the text's column."""
+        """Return the expression for each text's value, by the name of the text's column."""
         return {
             f"{_JSON}{column}_{i}": (
                 f"{LOOKED_UP}_or_null({_quoted(column)}, {_literal(path)}, {_quoted(_JSON + column)}, "
@@ -257,7 +259,7 @@ class Rewriter:
         return {**replaced, "alias": node["alias"]}
 
     def _expression(self, sql: str, **parts: Node) -> Any:
-        """Return the parsed expression, with parts put in where their names stand."""
+        """Return the parsed expression, with the parts in place of their names."""
         parsed = parse(self._database, f"SELECT {sql}")["statements"][0]["node"]["select_list"][0]
 
         def put_in(node: Node) -> Node | None:
@@ -271,7 +273,7 @@ def _is_column(node: Node) -> bool:
 
 
 def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
-    """Return the tree with every expression for which `replace` has another one. Names inside lambdas are their own."""
+    """Return the tree with expressions replaced where `replace` returns one. Names inside lambdas are left alone."""
     if isinstance(node, list):
         return [_replaced(child, replace) for child in node]
     if not isinstance(node, dict) or node.get("class") == "LAMBDA":
@@ -283,7 +285,7 @@ def _replaced(node: Any, replace: Callable[[Node], Node | None]) -> Any:
 
 def _texts(column: str, paths: list[str], guarded: bool) -> str:
     extract = f"json_extract_string({_quoted(column)}, [{', '.join(map(_literal, paths))}])"
-    # To catch a failure is what takes long; to look first takes a tenth more.
+    # Catching a failure is slow; checking first takes a tenth longer.
     return f"CASE WHEN json_valid({_quoted(column)}) THEN {extract} END" if guarded else f"TRY({extract})"
 
 

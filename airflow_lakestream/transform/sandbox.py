@@ -1,7 +1,7 @@
-"""A DuckDB of our own in memory that reaches nothing outside itself, and the functions that a statement may call.
+"""Our own in-memory DuckDB that reaches nothing outside itself, and the functions that a statement may call.
 
-A statement is templated, so parts of it come from whoever may trigger a DAG. Two walls stand one behind the other:
-the settings here, and the closed list of what a statement may consist of (`statement`).
+A statement is templated, so parts of it come from whoever may trigger a DAG. There are two walls: the settings here,
+and the closed list of what a statement may contain (`statement`).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _SETTINGS = {
 
 _LOCKED = (
     "SET enable_progress_bar = false",
-    # Python variables are no tables.
+    # Python variables must not become tables.
     "SET GLOBAL python_enable_replacements = false",
-    # What a timestamp without zone means may not hang on the machine's zone: a retry runs on another worker.
+    # A timestamp without zone must mean the same on every machine: a retry may run on another worker.
     "SET GLOBAL TimeZone = 'UTC'",
-    # Conditions would be moved into the Arrow scan, which compares by rules of its own; and what several expressions
-    # share would be moved out of the TRY or CASE that guards it.
+    # The first would move conditions into the Arrow scan, which compares by its own rules; the second would move shared
+    # expressions out of the TRY or CASE that guards them.
     "SET GLOBAL disabled_optimizers = 'filter_pushdown,common_subexpressions'",
     "SET GLOBAL lock_configuration = true",
 )
 
-# Listed as constant by mistake; and as volatile, so that it is not called before its time: how to reject a record.
+# One is wrongly listed as constant. The other is volatile, so that it is not called early: it rejects a record.
 _MISLABELLED = frozenset({"current_localtime", "current_localtimestamp", "current_setting", "getvariable"})
 _ALLOWED_ANYWAY = frozenset({"error"})
 
-# SQL's functions without parentheses: DuckDB's parser takes them for columns.
+# SQL's functions without parentheses: DuckDB parses them as columns.
 BARE_FUNCTIONS = frozenset(
     {
         "current_catalog",
@@ -69,7 +69,7 @@ def open_database(memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
 
 
 def parse(database: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
-    """Return DuckDB's own parsed form of the statements. Raises duckdb.Error for what is no SQL."""
+    """Return DuckDB's parsed form of the statements. Raises duckdb.Error for invalid SQL."""
     ((text,),) = database.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
     parsed: dict[str, Any] = json.loads(text)
     return parsed
@@ -84,9 +84,9 @@ def unparse(database: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
 
 @cache
 def scalar_functions() -> dict[str, str]:
-    """Return each function that this DuckDB has, with why a statement may not call it; "" where it may.
+    """Return each function of this DuckDB with the reason why a statement may not call it; "" if it may.
 
-    Asked of DuckDB itself, so that a new version's functions are judged by what they are, not by a list of ours.
+    Asked of DuckDB itself, so that a new version's functions are judged by their properties, not by a list of ours.
     """
     database = duckdb.connect(":memory:", config=dict(_SETTINGS))
     database.execute("SET threads = 1")
@@ -110,7 +110,7 @@ def scalar_functions() -> dict[str, str]:
 def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
     kinds = {kind for kind, _ in overloads}
     if "scalar" in kinds:
-        # In an expression it is the scalar one that is called.
+        # In an expression the scalar overload is called.
         kinds -= {"table", "pragma"}
     if name in BARE_FUNCTIONS or name in _MISLABELLED:
         return CHANGING
@@ -124,7 +124,7 @@ def _verdict(name: str, overloads: set[tuple[str, str]]) -> str:
 
 
 def _judge_macros(verdicts: dict[str, str], calls: dict[str, set[str]]) -> None:
-    """Let what a macro calls speak for the macro, through macros of macros."""
+    """Judge a macro by what it calls, through macros of macros."""
     changed = True
     while changed:
         changed = False
@@ -152,7 +152,7 @@ def _collect(node: Any, names: set[str]) -> None:
 
 
 def is_word(name: str) -> bool:
-    """Tell a function's name from an operator's: operators only compute."""
+    """Tell a function's name from an operator's; operators only compute."""
     return name[:1].isalpha() or name[:1] == "_"
 
 

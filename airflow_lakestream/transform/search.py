@@ -1,7 +1,7 @@
-"""A statement run on batches within bounds; where a batch exceeds one, the record is found that exceeds it alone.
+"""Runs a statement on batches within bounds. If a batch exceeds a bound, finds the record that exceeds it alone.
 
-A batch that does is cut, and the parts that do are cut again. To run a part costs next to nothing, and one that exceeds
-what it may take costs just that, since a part of a batch may take little: a record alone may take as much as a batch.
+Such a batch is cut into parts, and parts that exceed a bound are cut again. Running a part costs next to nothing, and a
+part of a batch has small bounds, so exceeding them costs little; a single record has the bounds of a whole batch.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from airflow_lakestream.transform.process import Exceeded, SqlProcess
 
 log = logging.getLogger(__name__)
 
-# Into so many parts a batch is cut that exceeds a bound.
+# The number of parts into which a batch that exceeds a bound is cut.
 PARTS = 16
-# Seconds of a processor that such a part may take.
+# Processor seconds for such a part.
 _OF_PART = 0.5
-# Seconds that may be lost to records that exceed a bound, beside as many as all others take. Then a record may take no
-# more than a part; when three times as many are lost, a part of a batch that exceeds a bound is not cut any more.
+# Processor seconds that may be lost to records that exceed a bound, in addition to the time that all others take. After
+# that a record gets no more than a part does. After three times as much, parts that exceed a bound are no longer cut.
 _LOST = 300.0
-# Bytes that the rows of a record may have for each byte of it, and for each value in them.
+# Bytes that a record's rows may have, per byte of the record and per value of the rows.
 _GROWTH = 8
 _OF_VALUE = 32
 
 
 class Search:
-    """Runs one statement, for several threads at once; each has a process of its own meanwhile.
+    """Runs one statement for several threads at once, each in its own process.
 
     Raises InvalidArgument and SqlFailed as `SqlProcess` does.
     """
@@ -40,10 +40,10 @@ class Search:
     def __init__(self, sql: str, columns: pa.Schema, bounds: Bounds) -> None:
         self._sql, self._columns, self._bounds = sql, columns, bounds
         self._idle: list[SqlProcess] = []
-        # How many records may be run at once, as far as is known; and how many of them exceeded a bound.
+        # The number of records that may be run at once, as far as known, and how many exceeded a bound.
         self._most, self._found = 2**31, 0
         self._gained = self._lost = 0.0
-        # The least number of records at once that the log has been told of.
+        # The least number of records at once that was logged.
         self._told = 2**31
         self._first = SqlProcess(sql, columns, bounds)
         self._idle.append(self._first)
@@ -52,20 +52,20 @@ class Search:
         self._values = _leaves(pa.struct(list(self.schema)))
 
     def run(self, table: pa.Table, bad: list[FailedRecord]) -> Iterator[pa.Table]:
-        """Yield the rows in order, in pieces, with the numbers of their records; add those that are bad to `bad`."""
-        # What a row may have in any case.
+        """Yield the rows in order, in pieces, with the numbers of their records; add bad records to `bad`."""
+        # Any row may have this many bytes.
         share = self._bounds.rows / max(1, table.num_rows) + _OF_VALUE * self._values
         for part in self._cut(table, table.num_rows):
             yield from self._tried(part, share, bad, is_cut=part.num_rows < table.num_rows)
 
     def close(self) -> None:
-        """End the processes that run nothing."""
+        """End the idle processes."""
         while self._idle:
             self._idle.pop().close()
 
     def _tried(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> Iterator[pa.Table]:
         error = None
-        # The second time it is another process: the first may have been killed by somebody, or have had no memory left.
+        # Tried in a second process: the first may have been killed from outside, or found no memory.
         for _ in range(2 if part.num_rows == 1 else 1):
             try:
                 yield self._asked(part, share, bad, is_cut=is_cut)
@@ -74,7 +74,7 @@ class Search:
                 error = exceeded
                 if exceeded.is_certain:
                     break
-        assert error is not None, "it was tried"
+        assert error is not None, "at least one try was made"
         if part.num_rows > 1 and not (is_cut and self._is_lost(3)):
             yield from self._in_parts(part, share, bad, error)
             return
@@ -91,7 +91,7 @@ class Search:
         for piece in self._cut(part, size):
             yield from self._tried(piece, share, bad, is_cut=True)
         if self._found == found and error.what in ("time", "memory"):
-            # No record is to blame: there were too many at once.
+            # No single record is to blame: too many were run at once.
             self._most = min(self._most, size)
 
     def _asked(self, part: pa.Table, share: float, bad: list[FailedRecord], *, is_cut: bool) -> pa.Table:
@@ -112,7 +112,7 @@ class Search:
     def _cut(self, table: pa.Table, size: int) -> Iterator[pa.Table]:
         start = 0
         while start < table.num_rows:
-            # Looked at each time: what is learned from one part holds for the next.
+            # Checked each time: what one part shows holds for the next.
             part = table.slice(start, min(size, self._most))
             start += part.num_rows
             yield part

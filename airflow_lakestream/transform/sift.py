@@ -1,7 +1,7 @@
-"""A statement that does not fail, and says of which records it would.
+"""Rewrites a statement so that it does not fail, but says for which records it would.
 
-One record that fails makes DuckDB look at all those around it one by one, which takes thirty times as long. Most
-failures are a cast or a document that is no JSON, and of these DuckDB can tell without failing.
+One failing record makes DuckDB look at all records around it one by one, which takes thirty times as long. Most
+failures are a cast or a document that is no JSON, and DuckDB can detect these without failing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from airflow_lakestream.transform.statement import Node, arguments_of
 
 LOOKED_UP = "_lakestream_json_value"
-# Behind the name of a column with a text that was found in a document: the one with what json_value makes of it.
+# Suffix of a text column found in a document: the column with json_value's result for it.
 VALUE = "_value"
 _MOST = 80
 
-# Functions that need all their arguments, whatever the first ones are.
+# Functions that always need all their arguments.
 _PLAIN = frozenset(
     {
         *("abs", "ceil", "concat", "date_part", "date_trunc", "epoch_ms", "floor", "hash", "left", "length", "lower"),
@@ -25,31 +25,31 @@ _PLAIN = frozenset(
 )
 _PLAIN_OPERATORS = frozenset({"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"})
 
-# Makes an expression of SQL with parts in it.
+# Builds a SQL expression from a template and its parts.
 Build = Callable[..., Any]
 
 
 class Sifter:
-    """Takes the failures out of expressions.
+    """Removes failures from expressions.
 
-    `is_exact` says whether what was sifted so far fails for just those records of which it is said: not so where a
-    function may do without one of its arguments, or a cast makes NULL of what is none.
+    `is_exact` says whether all records sifted so far really fail: not if a function may do without one of its
+    arguments, or a cast makes NULL of a value.
 
-    :param texts: lower-case names of columns that are text.
+    :param texts: lower-case names of text columns.
     """
 
     def __init__(self, build: Build, texts: Collection[str]) -> None:
         self._build = build
         self._texts = texts
         self.is_exact = True
-        # Whether there are columns with the values of looked up texts.
+        # Whether there are columns with the values of looked-up texts.
         self.is_made = False
-        # Casts of looked up texts by the names of columns for them: mentioned twice, they are to be made once.
+        # Casts of looked-up texts, by column name: made once even if mentioned twice.
         self._casts: dict[str, Node] = {}
         self._taken = 0
 
     def sifted(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return the expression with NULL in the place of failures, and others that say why it would fail, or NULL."""
+        """Return the expression with NULL in place of failures, and expressions for why it would fail, or NULL."""
         kind = node["class"]
         if kind in ("LAMBDA", "TYPE") or node["type"] == "OPERATOR_TRY":
             return node, []
@@ -65,13 +65,13 @@ class Sifter:
         return made, reasons
 
     def take_casts(self) -> dict[str, Node]:
-        """Return the casts that were found since the last time, by the names of columns for them."""
+        """Return the casts found since the last call, by column name."""
         found = dict(list(self._casts.items())[self._taken :])
         self._taken = len(self._casts)
         return found
 
     def first(self, reasons: list[Node]) -> Node:
-        """Return an expression for the first reason there is."""
+        """Return an expression for the first reason that is not NULL."""
         parts = {f"_r{index}": reason for index, reason in enumerate(reasons)}
         found: Node = self._build(f"coalesce({', '.join([*parts, 'CAST(NULL AS VARCHAR)'])})", **parts)
         return found
@@ -111,7 +111,7 @@ class Sifter:
         return cast, [*reasons, self._build(f"CASE WHEN _c IS NOT NULL AND _t IS NULL THEN {text} END", **parts)]
 
     def _named(self, text: str, cast: Node) -> str:
-        """Return the name of the column for a cast, which may be there."""
+        """Return the name of the cast's column, which may exist already."""
         plain = _without_places({**cast, "alias": ""})
         for name, known in self._casts.items():
             if _without_places(known) == plain:
@@ -142,7 +142,7 @@ class Sifter:
         return {**value, "alias": node["alias"]}, [reason]
 
     def _case(self, node: Node) -> tuple[Node, list[Node]]:
-        """Return a CASE in which a condition, or a value, fails for those records alone that come to it."""
+        """Return a CASE whose conditions and values fail only for records that reach them."""
         otherwise, reasons = self.sifted(node["else_expr"])
         checks: list[Node] = []
         for check in reversed(node["case_checks"]):
@@ -159,9 +159,9 @@ class Sifter:
 
 
 def in_order(node: Node | None, build: Build) -> Node | None:
-    """Return a condition in which each part is looked at where those before it leave it open, and only there.
+    """Return a condition whose parts are evaluated in order, each only if those before it leave it open.
 
-    DuckDB takes the parts in any order, by what took least time so far: which of them fail would be chance.
+    DuckDB evaluates the parts in any order, the fastest so far first: which of them fails would be chance.
     """
     if node is None or node["type"] not in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
         return node
@@ -176,7 +176,7 @@ _EITHER = "CASE WHEN _a THEN true ELSE _b END"
 
 
 def _without_places(node: Any) -> Any:
-    """Return an expression without the places where its parts stand in the text."""
+    """Return an expression without the positions of its parts in the text."""
     if isinstance(node, list):
         return [_without_places(child) for child in node]
     if isinstance(node, dict):

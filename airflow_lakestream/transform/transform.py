@@ -1,4 +1,4 @@
-"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch, in a process of its own."""
+"""`SqlTransform`: one checked statement, run by DuckDB on each micro-batch, in a separate process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from airflow_lakestream.transform.search import Search
 class SqlTransform:
     """Turns each record into one row, or none, by a SELECT. It can be pickled, and called from several threads.
 
-    The statement runs in processes of its own, one for each thread that calls at the same time: they are kept, and end
-    with this object or this process. See `Bounds` for what each of them may take.
+    The statement runs in separate processes, one per thread that calls at the same time. They are reused, and end with
+    this object or this process. See `Bounds` for what each of them may use.
 
     :param sql: the statement; it reads from {{ input }}.
-    :param input_schema: columns of the decoded rows, metadata columns among them; None for raw records.
+    :param input_schema: columns of the decoded rows, metadata columns included; None for raw records.
     :param memory_limit: what DuckDB may use for data. The process may have 512 MiB more.
-    :param threads: threads that DuckDB uses for one batch; batches of several threads run side by side anyway.
-    :param timeout: seconds of one processor that the statement may take for one record, and for a batch at once. A
+    :param threads: threads that DuckDB uses for one batch; batches of several threads run in parallel anyway.
+    :param timeout: processor seconds that the statement may take for one record, and for a batch at once. A
         record that takes more is bad.
 
-    Raises InvalidArgument for a statement that is not allowed, that does not fit the columns, or that exceeds its
-    bounds without any record; SqlFailed where no process can be had.
+    Raises InvalidArgument for a statement that is not allowed, does not fit the columns, or exceeds its bounds
+    without any record; SqlFailed if no process can be started.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class SqlTransform:
 
     @property
     def needs_keys(self) -> bool:
-        """Whether raw records have to be read with their keys."""
+        """Whether raw records must be read with their keys."""
         return self.input_schema is None and bool(NEEDS_KEYS & self.input_columns)
 
     @property
     def needs_headers(self) -> bool:
-        """Whether raw records have to be read with their headers."""
+        """Whether raw records must be read with their headers."""
         return self.input_schema is None and bool(NEEDS_HEADERS & self.input_columns)
 
     def apply(self, batch: RawBatch | pa.Table) -> Transformed:
-        """Return what becomes of each record: of a RawBatch, or of a table with the input schema.
+        """Return the result for each record of a RawBatch, or of a table with the input schema.
 
-        Indices of the result count what is given here. Raises SqlFailed.
+        The result's indices count the records given here. Raises SqlFailed.
         """
         columns, bad = self._columns(batch)
         numbers = np.arange(len(batch), dtype=np.int64)
-        # pa.table of a dict imports pandas, half a second of a task's first commit.
+        # pa.table of a dict would import pandas: half a second in a task's first commit.
         table = pa.Table.from_arrays([*columns.values(), pa.array(numbers)], [*columns, ROW])
         if bad:
             table = table.take(pa.array(np.delete(numbers, [failed.index for failed in bad])))
@@ -94,7 +94,7 @@ class SqlTransform:
 
 
 def _filtered(count: int, kept: Indices, bad: list[FailedRecord]) -> Indices:
-    """Return the records that are neither rows nor bad, having proven that rows and records are still aligned."""
+    """Return the records that are neither rows nor bad, after checking that rows and records are aligned."""
     failed = np.array([record.index for record in bad], np.int64)
     for numbers in (kept, failed):
         if len(numbers) and not (np.all(np.diff(numbers) > 0) and numbers[0] >= 0 and numbers[-1] < count):

@@ -1,4 +1,4 @@
-"""DuckDB's types as Arrow types that a table has a place for: by a cast where one is needed, or not at all."""
+"""DuckDB's types as Arrow types that a table can hold: directly, by a cast, or not at all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
 
-# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, where it is another one. Small integers
-# become those that Iceberg has; a value that is too large for a decimal of 38 digits fails its record.
+# By DuckDB's type id: the Arrow type, and the DuckDB type to cast to first, if it is another one. Small integers become
+# Iceberg's integers. A value that is too large for a decimal of 38 digits fails its record.
 _PLAIN: dict[str, tuple[pa.DataType, str]] = {
     "boolean": (pa.bool_(), ""),
     "tinyint": (pa.int32(), "INTEGER"),
@@ -45,13 +45,13 @@ _REMEDY = {
     "uuid": "Cast it to VARCHAR: a UUID inside another value has no place.",
 }
 _UUID = pa.uuid()
-# DuckDB's infinities are the largest integers, and would be dates far away in any other reader.
+# DuckDB's infinities are the largest integers: other readers would see far-away dates.
 _MAY_BE_INFINITE = frozenset({"date", "timestamp", "timestamp_s", "timestamp_ms", "timestamp with time zone"})
 
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """A column of the result: its field, the SQL that makes DuckDB hand it over like that, and when that fails."""
+    """An output column: its field, the SQL that returns it in that type, and the condition on which that fails."""
 
     field: pa.Field
     expression: str
@@ -59,7 +59,7 @@ class OutputColumn:
 
 
 def output_column(name: str, kind: Any) -> OutputColumn:
-    """Return the column of this DuckDB type. Raises InvalidArgument for a type that tables have no place for."""
+    """Return the column of this DuckDB type. Raises InvalidArgument if tables can't hold the type."""
     quoted = '"' + name.replace('"', '""') + '"'
     if kind.id == "uuid":
         return OutputColumn(pa.field(name, _UUID), f"unhex(replace(CAST({quoted} AS VARCHAR), '-', ''))")
@@ -77,7 +77,7 @@ def output_column(name: str, kind: Any) -> OutputColumn:
 
 
 def _fails(quoted: str, target: str) -> str:
-    # A struct is never NULL, so NULL can only mean that making it failed.
+    # A struct is never NULL, so NULL means that making it failed.
     return f"TRY({{'e': CAST({quoted} AS {target})}}) IS NULL"
 
 

@@ -1,6 +1,6 @@
-"""The process in which a statement runs: it knows nothing but the statement and the records, and ends with its parent.
+"""The process in which a statement runs: it has only the statement and the records, and ends with its parent.
 
-Started by `process`, as a new interpreter: no memory, secret or lock of a task is in here.
+`process` starts it as a new interpreter: it has no memory, secret or lock of a task.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _Asked = queue.SimpleQueue[tuple[dict[str, Any], pa.Table]]
 
 
 def main() -> None:
-    """Serve the statement of the first message to all that follow."""
+    """Run the statement of the first message on all messages that follow."""
     sys.meta_path.insert(0, _NoPandas())
-    # Both come to all processes of a terminal or a container; the parent decides, and its end is the end of this one.
+    # Both signals reach all processes of a terminal or container. The parent decides, and this process ends with it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    # Whatever prints is not to be taken for an answer.
+    # Keep prints out of the answers.
     os.dup2(2, 1)
     asked: _Asked = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.fileno(), asked), daemon=True).start()
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 class _NoPandas:
-    """Arrow and DuckDB import it where they can, which takes as long as all else together, and have no use for it."""
+    """Hides pandas: Arrow and DuckDB import it if they can, which doubles the start-up time, and do not need it."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -111,20 +111,20 @@ class _Server:
         return pa.Table.from_arrays([*columns, part.columns[-1]], schema=schema)
 
     def _fail(self, **words: str | list[str]) -> None:
-        """Say it, and end: what is left of the memory is nothing to go on with."""
+        """Send an error and end: little memory may be left."""
         send(self._answers, words, pa.table({}))
         os._exit(0)
 
 
 def _said(error: Exception) -> str:
-    # Behind the first line it advises settings that nobody can make.
+    # After the first line DuckDB advises settings that users can't change.
     return str(error).partition("\n")[0] or "there is no more"
 
 
 class _Timer:
-    """Lets the system end this process when what stands within takes more than so many seconds of a processor.
+    """Ends this process if the block takes more than so many seconds of processor time.
 
-    The clock counts what all threads of the process take, and stands still while others have the processors.
+    The clock counts all threads of the process, and stands still while other processes have the processors.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -145,29 +145,29 @@ def _listen(source: int, asked: _Asked) -> None:
     except MemoryError:
         os._exit(TOO_LARGE)
     finally:
-        # Also in the midst of a statement, and also when the parent was killed: nobody else has its end of the pipe.
+        # EOF comes also during a statement, and also if the parent was killed: nobody else has its end of the pipe.
         os._exit(0)
 
 
 def _be_bounded(bounds: Bounds) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    # It would hold records.
+    # A core file would hold records.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
-        # macOS holds nobody to a limit of memory.
+        # macOS does not enforce a memory limit.
         threading.Thread(target=watch_memory, args=(bounds.memory,), daemon=True).start()
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = bounds.data if hard == resource.RLIM_INFINITY else min(bounds.data, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    # Where memory is short all the same, the kernel is to end this process and not the task.
+    # If memory gets short, the kernel should kill this process, not the task.
     with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
         score.write("1000")
 
 
 def watch_memory(most: int) -> None:
-    """End this process soon after it held more bytes than these."""
+    """End this process soon after it holds more than `most` bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= most:
         time.sleep(0.02)

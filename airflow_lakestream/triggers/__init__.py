@@ -1,1 +1,1 @@
-"""What waits in Airflow's triggerer: asyncio around the same functions that the operators call."""
+"""What waits in Airflow's triggerer: asyncio around the functions that the operators call."""

@@ -1,4 +1,4 @@
-"""Waits for what a sensor waits for, without a worker slot."""
+"""Waits for a sensor's condition without a worker slot."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 from airflow_lakestream.watching.asking import Check, guarded
 from airflow_lakestream.watching.checks import make_check
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 log = logging.getLogger(__name__)
 
-# Airflow's own time-out of a deferred task comes so much later than the trigger's: it is for a triggerer that is down.
+# Airflow's time-out of a deferred task comes this much later than the trigger's: it is for a triggerer that is down.
 GRACE = 60.0
-# A sensor that waits for the same reason all the time says so again after so many looks.
+# A sensor that keeps waiting for the same reason logs it again after this many looks.
 _SAY_AGAIN = 10
 
 
 class LookTrigger(BaseTrigger):
-    """Looks again and again, fires once: the verdict, as `watching.verdict.Verdict` writes it.
+    """Looks again and again, and fires once, with `watching.verdict.Verdict` as its event.
 
-    A triggerer that is restarted loses nothing: what it was made with is all that it goes by. Its arguments beyond
-    these are the check's, by name; where the task was started in the triggerer they are templates until Airflow has
-    rendered them.
+    A restarted triggerer loses nothing: the trigger depends on its arguments alone. The arguments not named here are
+    the check's; if the task was started in the triggerer, they are templates until Airflow has rendered them.
 
     :param check: a name of `watching.checks`.
     :param poll_interval: seconds between two looks.
     :param timeout: seconds that the sensor may wait.
-    :param began: when the task began, in seconds since the epoch; None: Airflow knows, by its own time-out.
-    :param forgiving: an error that a retry may mend is waited for.
+    :param began: when the task began, in seconds since the epoch; None: derived from Airflow's time-out.
+    :param forgiving: go on waiting after an error that a retry may fix.
     """
 
     def __init__(
@@ -61,19 +60,19 @@ class LookTrigger(BaseTrigger):
         self.forgiving = forgiving
         self._names = tuple(arguments)
         for name, value in arguments.items():
-            # As attributes, for that is where Airflow renders templates.
+            # As attributes: Airflow renders templates there.
             setattr(self, name, value)
         self._said = ""
         self._looks_since = 0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger anew; no secret is in it."""
+        """Return what rebuilds this trigger, without secrets."""
         own = ("check", "poll_interval", "timeout", "began", "forgiving")
         kwargs = {name: getattr(self, name) for name in (*own, *self._names)}
         return "airflow_lakestream.triggers.look.LookTrigger", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is nothing more to wait for."""
+        """Look until there is nothing to wait for."""
         verdict = await self._verdict()
         yield TriggerEvent(verdict.to_dict())  # type: ignore[no-untyped-call]  # Airflow has no types here
 
@@ -88,13 +87,13 @@ class LookTrigger(BaseTrigger):
         while True:
             looking = guarded(check, places, time.time() - began, forgiving=self.forgiving)
             verdict = await looks.look(looking, self.poll_interval)
-            # Airflow's metrics may look for their server, and read files of their own.
+            # In a thread: Airflow's metrics may look up their server and read files.
             await looks.in_thread(partial(measure_look, self.check, verdict.value, self._tags()))
             left = began + self.timeout - time.time()
-            if verdict.outcome is not Outcome.WAITING:
+            if verdict.outcome is not LookOutcome.WAITING:
                 return verdict
             if left <= 0:
-                return replace(verdict, outcome=Outcome.TIMED_OUT)
+                return replace(verdict, outcome=LookOutcome.TIMED_OUT)
             await self._say(verdict)
             pause = next_look(time.time(), self.poll_interval, check.subject) - time.time()
             await asyncio.sleep(max(0.0, min(pause, left)))
@@ -107,7 +106,7 @@ class LookTrigger(BaseTrigger):
     def _began(self) -> float:
         if self.began is not None:
             return self.began
-        # Set by the triggerer of Airflow 3.3, which alone starts tasks in a trigger with templates.
+        # Set by Airflow 3.3's triggerer, the only one that starts tasks in a trigger with templates.
         end = getattr(self, "timeout_after", None)
         if end is None:
             return time.time()
@@ -116,7 +115,7 @@ class LookTrigger(BaseTrigger):
         return began
 
     def _tags(self) -> dict[str, str]:
-        # Airflow tells the trigger which task it is of.
+        # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), vars(self))
 
     async def _say(self, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""One answer for all triggers of a process that ask the same question, found in a bounded pool of threads."""
+"""Shared answers: triggers of a process that ask the same question get one answer, from a bounded pool of threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 from airflow_lakestream.watching.asking import Ask, Looking
 from airflow_lakestream.watching.verdict import Verdict
 
-# Looks wait for brokers and catalogs most of the time. More at once would only open more connections at once.
+# Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8
-# An answer that was begun so many seconds ago serves others as well; with short polls, half a poll.
+# An answer is shared for this many seconds after it was begun; with short polls, for half a poll.
 SHARED_FOR = 5.0
 
 T = TypeVar("T")
@@ -37,11 +37,11 @@ class SharedLooks:
         self._answers: dict[tuple[Any, ...], _Answer] = {}
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what may block."""
+        """Run in a thread what may block."""
         return await self._loop.run_in_executor(self._pool, work)
 
     async def look(self, looking: Looking, interval: float) -> Verdict:
-        """Run a look of a sensor that polls each `interval` seconds."""
+        """Run a look for a sensor that polls every `interval` seconds."""
         asked: list[Ask] = []
         keep = min(SHARED_FOR, interval / 2)
         try:
@@ -51,7 +51,7 @@ class SharedLooks:
                     answer = await self._answer(asked[-1], keep)
                 except Exception as e:  # noqa: BLE001  # the look decides what becomes of it
                     self._forget(asked)
-                    # The same error is raised for each who waits for it, and each would add its frames.
+                    # All waiters get the same error object, and each would add its frames.
                     asked.append(looking.throw(e.with_traceback(None)))
                 else:
                     asked.append(looking.send(answer))
@@ -62,10 +62,10 @@ class SharedLooks:
     async def _answer(self, ask: Ask, keep: float) -> Any:
         known = self._answers.get(ask.key)
         kept_for = keep if ask.keep is None else ask.keep
-        # One that is still being found is always waited for: a broker that hangs takes one thread for each question.
+        # An answer in progress is always awaited: a hanging broker takes one thread per question.
         if known is None or (known.future.done() and self._loop.time() - known.begun > kept_for):
             known = self._ask(ask, kept_for)
-        # A trigger that is cancelled leaves the answer to the others.
+        # A cancelled trigger leaves the answer to the others.
         return await asyncio.shield(known.future)
 
     def _ask(self, ask: Ask, kept_for: float) -> _Answer:
@@ -74,7 +74,7 @@ class SharedLooks:
 
         def found(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
-                # Else asyncio complains of an error that nobody waited for any more.
+                # Otherwise asyncio reports an error that nobody awaits any more.
                 future.exception()
             self._loop.call_later(kept_for, self._drop, ask.key, begun)
 
@@ -86,7 +86,7 @@ class SharedLooks:
             del self._answers[key]
 
     def _forget(self, asked: list[Ask]) -> None:
-        """Open connections anew after an error: they may be what is wrong, and be corrected by the next look."""
+        """Forget opened connections after an error, so that the next look opens them again: they may be the cause."""
         for ask in asked:
             known = self._answers.get(ask.key)
             if ask.keep is not None and known is not None and known.future.done():
@@ -107,7 +107,7 @@ def shared_looks() -> SharedLooks:
 def next_look(now: float, interval: float, subject: str) -> float:
     """Return when a sensor looks next, in seconds since the epoch.
 
-    Those of one subject and interval look at the same moment, so that one answer serves all; others at other moments.
+    Sensors of one subject and interval look at the same moment and share the answer; others look at other moments.
     """
     offset = zlib.crc32(subject.encode()) / 2**32 * interval
     return (math.floor((now - offset) / interval) + 1) * interval + offset

@@ -1,4 +1,4 @@
-"""Waits until a Spark driver needs somebody, without a worker slot: done, to be restarted, or given up."""
+"""Waits, without a worker slot, until a Spark driver is done, must be restarted, or is given up."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ log = logging.getLogger(__name__)
 
 
 class SparkStreamTrigger(BaseTrigger):
-    """Watches a driver by its lease and its progress, which are all that can be seen from any machine.
+    """Watches a driver by its lease and its progress, which can be seen from any machine.
 
-    Fires once, {"action": "finish" | "restart" | "give up", "reason", ...}; a restart when it is due, not before.
-    A triggerer that is restarted loses nothing: what matters lies beside the checkpoint.
+    Fires once, with {"action": "finish" | "restart" | "give up", "reason", ...}; with a restart only when it is due.
+    A restarted triggerer loses nothing: the state is in the driver's folder.
 
     :param checkpoint_location: of the stream.
-    :param generation: the lowest of the lease that its driver can have.
-    :param limits: of `Limits`, by name.
-    :param history: of `History`, by name.
+    :param generation: the lowest lease generation that its driver can have.
+    :param limits: fields of `Limits`.
+    :param history: fields of `History`.
     :param poll_interval: seconds between two looks.
-    :param on_kill_action: what a person's clear or "mark failed" does to the driver.
-    :param seen: how many batches of the checkpoint were told of already.
-    :param begun: sums before the task began, which the trigger hands on, as it does with `restarts`.
-    :param storage_conn_id: the connection that opens the checkpoint's object store, where it is on one.
+    :param on_kill_action: what happens to the driver when somebody clears the task or marks it failed.
+    :param seen: how many batches of the checkpoint were reported already.
+    :param begun: the sums from before the task began; handed on, like `restarts`.
+    :param storage_conn_id: connection of the checkpoint's object store, if it is in one.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class SparkStreamTrigger(BaseTrigger):
         self.begun = dict(begun or {})
         self.restarts = restarts
         self.storage_conn_id = storage_conn_id
-        # Written by a newer version: a triggerer that is rolled back goes on.
+        # From a newer version: a triggerer that was rolled back goes on without them.
         self._ignored = sorted(later)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger anew; no secret is in it."""
+        """Return what rebuilds this trigger, without secrets."""
         return (
             "airflow_lakestream.triggers.spark_stream.SparkStreamTrigger",
             {
@@ -85,7 +85,7 @@ class SparkStreamTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until something has to be done."""
+        """Look until something is to be done."""
         if self._ignored:
             await tell(log, logging.WARNING, "Ignored, of a newer version: %s", ", ".join(self._ignored))
         watch = await asyncio.to_thread(self._watch)
@@ -94,7 +94,7 @@ class SparkStreamTrigger(BaseTrigger):
             for batch in look.batches:
                 await tell(log, logging.INFO, "%s", batch)
             if look.batches:
-                # Airflow's metrics may look for their server, and read files of their own.
+                # In a thread: Airflow's metrics may look up their server and read files.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
             if look.decision.action is not Action.WAIT:
                 break
@@ -105,7 +105,7 @@ class SparkStreamTrigger(BaseTrigger):
         yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
 
     async def on_kill(self) -> None:
-        """Stop the driver: a person has cleared or marked the task. Airflow 3.3 and newer call this."""
+        """Stop the driver: somebody cleared or marked the task. Airflow 3.3 and newer call this."""
         what = await asyncio.to_thread(self._stop)
         await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
 
@@ -132,7 +132,7 @@ class SparkStreamTrigger(BaseTrigger):
     def _tags(self, look: Look) -> dict[str, str]:
         known = dict(look.lease.inputs) if look.lease is not None else {}
         stream = {**known, "consumer_group": known.get("group")}
-        # Airflow tells the trigger which task it is of.
+        # Airflow sets the trigger's task.
         return tags_of(getattr(self, "task_instance", None), stream, engine="spark")
 
     def _told(self, look: Look) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""How far a stream is, how fresh its table, and what is wrong with it: looked at from outside, without Airflow."""
+"""How far a stream is, how fresh its table is, and what is wrong with it: seen from outside, without Airflow."""

@@ -1,7 +1,7 @@
-"""How a look is taken apart: a check asks its questions one by one, and whoever runs it gets the answers.
+"""A look as a series of questions: a check asks them one by one, and its runner answers.
 
-A worker asks at once. A triggerer asks in a pool of threads, and gives one answer to all who ask the same question.
-So there is one check for both, and nothing of it blocks an event loop.
+A worker answers at once. A triggerer answers in a pool of threads, and shares each answer with all who ask the same
+question. So both use the same check, and an event loop is never blocked.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One question. `key` is the same for the same question; `answer` may block.
+    """One question. Equal questions have the same `key`; `answer` may block.
 
-    `keep` is for how many seconds an answer serves others too; None: for as long as the one who runs the looks says.
+    `keep`: for how many seconds the answer may be shared; None: the runner decides.
     """
 
     key: tuple[Hashable, ...]
@@ -26,34 +26,34 @@ class Ask:
     keep: float | None = None
 
 
-# Yields questions, is sent their answers, returns what it makes of them. Between two questions it only computes.
+# Yields questions, receives the answers, returns the result. Between two questions it only computes.
 Looking = Generator[Ask, Any, Verdict]
 
 
 class Check(Protocol):
-    """What a sensor waits for. It is made of the sensor's arguments, and holds ids of connections, never secrets."""
+    """What a sensor waits for. Made from the sensor's arguments; holds connection ids, never secrets."""
 
     missing: Missing
 
     @property
     def subject(self) -> str:
-        """What is looked at: checks of the same subject are due at the same time."""
+        """What is looked at: checks of one subject look at the same time."""
 
     def look(self, places: Places, waited: float) -> Looking:
         """Look once. `waited` are the seconds since the task began."""
 
 
 def guarded(check: Check, places: Places, waited: float, *, forgiving: bool = False) -> Looking:
-    """Look once, with errors as verdicts.
+    """Look once, with errors turned into verdicts.
 
-    :param forgiving: what a retry may mend is waited for.
+    :param forgiving: wait after an error that a retry may fix.
     """
     try:
         verdict = yield from check.look(places, waited)
     except Exception as e:  # noqa: BLE001  # whatever went wrong is told by the verdict, in every mode alike
         verdict = verdict_of(e, check.missing)
-    if forgiving and verdict.outcome is Outcome.FAILED and not verdict.terminal:
-        return Verdict(Outcome.WAITING, verdict.reasons, verdict.value)
+    if forgiving and verdict.outcome is LookOutcome.FAILED and not verdict.terminal:
+        return Verdict(LookOutcome.WAITING, verdict.reasons, verdict.value)
     return verdict
 
 

@@ -1,4 +1,4 @@
-"""How far a consumer is by its own books: a Spark checkpoint, a table's ledger, or a group's committed offsets."""
+"""How far a consumer is, by its own records: a Spark checkpoint, a table's ledger, or a group's committed offsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_lakestream.core.landing.plan import LogTruncated, TopicState
 from airflow_lakestream.core.ledger import Ledger, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.driver.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.backlog import backlog_of, topics_of
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.kafka.watch import GroupState
 
-# Batches of a checkpoint that are looked at for how fast it lands: Spark keeps 100.
+# Batches of a checkpoint from which its speed is measured: Spark keeps 100.
 _BATCHES = 20
-# And landings: those of so many seconds, or the last few.
+# Landings from which the speed is measured: those of the last seconds, or the last few.
 _STEPS_SINCE = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A commit of the past: when (seconds since the epoch), of which run, and how many offsets of each partition."""
+    """A past commit: when (seconds since the epoch), by which run, and how many offsets of each partition."""
 
     at: float
     run: str
@@ -41,11 +41,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Books:
-    """What a consumer has read, as it says itself; either `positions` or `ledger`.
+    """What a consumer has read, by its own records; has either `positions` or `ledger`.
 
-    `name` is for people. `newest_at` is when it last got on, in seconds since the epoch; `reasons` are what its books
-    tell of its state; `steps` its last commits, newest first, as far as they were asked for. A partition without a
-    position begins at `begins`, None being the start of the log.
+    `name` is for people. `newest_at` is when it last made progress, in seconds since the epoch. `reasons` describe its
+    state. `steps` are its last commits, newest first, if asked for. A partition without a position begins at `begins`;
+    None is the start of the log.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Books:
     begins: int | None = field(default=None, kw_only=True)
 
     def unread(self, state: TopicState, ends: Mapping[int, int] | None = None) -> tuple[RangeSet, RangeSet]:
-        """Return (what it has not read of a topic, what of that the log has no more).
+        """Return (the unread offsets of a topic, those of them that the log no longer has).
 
-        :param ends: by partition, the end of the log; default: as `state` has it, up to which no transaction is open.
+        :param ends: the end of the log by partition; default: the last stable offset, as in `state`.
 
-        Raises TopicReplaced and LogTruncated where the offsets of its books are not those of this log.
+        Raises TopicReplaced and LogTruncated if the consumer's offsets do not belong to this log.
         """
         if self.ledger is not None:
             backlog = backlog_of(self.ledger, state, self.name)
@@ -80,7 +80,7 @@ class Books:
 
 
 def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Books:
-    """Read the ledger of a table. Raises NotThere, UndecidedLedger, UnreadableLedger, FormatVersionTooOld."""
+    """Read a table's ledger. Raises NotThere, UndecidedLedger, UnreadableLedger, FormatVersionTooOld."""
     from airflow_lakestream.iceberg import ledger_store
 
     name = f"table {ledger_store.name_of(table)}"
@@ -92,7 +92,7 @@ def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Boo
 
 
 def of_delta(storage: DeltaStorage, location: str, consumer_group: str, with_steps: bool = False) -> Books:
-    """Read the ledger of a Delta table. Raises NotThere, UnreadableLedger, LedgerTakenAway."""
+    """Read a Delta table's ledger. Raises NotThere, UnreadableLedger, LedgerTakenAway."""
     from airflow_lakestream.watching.streams.delta import DeltaStreams
 
     name = f"table {location}"
@@ -106,7 +106,7 @@ def of_delta(storage: DeltaStorage, location: str, consumer_group: str, with_ste
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> Books:
-    """Read a checkpoint of Spark. Raises NotThere, CheckpointDamaged, ForeignCheckpoint."""
+    """Read a Spark checkpoint. Raises NotThere, CheckpointDamaged, ForeignCheckpoint."""
     checkpoint = read_checkpoint(location, properties)
     if checkpoint is None:
         raise NotThere(f"checkpoint_location: there is no checkpoint at {location!r} yet.")
@@ -119,12 +119,12 @@ def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_step
     newest = checkpoint.begun_at(checkpoint.committed[-1]) if checkpoint.committed else None
     steps = tuple(_steps(checkpoint)) if with_steps else None
     name, reasons = f"checkpoint {location}", _of_query(location, properties)
-    # Spark begins partitions that are new at their start.
+    # Spark reads new partitions from their start.
     return Books(name, tuple(sorted(positions)), positions, None, newest, reasons, steps, begins=0)
 
 
 def of_group(state: GroupState, group: str, topics: tuple[str, ...]) -> Books:
-    """Take a consumer group's committed offsets. Raises NotThere for one that has committed none."""
+    """Read a consumer group's committed offsets. Raises NotThere if it has committed none."""
     wanted = {topic: offsets for topic, offsets in state.offsets.items() if not topics or topic in topics}
     if not wanted or set(topics) - set(wanted):
         of = f" of {', '.join(sorted(set(topics) - set(wanted)))}" if topics else ""
@@ -151,13 +151,13 @@ def _of_history(name: str, ledger: Ledger, history: History, with_steps: bool) -
 
 
 def _of_query(location: str, properties: Mapping[str, str] | None) -> tuple[Reason, ...]:
-    """Tell what the lease beside the checkpoint says; nothing for a query that keeps none."""
+    """Return what the driver's lease says; nothing for a query that keeps no lease."""
     lease = read_lease(location, properties)
     if lease is None or lease.state() is LeaseState.HELD:
         return ()
     if lease.state() is LeaseState.VANISHED:
         return (Reason(Cause.VANISHED_QUERY, f"its driver is gone without a word: {lease}"),)
-    if lease.outcome is Outcome.FAILED:
+    if lease.outcome is DriverOutcome.FAILED:
         return (Reason(Cause.FAILED_QUERY, f"its driver failed: {lease.error}"),)
     return (Reason(Cause.STOPPED_QUERY, f"its driver has ended ({lease.outcome})"),)
 

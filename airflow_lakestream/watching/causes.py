@@ -8,12 +8,12 @@ from enum import StrEnum
 
 from airflow_lakestream.core.ranges import RangeSet
 
-# A stream with many holes would hide what matters.
+# At most this many ranges are named: a longer list would hide what matters.
 _SHOWN = 4
 
 
 class Cause(StrEnum):
-    """What a person on call tells apart."""
+    """The causes that a person on call tells apart."""
 
     STOPPED_CONSUMER = "stopped consumer"
     SLOW_CONSUMER = "slow consumer"

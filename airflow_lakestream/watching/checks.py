@@ -1,4 +1,4 @@
-"""The checks by name: a row for each, imported when it is first used."""
+"""The checks by name, one row each, imported on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECKS = {
 
 
 def make_check(name: str, arguments: Mapping[str, Any]) -> Check:
-    """Make a check of a sensor's arguments, rendered. Raises InvalidArgument for those that can't work."""
+    """Make a check from a sensor's rendered arguments. Raises InvalidArgument if they can't work."""
     if name not in CHECKS:
         raise UnknownValue("check", name, CHECKS)
     module, _, kind = CHECKS[name].rpartition(".")

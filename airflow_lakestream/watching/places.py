@@ -1,4 +1,4 @@
-"""Where the tables, topics and checkpoints are: opened by the ids of connections, by whoever knows the connections."""
+"""Opens tables, topics and checkpoints by connection id; implemented where the connections are known."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Places(Protocol):
-    """Opens connections. Everything here may block; nothing of it is kept."""
+    """Opens connections. Every call may block; nothing is kept."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
-        """Return (librdkafka's configuration, what to call the connection in errors). Raises InvalidArgument."""
+        """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
 
     def catalog(self, conn_id: str) -> Catalog:
         """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
 
     def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
-        """Return what opens an object store; None without a connection. Raises InvalidArgument."""
+        """Return the properties that open an object store; None without a connection. Raises InvalidArgument."""
 
     def delta(self, conn_id: str | None) -> DeltaStorage:
         """Open the store of Delta tables. Raises InvalidArgument."""

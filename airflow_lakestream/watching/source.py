@@ -1,4 +1,4 @@
-"""Which consumer a sensor looks at, and the questions that find out where it and its topics are."""
+"""The consumer that a sensor looks at, and the questions that find out how far it and its topics are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_lakestream.watching.lag.waiting import Asking, Looking
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import NotThere
 
-# A connection that was opened is used for so long: what somebody changes in it counts from then on.
+# Seconds that an opened connection is used: later changes to it then take effect.
 OPENED = 600.0
 
 
@@ -45,16 +45,16 @@ class Source:
             if not self.is_delta:
                 check_table_name(str(self.table))
             if not is_given(self.consumer_group):
-                raise InvalidArgument("consumer_group", "is missing; a table's ledger is of a group.")
+                raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are asked for; none: all that the consumer has."""
+        """The topics asked for; empty: all that the consumer has."""
         return arguments.items("topic", self.topic) or ()
 
     @property
     def is_delta(self) -> bool:
-        """Whether the table is one of Delta."""
+        """Whether the table is a Delta table."""
         return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
 
     @property
@@ -93,7 +93,7 @@ class Source:
         return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))
 
     def unread(self, places: Places, found: Books) -> Asking:
-        """Find out what the consumer has not read. Returns a list of `Unread`, by topic, with the first records of it.
+        """Find what the consumer has not read. Returns a list of `Unread`, by topic, with the first unread records.
 
         Raises TopicMissing, TopicReplaced, LogTruncated, KafkaUnavailable, KafkaRefused.
         """
@@ -103,7 +103,7 @@ class Source:
         return answers
 
     def unread_ranges(self, places: Places, found: Books) -> Asking:
-        """Find out which offsets the consumer has not read. Returns a list of (`waiting.Looking`, unread, lost)."""
+        """Find which offsets the consumer has not read. Returns a list of (`waiting.Looking`, unread, lost)."""
         watch = yield ask_kafka(places, self.kafka_conn_id)
         answers = []
         for topic in self.topics or found.topics:
@@ -113,9 +113,9 @@ class Source:
             try:
                 ranges, lost = found.unread(state)
             except LogTruncated:
-                # The answer may be older than the books, which others share as well: the log is asked once more.
+                # Shared answers may have different ages: the topic's may be older than the books. Ask again.
                 state = yield self._ask_topic(watch, topic, keep=0.0)
-                # And a consumer that does not wait for transactions is ahead of where the open ones begin.
+                # A consumer that does not wait for transactions may also be past the first open one: use the log's end.
                 key = ("high watermarks", self.kafka_conn_id, state.identity)
                 ends = yield Ask(key, partial(watch.high_watermarks, state), keep=0.0)
                 ranges, lost = found.unread(state, ends)
@@ -123,12 +123,12 @@ class Source:
         return answers
 
     def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
-        # One that is not kept is another question, or it would get the answer that is kept.
+        # With `keep` it is another question, or it would get the kept answer.
         return Ask(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
 
 
 def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
-    """Raise InvalidArgument unless exactly one is given."""
+    """Raise InvalidArgument unless exactly one of the three is given."""
     given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
     named = [name for name, value in given.items() if is_given(value)]
     if len(named) != 1:
@@ -144,7 +144,7 @@ def ask_kafka(places: Places, conn_id: str) -> Ask:
 
 
 def ask_table(places: Places, conn_id: str, name: str) -> Asking:
-    """Ask for a table of Iceberg, as it is now. Returns it; raises NotThere."""
+    """Ask for an Iceberg table as it is now. Returns it; raises NotThere."""
     catalog = yield Ask(("catalog", conn_id), lambda: places.catalog(conn_id), keep=OPENED)
 
     def load() -> Any:

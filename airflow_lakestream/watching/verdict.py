@@ -1,4 +1,4 @@
-"""What a look comes to: done, still waiting, or failed; with the reasons by name, and a value for XCom."""
+"""The result of a look: done, waiting, or failed, with named reasons and a value for XCom."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class Missing(StrEnum):
-    """What to do while something that a look needs is not there, or its connection does not work."""
+    """What to do while something that a look needs does not exist, or its connection does not work."""
 
     WAIT = "wait"
     FAIL = "fail"
 
 
-class Outcome(StrEnum):
-    """What becomes of the sensor. `timed out` is a waiting one whose time was over."""
+class LookOutcome(StrEnum):
+    """The sensor's state after a look. TIMED_OUT: it was still waiting when its time was over."""
 
     DONE = "done"
     WAITING = "waiting"
@@ -34,16 +34,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One look's result; `value` is ready for JSON. `terminal`: it fails again until somebody changes something."""
+    """The result of one look; `value` is ready for JSON. `terminal`: it fails until somebody changes something."""
 
-    outcome: Outcome
+    outcome: LookOutcome
     reasons: tuple[Reason, ...] = ()
     value: Mapping[str, Any] | None = None
     terminal: bool = False
 
     @property
     def text(self) -> str:
-        """The reasons, for people."""
+        """The reasons as text."""
         return told(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,29 +59,31 @@ class Verdict:
     def parse(cls, value: Mapping[str, Any]) -> Verdict:
         """Read what `to_dict` gave."""
         reasons = tuple(Reason(Cause(one["cause"]), str(one["text"])) for one in value["reasons"])
-        return cls(Outcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
+        return cls(LookOutcome(value["outcome"]), reasons, value["value"], bool(value["terminal"]))
 
 
 class NotThere(LakestreamError, Terminal):
-    """A table, a checkpoint or a consumer group that is to be looked at does not exist, or has nothing yet."""
+    """A table, checkpoint or consumer group does not exist, or has nothing yet."""
 
 
-# Somebody may still make or mend these; all other terminal errors fail a sensor that is told to wait as well.
+# Somebody may still create or fix these. Other terminal errors fail a sensor even with `missing="wait"`.
 _MAY_COME = (NotThere, TopicMissing, KafkaRefused, KafkaMisconfigured, CheckpointDamaged)
 
 
 def verdict_of(error: Exception, missing: Missing) -> Verdict:
-    """Return what an error of a look comes to.
+    """Return the verdict for an error of a look.
 
-    With `missing="wait"` the sensor goes on waiting, and says why: for what is not there, for a connection that can't
-    be used, and for everything that a retry may mend. An argument that can't work fails it in any case.
+    With `missing="wait"` the sensor waits, and says why, for what does not exist, for a connection that can't be used,
+    and for whatever a retry may fix. An argument that can't work always fails it.
     """
     if not isinstance(error, LakestreamError):
         log.warning("The look failed.", exc_info=error)
     text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
     terminal = isinstance(error, Terminal)
     waits = missing is Missing.WAIT and (not terminal or _may_come(error))
-    return Verdict(Outcome.WAITING if waits else Outcome.FAILED, (Reason(Cause.UNUSABLE, text),), terminal=terminal)
+    return Verdict(
+        LookOutcome.WAITING if waits else LookOutcome.FAILED, (Reason(Cause.UNUSABLE, text),), terminal=terminal
+    )
 
 
 def _may_come(error: Exception) -> bool:

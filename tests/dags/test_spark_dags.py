@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from dev.services.kafka import Kafka
 from dev.sources.clickstream import produce_clickstream
 from dev.stack import Stack
@@ -93,7 +93,7 @@ class SparkDags:
         assert (len(rows), sum(rows.values())) == (count, count)
         lease = read_lease(str(checkpoint))
         assert lease is not None
-        assert lease.outcome is Outcome.DONE
+        assert lease.outcome is DriverOutcome.DONE
         assert xcom(run, "_link_SparkUILink", task_id) == lease.ui_url
         return lease
 

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.audit.compare import Doubled
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.rows import NoPositions, UnreadableTable
 from airflow_lakestream.audit.run import Audit, TableMissing
 from airflow_lakestream.core import codec
@@ -29,7 +29,7 @@ from tests.support.lake_reading import OpenLake, numbers
 
 pytestmark = pytest.mark.integration
 
-CLEAN, DAMAGE, BLIND = Verdict.CLEAN, Verdict.DAMAGE, Verdict.COULD_NOT_LOOK
+CLEAN, DAMAGE, BLIND = AuditVerdict.CLEAN, AuditVerdict.DAMAGE, AuditVerdict.COULD_NOT_LOOK
 
 
 def audit(lake: Lake, *, full: bool = True, group: str = GROUP, topic: str | None = None) -> AuditResult:
@@ -37,7 +37,7 @@ def audit(lake: Lake, *, full: bool = True, group: str = GROUP, topic: str | Non
     return look.run(lake.catalog())
 
 
-def verdicts(lake: Lake) -> tuple[Verdict, Verdict]:
+def verdicts(lake: Lake) -> tuple[AuditVerdict, AuditVerdict]:
     """Return what the quick and the full audit say."""
     return audit(lake, full=False).verdict, audit(lake).verdict
 
@@ -307,7 +307,7 @@ def test_a_topic_that_is_gone_leaves_the_missing_rows_open(lake: Lake, landed: s
     topic(partitions=2, name=landed)
     result = audit(lake)
     assert result.verdict is BLIND
-    assert any("another one by now" in reason for reason in result.blind)
+    assert any("another topic now" in reason for reason in result.blind)
 
     append_rows(lake, landed, 0, [99])
     assert audit(lake).verdict is DAMAGE

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.reject_table import rejects_of
@@ -23,7 +23,7 @@ SCHEMA = "n bigint not null"
 REJECTS = rejects_of(TABLE)
 # Offsets 1 and 3 are bad, 5 is a tombstone.
 VALUES = ['{"n": 0}', "bad", '{"n": 2}', "bad", '{"n": 4}', None, '{"n": 6}']
-CLEAN, DAMAGE = Verdict.CLEAN, Verdict.DAMAGE
+CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def audit(lake: OpenLake, *, full: bool = True, group: str = GROUP) -> AuditResu
     return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
 
 
-def both_ways(lake: OpenLake) -> tuple[Verdict, Verdict]:
+def both_ways(lake: OpenLake) -> tuple[AuditVerdict, AuditVerdict]:
     """Return what the quick and the full audit say."""
     return audit(lake, full=False).verdict, audit(lake).verdict
 
@@ -75,7 +75,7 @@ def test_beside_skipped_records_a_missing_row_is_still_found(lake: OpenLake, nam
     result = audit(lake)
     assert result.verdict is DAMAGE
     assert result.partitions[0].missing == RangeSet.of(name, 0, 4, 6)
-    assert any("1 records are missing in truth" in note for note in result.notes)
+    assert any("1 records are certainly missing" in note for note in result.notes)
 
 
 def test_beside_skipped_records_one_too_many_without_a_row_is_damage(

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.delta.storage import DeltaStorage
@@ -81,7 +81,7 @@ def assert_clean(lake: Lake, group: str) -> None:
         result = DeltaAudit(table=lake.place, consumer_group=group, full=True, kafka=lake.kafka).look(DeltaStorage())
     else:
         result = Audit(table=TABLE, consumer_group=group, full=True, kafka=lake.kafka).run(lake.catalog())
-    assert result.verdict is Verdict.CLEAN, result.render()
+    assert result.verdict is AuditVerdict.CLEAN, result.render()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cli.app import run as lakestream
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
@@ -207,7 +207,7 @@ def test_a_group_that_begins_behind_the_other_tools_rows_leaves_them(
     assert_all_once(either, name)
     for full in (True, False):
         result = audited(either, group, full=full)
-        assert result.verdict is Verdict.CLEAN, result.render()
+        assert result.verdict is AuditVerdict.CLEAN, result.render()
         assert any("below where the group began" in note for note in result.notes), result.notes
         if full:
             assert any(f"50 rows of {name} are below" in note for note in result.notes)

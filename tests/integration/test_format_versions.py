@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
@@ -70,7 +70,7 @@ WRITERS: dict[str, Callable[[Lake, str], object]] = {
         audit=Audit(table=TABLE, consumer_group=GROUP, topic=topic, full=True, kafka=lake.kafka)
     ).run(lake.catalog()),
     "fan-out": fans_out,
-    "ledger edit": lambda lake, topic: ledger_edit.start_anew(lake.catalog(), TABLE, lambda table: {}),
+    "ledger edit": lambda lake, topic: ledger_edit.restate_ledgers(lake.catalog(), TABLE, lambda table: {}),
     "expiry": lambda lake, topic: expiry.prepare(lake.catalog(), TABLE, expiry.ExpiryRule(older_than=0)),
 }
 
@@ -99,13 +99,13 @@ def test_version_3_is_refused_first_by_all_that_writes_and_read_by_the_rest(
     assert lake.ledger() == ledger
     assert sum(seen.landing is not None for seen in look_back(lake.table(), GROUP).recent) == 2
     look = Audit(table=TABLE, consumer_group=GROUP, topic=name, full=True, kafka=lake.kafka)
-    assert look.run(lake.catalog()).verdict is Verdict.CLEAN
+    assert look.run(lake.catalog()).verdict is AuditVerdict.CLEAN
     # Rows that another writer deletes with a deletion vector are gone for the audit, too.
     session = own_session(maintenance(lake, compact=True), spark)
     session.sql(f"ALTER TABLE iceberg_default.{TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
     session.sql(f"DELETE FROM iceberg_default.{TABLE} WHERE id = 7")
     damaged = look.run(lake.catalog())
-    assert damaged.verdict is Verdict.DAMAGE
+    assert damaged.verdict is AuditVerdict.DAMAGE
     assert [str(one.missing) for one in damaged.partitions] == [f"{name}[0] [7,8)"]
 
 

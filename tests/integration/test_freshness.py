@@ -15,7 +15,7 @@ from airflow_lakestream.hooks.places import AirflowPlaces
 from airflow_lakestream.watching.asking import guarded, look_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake, append_foreign_rows, compact, events
@@ -61,13 +61,13 @@ def test_a_young_landing_is_fresh_and_told(lake: Lake, name: str, produce: Produ
     lake.land(name)
     verdict = look(max_age="10m")
     [newest] = lake.table().snapshots()
-    assert (verdict.outcome, verdict.reasons) == (Outcome.DONE, ())
+    assert (verdict.outcome, verdict.reasons) == (LookOutcome.DONE, ())
     assert verdict.value is not None
     assert (verdict.value["snapshot_id"], verdict.value["rows"]) == (str(newest.snapshot_id), 7)
     assert 0 <= verdict.value["age"] < 600
     assert verdict.value["through"].startswith("20")
-    assert look(max_age=AT_ONCE).outcome is Outcome.WAITING
-    assert look(max_age=AT_ONCE, fail_when_stale=True).outcome is Outcome.FAILED
+    assert look(max_age=AT_ONCE).outcome is LookOutcome.WAITING
+    assert look(max_age=AT_ONCE, fail_when_stale=True).outcome is LookOutcome.FAILED
 
 
 def test_an_idle_topic_is_not_a_stale_table_and_a_stopped_consumer_is(
@@ -77,16 +77,16 @@ def test_an_idle_topic_is_not_a_stale_table_and_a_stopped_consumer_is(
     lake.land(name)
     arguments = {"max_age": AT_ONCE, "kafka_conn_id": "kafka_default"}
     idle = look(**arguments)
-    assert (idle.outcome, causes(idle)) == (Outcome.DONE, [Cause.IDLE_TOPIC])
+    assert (idle.outcome, causes(idle)) == (LookOutcome.DONE, [Cause.IDLE_TOPIC])
     told = look(**arguments, idle_is_fresh=False)
-    assert (told.outcome, causes(told)) == (Outcome.WAITING, [Cause.IDLE_TOPIC])
+    assert (told.outcome, causes(told)) == (LookOutcome.WAITING, [Cause.IDLE_TOPIC])
 
     produce(name, 0, events(0, 7, 3))
     stopped = look(**arguments)
-    assert (stopped.outcome, causes(stopped)) == (Outcome.WAITING, [Cause.STOPPED_CONSUMER])
+    assert (stopped.outcome, causes(stopped)) == (LookOutcome.WAITING, [Cause.STOPPED_CONSUMER])
     assert f"{name}[0] [7,10)" in stopped.text
     lake.land(name)
-    assert look(**arguments).outcome is Outcome.DONE
+    assert look(**arguments).outcome is LookOutcome.DONE
 
 
 def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing, look: Look) -> None:
@@ -121,7 +121,7 @@ def test_other_writers_count_where_operations_are_asked_for(
     assert newest(operations=["append"]) == str(foreign)
     assert newest(operations="append", consumer_group="g") == str(landing)
     none = look(max_age="10m", operations=["delete"])
-    assert (none.outcome, causes(none)) == (Outcome.WAITING, [Cause.NO_LANDING, Cause.OTHER_WRITER])
+    assert (none.outcome, causes(none)) == (LookOutcome.WAITING, [Cause.NO_LANDING, Cause.OTHER_WRITER])
 
 
 def test_a_landing_that_was_rolled_back_does_not_count(lake: Lake, name: str, produce: Producing, look: Look) -> None:
@@ -163,7 +163,7 @@ def test_a_branch_has_a_history_of_its_own(lake: Lake, name: str, produce: Produ
     behind = look(max_age=AT_ONCE, branch="audited", kafka_conn_id="kafka_default")
     assert f"{name}[0] [5,10)" in behind.text
     unknown = look(max_age="10m", branch="nowhere")
-    assert (unknown.outcome, unknown.terminal) == (Outcome.FAILED, True)
+    assert (unknown.outcome, unknown.terminal) == (LookOutcome.FAILED, True)
     assert "audited, main" in unknown.text
 
 
@@ -174,8 +174,8 @@ def test_landings_whose_snapshots_have_expired_are_told(lake: Lake, name: str, p
     table = lake.table()
     table.maintenance.expire_snapshots().by_id(lake.snapshots()[0]).commit()
     verdict = look(max_age="10m")
-    assert (verdict.outcome, causes(verdict)[0]) == (Outcome.WAITING, Cause.EXPIRED_LANDING)
-    assert look(max_age="10m", kafka_conn_id="kafka_default").outcome is Outcome.DONE
+    assert (verdict.outcome, causes(verdict)[0]) == (LookOutcome.WAITING, Cause.EXPIRED_LANDING)
+    assert look(max_age="10m", kafka_conn_id="kafka_default").outcome is LookOutcome.DONE
 
 
 # Event time
@@ -187,7 +187,7 @@ def test_the_newest_event_counts_whenever_it_was_landed(lake: Lake, name: str, p
     produce(name, 0, events(0, 0, 3), timestamps=[now - 3 * HOUR, now - 2 * HOUR, now - 4 * HOUR])
     lake.land(name)
     old = look(**arguments)
-    assert (old.outcome, causes(old)) == (Outcome.WAITING, [Cause.LATE_EVENTS])
+    assert (old.outcome, causes(old)) == (LookOutcome.WAITING, [Cause.LATE_EVENTS])
     assert "2.0 h old" in old.text
     produce(name, 0, events(0, 3, 1), timestamps=[now - HOUR // 2])
     lake.land(name)
@@ -195,7 +195,7 @@ def test_the_newest_event_counts_whenever_it_was_landed(lake: Lake, name: str, p
     produce(name, 1, events(1, 0, 1), timestamps=[now - 5 * HOUR])
     lake.land(name)
     fresh = look(**arguments)
-    assert fresh.outcome is Outcome.DONE
+    assert fresh.outcome is LookOutcome.DONE
     assert fresh.value is not None
     assert HOUR / 2000 <= fresh.value["age"] < HOUR / 1000
     # What is dated beyond now says nothing about now.
@@ -212,7 +212,7 @@ def test_an_event_time_needs_a_column_of_times_with_bounds(
 
     def refused(column: str) -> str:
         verdict = look(max_age="1h", event_time_column=column)
-        assert (verdict.outcome, verdict.terminal) == (Outcome.FAILED, True)
+        assert (verdict.outcome, verdict.terminal) == (LookOutcome.FAILED, True)
         return verdict.text
 
     assert "'when' is no column" in refused("when")
@@ -240,7 +240,7 @@ def test_a_time_before_1970_is_complete_whatever_is_landed(
     admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0, 2)].result(30)
     for at in (-1, -2, -3, -5000, 0, "1969-12-31T23:59:59.999Z"):
         verdict = look(complete_through=at, consumer_group="g", kafka_conn_id="kafka_default")
-        assert verdict.outcome is Outcome.DONE, verdict.text
+        assert verdict.outcome is LookOutcome.DONE, verdict.text
 
 
 def test_an_hour_is_complete_when_all_of_it_is_landed_and_each_partition_is_past_it(
@@ -250,17 +250,17 @@ def test_an_hour_is_complete_when_all_of_it_is_landed_and_each_partition_is_past
     produce(name, 1, events(1, 0, 2), timestamps=minutes(5, 15))
     lake.land(name)
     late = complete(look)
-    assert (late.outcome, causes(late)) == (Outcome.WAITING, [Cause.LATE_PARTITION])
+    assert (late.outcome, causes(late)) == (LookOutcome.WAITING, [Cause.LATE_PARTITION])
     assert f"{name}[1]" in late.text
 
     # A late record, and one that closes the hour.
     produce(name, 1, events(1, 2, 2), timestamps=minutes(59, 61))
     behind = complete(look)
-    assert (behind.outcome, causes(behind)) == (Outcome.WAITING, [Cause.SLOW_CONSUMER])
+    assert (behind.outcome, causes(behind)) == (LookOutcome.WAITING, [Cause.SLOW_CONSUMER])
     assert f"{name}[1] [2,3)" in behind.text
     lake.land(name)
     done = complete(look)
-    assert (done.outcome, done.reasons) == (Outcome.DONE, ())
+    assert (done.outcome, done.reasons) == (LookOutcome.DONE, ())
     assert done.value is not None
     assert done.value["through"] == "2025-11-20T01:00:00+00:00"
     assert causes(complete(look, 2)) == [Cause.OPEN_INTERVAL]
@@ -272,7 +272,7 @@ def test_a_time_that_nobody_writes_after_is_done_when_it_is_long_over(
     produce(name, 0, events(0, 0, 2), timestamps=minutes(10, 50))
     lake.land(name)
     assert causes(complete(look)) == [Cause.OPEN_INTERVAL]
-    assert complete(look, idle_after="1h").outcome is Outcome.DONE
+    assert complete(look, idle_after="1h").outcome is LookOutcome.DONE
     produce(name, 0, events(0, 2, 1), timestamps=minutes(55))
     assert causes(complete(look, idle_after="1h"))[0] is Cause.SLOW_CONSUMER
     soon = look(
@@ -281,7 +281,7 @@ def test_a_time_that_nobody_writes_after_is_done_when_it_is_long_over(
         kafka_conn_id="kafka_default",
         idle_after="1h",
     )
-    assert soon.outcome is Outcome.WAITING
+    assert soon.outcome is LookOutcome.WAITING
 
 
 def test_a_group_of_intervals_is_complete_where_it_has_covered(
@@ -290,7 +290,7 @@ def test_a_group_of_intervals_is_complete_where_it_has_covered(
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, 4), timestamps=minutes(10, 70, 130, 190))
     lake.land(name, mode="interval", interval_start=DAY + HOUR, interval_end=DAY + 2 * HOUR)
-    assert complete(look, 2).outcome is Outcome.DONE
+    assert complete(look, 2).outcome is LookOutcome.DONE
     assert causes(complete(look, 1)) == [Cause.NOT_COVERED]
     assert causes(complete(look, 3)) == [Cause.NOT_COVERED]
 
@@ -313,19 +313,19 @@ def test_records_that_are_gone_fail_at_once_and_are_named(
     produce(name, 1, events(1, 0, 1), timestamps=minutes(70))
     admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0, 2)].result(30)
     verdict = complete(look, missing="wait")
-    assert (verdict.outcome, verdict.terminal) == (Outcome.FAILED, True)
+    assert (verdict.outcome, verdict.terminal) == (LookOutcome.FAILED, True)
     assert f"{name}[0] [1,2)" in verdict.text
     lake.land(name, on_data_loss=OnDataLoss.RECORD.value)
-    assert complete(look).outcome is Outcome.DONE
+    assert complete(look).outcome is LookOutcome.DONE
 
 
 def test_of_several_conditions_all_have_to_hold(lake: Lake, name: str, produce: Producing, look: Look) -> None:
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, 2), timestamps=minutes(10, 70))
     lake.land(name)
-    assert complete(look, max_age="10m").outcome is Outcome.DONE
+    assert complete(look, max_age="10m").outcome is LookOutcome.DONE
     assert complete(look, max_age="10m", event_time_column="_kafka_timestamp", idle_is_fresh=False).outcome is (
-        Outcome.WAITING
+        LookOutcome.WAITING
     )
 
 
@@ -335,14 +335,14 @@ def test_of_several_conditions_all_have_to_hold(lake: Lake, name: str, produce: 
 def test_what_is_not_there_is_waited_for_or_an_error_as_asked(
     lake: Lake, connections: Connections, name: str, produce: Producing, look: Look
 ) -> None:
-    for missing, outcome in (("wait", Outcome.WAITING), ("fail", Outcome.FAILED)):
+    for missing, outcome in (("wait", LookOutcome.WAITING), ("fail", LookOutcome.FAILED)):
         verdict = look(max_age="10m", missing=missing)
         assert (verdict.outcome, causes(verdict)) == (outcome, [Cause.UNUSABLE])
         assert TABLE in verdict.text
     produce(name, 0, events(0, 0, 1))
     lake.land(name)
-    assert look(max_age="10m", missing="wait").outcome is Outcome.DONE
-    for missing, outcome in (("wait", Outcome.WAITING), ("fail", Outcome.FAILED)):
+    assert look(max_age="10m", missing="wait").outcome is LookOutcome.DONE
+    for missing, outcome in (("wait", LookOutcome.WAITING), ("fail", LookOutcome.FAILED)):
         assert look(max_age="10m", missing=missing, iceberg_conn_id="nowhere").outcome is outcome
         assert look(max_age=AT_ONCE, missing=missing, kafka_conn_id="nowhere").outcome is outcome
 

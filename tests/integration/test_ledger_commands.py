@@ -21,7 +21,7 @@ from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
@@ -221,7 +221,7 @@ def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
     connections: Connections, landed: str, land_it: Land, told: Told
 ) -> None:
     code, text = told("ledger", "reset", *ON)
-    assert (code, "as if it were the first, and is refused where" in text) == (2, True)
+    assert (code, "like a first run, and is refused if" in text) == (2, True)
     assert ledger(connections).topics
 
     assert told("ledger", "reset", *ON, "--yes")[0] == 0
@@ -249,7 +249,7 @@ def test_a_change_that_meets_another_writer_is_decided_anew(
             land_it(landed, "r3")
         return {GROUP: Ledger(GROUP), "new": Ledger("new", held.topics)}
 
-    start_anew(connections.catalog, TABLE, decide)
+    restate_ledgers(connections.catalog, TABLE, decide)
 
     assert seen == [25, 26]
     assert [entry.landed.width for entry in ledger(connections, "new").topics.values()] == [26]
@@ -260,7 +260,7 @@ def test_a_change_whose_outcome_was_not_told_is_made_once(connections: Connectio
     faulty = FaultyCatalog(connections.catalog, fault)
     before = len(connections.catalog.load_table(TABLE).snapshots())
 
-    snapshot_id = start_anew(faulty, TABLE, lambda _: {GROUP: Ledger(GROUP)})
+    snapshot_id = restate_ledgers(faulty, TABLE, lambda _: {GROUP: Ledger(GROUP)})
 
     table = connections.catalog.load_table(TABLE)
     assert len(table.snapshots()) == before + 1
@@ -305,7 +305,7 @@ def test_what_was_deleted_below_the_logs_start_can_be_forgotten_too(
 def test_an_undecided_ledger_is_rebuilt_from_the_rows(
     connections: Connections, landed: str, produce: Producing, land_it: Land, admin: AdminClient, told: Told
 ) -> None:
-    assert "nothing is to be rebuilt" in told("ledger", "rebuild", *ON)[1]
+    assert "there is nothing to rebuild" in told("ledger", "rebuild", *ON)[1]
     before = ledger(connections)
     # Below the log's start, and above it: the one is lost for good, the other will be landed.
     connections.catalog.load_table(TABLE).delete("_kafka_partition = 0 and _kafka_offset in (2, 15)")

@@ -219,7 +219,7 @@ def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
     produce(name, 0, numbers(9, 100))
     new = lake.job(name).source.identity()
 
-    with pytest.raises(TopicReplaced, match="deleted and created anew") as caught:
+    with pytest.raises(TopicReplaced, match="deleted and created again") as caught:
         lake.land(name)
 
     assert (caught.value.known, caught.value.found) == (old, new)

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.repair import FilesLost
@@ -29,7 +29,7 @@ from tests.support.lake import GROUP, Lake, append_foreign_rows, assert_landed_o
 
 pytestmark = pytest.mark.integration
 
-CLEAN, DAMAGE = Verdict.CLEAN, Verdict.DAMAGE
+CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 GREATEST = 2**63 - 1
 POSITION = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
 Position = tuple[str | None, int | None, int | None]

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.audit.result import AuditResult, Repaired, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict, Repaired
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
@@ -44,7 +44,7 @@ from tests.support.lake_reading import OpenLake, at, numbers
 
 pytestmark = pytest.mark.integration
 
-CLEAN, DAMAGE = Verdict.CLEAN, Verdict.DAMAGE
+CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 Break = Callable[[Lake, str], object]
 
 

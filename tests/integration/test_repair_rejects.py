@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.reject_table import rejects_of
@@ -66,7 +66,7 @@ def test_rejected_records_that_are_gone_are_rejected_again(lake: OpenLake, name:
 
     result = repair(lake)
 
-    assert result.verdict is Verdict.CLEAN
+    assert result.verdict is AuditVerdict.CLEAN
     assert result.repaired is not None
     assert (result.repaired.rows_in, result.repaired.rejected) == (1, 3 if drop else 1)
     assert_whole(lake, name)
@@ -81,7 +81,7 @@ def test_a_row_beside_its_rejected_record_goes(lake: OpenLake, name: str) -> Non
 
     result = repair(lake)
 
-    assert result.verdict is Verdict.CLEAN
+    assert result.verdict is AuditVerdict.CLEAN
     assert_whole(lake, name)
 
 
@@ -93,7 +93,7 @@ def test_what_is_right_can_not_be_told_once_kafka_has_lost_it(lake: OpenLake, na
 
     result = repair(lake)
 
-    assert result.verdict is Verdict.DAMAGE
+    assert result.verdict is AuditVerdict.DAMAGE
     assert result.repaired is not None
     assert result.repaired.snapshot_id is None
     assert "no longer has it to tell which" in result.repaired.left[0]
@@ -107,7 +107,7 @@ def test_rejected_records_that_nobody_has_any_more_are_lost_by_receipt(
     with pytest.raises(RowsLost):
         repair(lake)
     result = repair(lake, on_data_loss="record")
-    assert result.verdict is Verdict.CLEAN
+    assert result.verdict is AuditVerdict.CLEAN
     assert lake.entry(name).counts == Counts(read=6, written=4, rejected=2)
     assert rejected(lake) == [1, 5]
 
@@ -118,7 +118,7 @@ def test_missing_rows_beside_skipped_ones_are_left_alone(lake: OpenLake, topic: 
     lake.land(made, schema="n bigint", tombstones="skip")
     lake.table().delete("_kafka_offset = 2")
     result = repair(lake)
-    assert result.verdict is Verdict.DAMAGE
+    assert result.verdict is AuditVerdict.DAMAGE
     assert result.repaired is not None
     assert result.repaired.snapshot_id is None
     assert any("skipped or filtered" in line for line in result.repaired.left)
@@ -136,7 +136,7 @@ def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
     with pytest.raises(RowsNowBad, match=r"22 of the 22 records .* counts 0 of them .* the values look like JSON"):
         repair(lake, format="avro", schema_registry=registry.url)
     assert lake.snapshots() == before
-    assert repair(lake).verdict is Verdict.CLEAN
+    assert repair(lake).verdict is AuditVerdict.CLEAN
     assert lake.offsets() == at(0, range(40))
 
 
@@ -147,5 +147,5 @@ def test_records_that_were_rejected_before_may_all_be_rejected_again(
     produce(made, 0, ["bad"] * 40)
     lake.land(made, schema="n bigint", max_rejected=1.0)
     lake.table(REJECTS).delete("_kafka_offset < 30")
-    assert repair(lake).verdict is Verdict.CLEAN
+    assert repair(lake).verdict is AuditVerdict.CLEAN
     assert rejected(lake) == list(range(40))

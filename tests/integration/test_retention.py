@@ -8,7 +8,7 @@ from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.upkeep.ledger_edit import start_anew
+from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from tests.support.broker import Producing
 from tests.support.lake import (
     GROUP,
@@ -206,6 +206,6 @@ def test_a_renamed_ledger_outlives_the_snapshot_of_its_renaming(lake: Lake, name
 
 def rename(lake: Lake, group: str, to: str) -> int:
     """Do what `lakestream ledger rename` does."""
-    return start_anew(
+    return restate_ledgers(
         lake.catalog(), TABLE, lambda table: {group: Ledger(group), to: Ledger(to, read_ledger(table, group).topics)}
     )

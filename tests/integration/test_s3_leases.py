@@ -11,9 +11,9 @@ from threading import Barrier
 
 import pytest
 
-from airflow_lakestream.driver.beside import Beside
+from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, read_lease, request_stop
-from airflow_lakestream.driver.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.folders import open_folder
@@ -56,13 +56,13 @@ def test_of_many_that_take_a_lease_at_once_one_gets_it(s3: S3, place: str) -> No
         known = read_lease(place, s3.properties())
         assert known is not None
         assert (known.holder, known.state()) == (lease.record.holder, LeaseState.HELD)
-        lease.release(Outcome.DONE)
+        lease.release(DriverOutcome.DONE)
 
 
 def test_a_lease_is_lost_to_one_that_took_over_and_heeds_a_request_to_stop(s3: S3, place: str) -> None:
     told = s3.properties()
     first = Lease.take(place, "f", "first", properties=told)
-    folder = Beside(place, told)
+    folder = DriverFolder(place, told)
     # As it stands when its machine is gone: of another host, and long not heard of.
     gone = replace(first.record, beat_at=0.0, process=replace(first.record.process, machine="elsewhere"))
     folder.write("lease-00000001.json", json.loads(json.dumps(gone, default=vars)))
@@ -71,7 +71,7 @@ def test_a_lease_is_lost_to_one_that_took_over_and_heeds_a_request_to_stop(s3: S
         first.beat()
     assert request_stop(place, "a test", told)
     assert second.stop_requested()
-    second.release(Outcome.STOPPED)
+    second.release(DriverOutcome.STOPPED)
     assert not request_stop(place, "a test", told)
 
 
@@ -102,7 +102,7 @@ def test_keys_are_in_no_error(s3: S3, place: str) -> None:
     with pytest.raises(Exception) as caught:
         read_lease(place, wrong)
     assert "canary" not in str(caught.value)
-    with pytest.raises(InvalidArgument, match="Spark opens S3 as s3a://"):
+    with pytest.raises(InvalidArgument, match="Spark needs s3a:// for S3"):
         SparkRun(Lake(Path("/nowhere"), {"bootstrap.servers": "b"}), "t").config(checkpoint_location="s3://b/c")
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_lease_on_s3_is_nobodys_after_its_time(s3: S3, place: str) -> 
     known = s3.properties()
     lost = Lease.take(place, "f", "a test", properties=known)
     open_folder(f"{place}.lakestream", known).write("lease-00000001.json", b'{"gen')
-    with pytest.raises(LeaseHeld, match=r"lease-00000001\.json of its lease is damaged"):
+    with pytest.raises(LeaseHeld, match=r"lease file lease-00000001\.json is damaged"):
         Lease.take(place, "f", "another", properties=known)
     # Its duration is over as soon as it began.
     assert Lease.take(place, "f", "another", ttl=0, properties=known).record.generation == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.names import RESCUED
@@ -340,13 +340,13 @@ def test_audit_and_repair_over_rows_of_several_schemas(lake: OpenLake, name: str
     produce(name, 0, values(10, 5, score=1.5, more=1))
     lake.land(name, schema=WIDER, schema_evolution="widen", unknown_fields="rescue")
     look = Audit(table=TABLE, consumer_group=GROUP, full=True, kafka=lake.kafka)
-    assert look.run(lake.catalog()).verdict is Verdict.CLEAN
+    assert look.run(lake.catalog()).verdict is AuditVerdict.CLEAN
     lake.table().delete("id = 3 or id = 12")
-    assert look.run(lake.catalog()).verdict is Verdict.DAMAGE
+    assert look.run(lake.catalog()).verdict is AuditVerdict.DAMAGE
 
     Repair(audit=look, unknown_fields="rescue").run(lake.catalog())
 
-    assert look.run(lake.catalog()).verdict is Verdict.CLEAN
+    assert look.run(lake.catalog()).verdict is AuditVerdict.CLEAN
     assert lake.column("id") == [*range(15), *range(10)]
     # What is landed again has what the table has a place for by now.
     assert [row["score"] for row in lake.records() if row["id"] in (3, 12)] == [0.5, 1.5, 0.5]

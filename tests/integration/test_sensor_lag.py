@@ -19,7 +19,7 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.asking import run_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Looking
-from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
@@ -37,7 +37,7 @@ def lag(lake: Lake, **arguments: Any) -> Verdict:
     return look(lake, "checkpoint_lag", **arguments)
 
 
-def seen(verdict: Verdict) -> tuple[Outcome, Cause, int]:
+def seen(verdict: Verdict) -> tuple[LookOutcome, Cause, int]:
     assert verdict.value is not None, verdict.text
     return verdict.outcome, verdict.reasons[0].cause, verdict.value["lag"]
 
@@ -63,23 +63,23 @@ def test_a_table_that_holds_all_is_caught_up_and_one_that_does_not_is_behind(
     lake: Lake, name: str, produce: Producing
 ) -> None:
     lake.land(name)
-    assert seen(lag(lake, **OF_TABLE)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
     produce(name, 2, events(2, 0, 4), timestamps=[int((time.time() - 600) * 1000)] * 4)
     late = lag(lake, **OF_TABLE)
-    assert seen(late) == (Outcome.WAITING, Cause.LATE_PARTITION, 4)
+    assert seen(late) == (LookOutcome.WAITING, Cause.LATE_PARTITION, 4)
     assert late.value is not None
     assert late.value["worst"] == {"topic": name, "partition": 2, "lag": 4}
     assert late.value["seconds"] == pytest.approx(600, abs=60)
-    assert lag(lake, **OF_TABLE, max_lag_seconds="20m").outcome is Outcome.DONE
-    assert lag(lake, **OF_TABLE, max_lag_seconds="5m").outcome is Outcome.WAITING
-    assert lag(lake, **OF_TABLE, max_lag_records=4).outcome is Outcome.DONE
-    assert lag(lake, **OF_TABLE, max_batch_age="1h").outcome is Outcome.DONE
-    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 4)
+    assert lag(lake, **OF_TABLE, max_lag_seconds="20m").outcome is LookOutcome.DONE
+    assert lag(lake, **OF_TABLE, max_lag_seconds="5m").outcome is LookOutcome.WAITING
+    assert lag(lake, **OF_TABLE, max_lag_records=4).outcome is LookOutcome.DONE
+    assert lag(lake, **OF_TABLE, max_batch_age="1h").outcome is LookOutcome.DONE
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 4)
 
 
 def test_an_idle_topic_is_no_stopped_consumer(lake: Lake, name: str) -> None:
     lake.land(name)
-    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (Outcome.DONE, Cause.IDLE_TOPIC, 0)
+    assert seen(lag(lake, **OF_TABLE, max_batch_age="1ms")) == (LookOutcome.DONE, Cause.IDLE_TOPIC, 0)
 
 
 def test_a_hole_that_an_interval_left_is_lag_and_what_lies_above_is_not(lake: Lake, name: str) -> None:
@@ -108,7 +108,7 @@ def test_a_rollback_is_told_by_its_name(lake: Lake, name: str, produce: Producin
     produce(name, 0, events(0, 10, 5))
     lake.land(name)
     lake.table().manage_snapshots().set_current_snapshot(lake.snapshots()[0]).commit()
-    assert seen(lag(lake, **OF_TABLE)) == (Outcome.WAITING, Cause.ROLLBACK, 5)
+    assert seen(lag(lake, **OF_TABLE)) == (LookOutcome.WAITING, Cause.ROLLBACK, 5)
 
 
 def test_a_topic_that_was_made_anew_is_refused(lake: Lake, name: str, topic: Topics) -> None:
@@ -116,15 +116,15 @@ def test_a_topic_that_was_made_anew_is_refused(lake: Lake, name: str, topic: Top
     topic.delete(name)
     topic(3, name=name)
     verdict = lag(lake, **OF_TABLE, missing="wait")
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is LookOutcome.FAILED
     assert verdict.terminal
-    assert "deleted and created anew" in verdict.text
+    assert "deleted and created again" in verdict.text
 
 
 def test_a_table_without_the_groups_ledger_names_those_that_it_has(lake: Lake, name: str) -> None:
     lake.land(name)
     verdict = lag(lake, table=TABLE, consumer_group="other")
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is LookOutcome.FAILED
     assert f"it has of {GROUP}" in verdict.text
 
 
@@ -134,14 +134,14 @@ def test_a_delta_table_is_read_likewise(lake: Lake, name: str, produce: Producin
     produce(name, 0, events(0, 10, 2))
     table = {"table": delta.place, "consumer_group": GROUP, "table_format": "delta"}
     verdict = lag(lake, **table)
-    assert seen(verdict) == (Outcome.WAITING, Cause.LATE_PARTITION, 2)
+    assert seen(verdict) == (LookOutcome.WAITING, Cause.LATE_PARTITION, 2)
     assert verdict.value is not None
     assert 0 <= verdict.value["batch_age"] < 600
     # Rolled back: what was landed waits again, and the sensor says why.
     delta.land(name)
     DeltaTable(delta.place).restore(0)
     verdict = lag(lake, **table)
-    assert seen(verdict) == (Outcome.WAITING, Cause.ROLLBACK, 2)
+    assert seen(verdict) == (LookOutcome.WAITING, Cause.ROLLBACK, 2)
 
 
 # Records that wait for too long, wherever they stand
@@ -164,10 +164,10 @@ def test_a_new_record_in_front_of_old_ones_hides_none_of_them(
         produce(name, 0, ["v"] * 51, timestamps=stamps(first, *[6 * HOUR] * 50))
     for consumer in ({"group_id": group}, {"group_id": group, "topic": name}):
         verdict = lag(lake, **consumer, max_lag_seconds="10m")
-        assert seen(verdict) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 102)
+        assert seen(verdict) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 102)
         assert verdict.value is not None
         assert verdict.value["seconds"] == pytest.approx(6 * 3600, abs=60)
-        assert lag(lake, **consumer, max_lag_seconds="7h").outcome is Outcome.DONE
+        assert lag(lake, **consumer, max_lag_seconds="7h").outcome is LookOutcome.DONE
 
 
 def test_a_record_of_the_future_has_just_come(
@@ -177,12 +177,12 @@ def test_a_record_of_the_future_has_just_come(
     commit(admin, group, name, {0: 0})
     produce(name, 0, ["v"], timestamps=stamps(-1000 * HOUR))
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
-    assert verdict.outcome is Outcome.DONE
+    assert verdict.outcome is LookOutcome.DONE
     assert verdict.value is not None
     assert (verdict.value["lag"], verdict.value["seconds"]) == (1, 0.0)
     # What comes behind it later is seen, though all before it was looked at.
     produce(name, 0, ["v"], timestamps=stamps(HOUR))
-    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is Outcome.WAITING
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.WAITING
 
 
 def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
@@ -192,12 +192,12 @@ def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
     produce(name, 0, ["v"] * (MOST_READ + 1))
     produce(name, 1, ["v"] * MOST_READ)
     commit(admin, group, name, {0: 1, 1: 0})
-    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is Outcome.DONE
+    assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
     commit(admin, group, name, {0: 0})
     verdict = lag(lake, group_id=group, max_lag_seconds="10m")
-    assert verdict.outcome is Outcome.WAITING
+    assert verdict.outcome is LookOutcome.WAITING
     assert f"{name}[0] with 100001 unread" in verdict.text
-    assert "more than 100000 are not looked at one by one: they count as overdue" in verdict.text
+    assert "more than 100000 are not read one by one: all count as overdue" in verdict.text
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
@@ -231,9 +231,9 @@ def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
 
 def test_a_group_is_behind_by_what_it_has_not_committed(lake: Lake, name: str, group: str, admin: AdminClient) -> None:
     commit(admin, group, name, {0: 4, 1: 10})
-    assert seen(lag(lake, group_id=group)) == (Outcome.WAITING, Cause.STOPPED_CONSUMER, 6)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, Cause.STOPPED_CONSUMER, 6)
     commit(admin, group, name, {0: 10})
-    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
 
 
 def test_a_group_with_a_member_is_slow_and_not_stopped(lake: Lake, name: str, group: str, kafka: Kafka) -> None:
@@ -243,7 +243,7 @@ def test_a_group_with_a_member_is_slow_and_not_stopped(lake: Lake, name: str, gr
     try:
         poll_until(lambda: bool(consumer.poll(0.2)), "a record")
         consumer.commit(offsets=[TopicPartition(name, 0, 1), TopicPartition(name, 1, 1)], asynchronous=False)
-        assert seen(lag(lake, group_id=group)) == (Outcome.WAITING, Cause.SLOW_CONSUMER, 18)
+        assert seen(lag(lake, group_id=group)) == (LookOutcome.WAITING, Cause.SLOW_CONSUMER, 18)
     finally:
         consumer.close()
 
@@ -257,13 +257,13 @@ def test_markers_of_transactions_at_the_end_are_no_lag(
     transaction.begin(name, 0, ["x", "y"])
     transaction.abort()
     # Two aborted records and a marker: nothing that a consumer would ever get.
-    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
     transaction.begin(name, 0, ["c"])
     # Nor what is not committed.
-    assert lag(lake, group_id=group).outcome is Outcome.DONE
+    assert lag(lake, group_id=group).outcome is LookOutcome.DONE
     transaction.commit()
     behind = lag(lake, group_id=group)
-    assert behind.outcome is Outcome.WAITING
+    assert behind.outcome is LookOutcome.WAITING
     assert behind.value is not None
     # The record and its marker; the aborted ones in front of it do not count.
     assert behind.value["lag"] == 2
@@ -276,10 +276,10 @@ def test_a_group_that_does_not_wait_for_transactions_may_be_ahead_of_an_open_one
     produce(name, 0, ["a", "b"])
     transaction.begin(name, 0, ["x", "y"])
     commit(admin, group, name, {0: 4})
-    assert seen(lag(lake, group_id=group)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, group_id=group)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
     commit(admin, group, name, {0: 5})
     with_more = lag(lake, group_id=group)
-    assert with_more.outcome is Outcome.FAILED
+    assert with_more.outcome is LookOutcome.FAILED
     assert f"{name}[0]" in with_more.text
     transaction.abort()
 
@@ -301,17 +301,17 @@ def test_a_checkpoint_of_a_real_query_is_followed(lake: Lake, name: str, produce
     run = SparkRun(lake, name)
     run.run(spark, max_offsets_per_trigger=12)
     where = {"checkpoint_location": str(run.checkpoint)}
-    assert seen(lag(lake, **where)) == (Outcome.DONE, Cause.CAUGHT_UP, 0)
+    assert seen(lag(lake, **where)) == (LookOutcome.DONE, Cause.CAUGHT_UP, 0)
     produce(name, 0, events(0, 10, 6))
     ended = lag(lake, **where)
-    assert seen(ended) == (Outcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert seen(ended) == (LookOutcome.WAITING, Cause.STOPPED_QUERY, 6)
     assert "its driver has ended (done)" in ended.text
-    assert lag(lake, **where, max_lag_records=6).outcome is Outcome.DONE
-    assert lag(lake, **where, max_lag_records=6, max_batch_age="1ms").outcome is Outcome.WAITING
+    assert lag(lake, **where, max_lag_records=6).outcome is LookOutcome.DONE
+    assert lag(lake, **where, max_lag_records=6, max_batch_age="1ms").outcome is LookOutcome.WAITING
     # Of somebody else's query there is no lease: its batches alone tell.
     shutil.rmtree(f"{run.checkpoint}.lakestream")
-    assert seen(lag(lake, **where, max_batch_age="1ms")) == (Outcome.WAITING, Cause.STOPPED_QUERY, 6)
-    assert seen(lag(lake, **where, max_batch_age="1h"))[0] is Outcome.DONE
+    assert seen(lag(lake, **where, max_batch_age="1ms")) == (LookOutcome.WAITING, Cause.STOPPED_QUERY, 6)
+    assert seen(lag(lake, **where, max_batch_age="1h"))[0] is LookOutcome.DONE
     # A batch that was planned and not committed is not landed.
     last = max(int(one.name) for one in (run.checkpoint / "commits").iterdir() if one.name.isdigit())
     (run.checkpoint / "commits" / str(last)).unlink()
@@ -337,7 +337,11 @@ def batch(offsets: dict[str, dict[str, int]], at: float = 0) -> str:
 def test_a_checkpoint_whose_old_entries_spark_has_deleted_is_read(lake: Lake, name: str, tmp_path: Path) -> None:
     ends = {name: {"0": 9, "1": 10}}
     given = checkpoint(tmp_path / "c", offsets__107=batch(ends, time.time()), commits__107="v1\n{}")
-    assert seen(lag(lake, **given, max_batch_age="1m", max_lag_records=0)) == (Outcome.WAITING, Cause.LATE_PARTITION, 1)
+    assert seen(lag(lake, **given, max_batch_age="1m", max_lag_records=0)) == (
+        LookOutcome.WAITING,
+        Cause.LATE_PARTITION,
+        1,
+    )
 
 
 def test_a_query_that_has_begun_and_committed_nothing_lacks_all_from_its_start(
@@ -368,10 +372,10 @@ def test_a_checkpoint_that_tells_nothing_is_named_and_awaited_where_it_may_come(
     folder = tmp_path / "c"
     given = {"checkpoint_location": str(folder)} if files is None else checkpoint(folder, **files)
     failed, awaited = lag(lake, **given), lag(lake, **given, missing="wait")
-    assert failed.outcome is Outcome.FAILED
+    assert failed.outcome is LookOutcome.FAILED
     assert failed.terminal
     assert text in failed.text
-    assert awaited.outcome is (Outcome.WAITING if may_come else Outcome.FAILED)
+    assert awaited.outcome is (LookOutcome.WAITING if may_come else LookOutcome.FAILED)
 
 
 def test_a_folder_of_something_else_is_foreign(lake: Lake, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.streams.looking import StreamSearch
-from airflow_lakestream.watching.verdict import Outcome
+from airflow_lakestream.watching.verdict import LookOutcome
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import GROUP, Lake
@@ -193,7 +193,7 @@ def test_no_alarm_is_false_and_none_is_missed(
         alarms += age > LIMIT
         told = f"{one}: the oldest of {len(stamps)} unread records is {age:.0f} s old, but"
         verdict = look(lake, "checkpoint_lag", **one.consumer, topic=one.name, max_lag_seconds=LIMIT)
-        if verdict.outcome is not (Outcome.WAITING if age > LIMIT else Outcome.DONE):
+        if verdict.outcome is not (LookOutcome.WAITING if age > LIMIT else LookOutcome.DONE):
             wrong.append(f"{told} the sensor says: {verdict.text}")
         # What the metric lag_seconds is set to, also by a sensor that has no limit of age.
         value = look(lake, "checkpoint_lag", **one.consumer, topic=one.name, max_lag_records=10**9).value

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.watching.causes import Cause
-from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
@@ -49,7 +49,7 @@ def test_it_fires_before_a_real_topic_loses_the_first_record(
 
     def fires() -> bool:
         verdicts.append(risk(lake, group_id=group, min_time_left=KEPT_MS / 2000))
-        return verdicts[-1].outcome is Outcome.FAILED
+        return verdicts[-1].outcome is LookOutcome.FAILED
 
     poll_until(fires, "the sensor to fire", 120, every=0.5)
     assert len(verdicts) > 1, "it fired at once"
@@ -61,7 +61,7 @@ def test_it_fires_before_a_real_topic_loses_the_first_record(
     assert lowest(lake, name) == 0
     poll_until(lambda: lowest(lake, name) == 50, "Kafka to remove the records", 120)
     gone = risk(lake, group_id=group, min_time_left="1s")
-    assert (gone.outcome, gone.reasons[0].cause) == (Outcome.FAILED, Cause.LOST_RECORDS)
+    assert (gone.outcome, gone.reasons[0].cause) == (LookOutcome.FAILED, Cause.LOST_RECORDS)
     assert f"{name}[0] [10,50)" in gone.text
 
 
@@ -72,7 +72,7 @@ def test_who_has_read_all_has_nothing_to_lose(
     produce(name, 0, events(0, 0, 50))
     commit(admin, group, name, {0: 50})
     verdict = risk(lake, group_id=group, min_time_left="1h")
-    assert verdict.outcome is Outcome.DONE
+    assert verdict.outcome is LookOutcome.DONE
     assert verdict.value is not None
     assert (verdict.value["time_left"], verdict.value["max_records"]) == (None, None)
 
@@ -84,7 +84,7 @@ def test_a_topic_that_keeps_all_has_no_risk(
     name = topic(1, **config)
     produce(name, 0, ["a"], keys=["k"], timestamps=[1_000_000_000_000])
     commit(admin, group, name, {0: 0})
-    assert risk(lake, group_id=group, min_time_left="1h").outcome is Outcome.DONE
+    assert risk(lake, group_id=group, min_time_left="1h").outcome is LookOutcome.DONE
 
 
 def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
@@ -94,9 +94,9 @@ def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
     produce(name, 0, [os.urandom(1000) for _ in range(3000)])
     commit(admin, group, name, {0: 0})
     # 3 of 4 MiB came within the last 15 minutes: the rest is full within another 5.
-    assert risk(lake, group_id=group, min_time_left="10m").outcome is Outcome.FAILED
+    assert risk(lake, group_id=group, min_time_left="10m").outcome is LookOutcome.FAILED
     near = risk(lake, group_id=group, min_time_left="1m")
-    assert near.outcome is Outcome.DONE
+    assert near.outcome is LookOutcome.DONE
     assert near.value is not None
     assert 200 < near.value["time_left"] < 400
 
@@ -114,13 +114,13 @@ def test_it_says_how_large_a_run_would_have_to_be(
     lake.land(name, max_records=100)
     arguments = {"table": table, "table_format": table_format, "consumer_group": GROUP, "run_interval": "15m"}
     verdict = risk(lake, **arguments, min_time_left="45m")
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is LookOutcome.FAILED
     assert verdict.value is not None
     # 1,800 unread, half an hour left: read within half of that, a quarter of an hour, which is one run.
     assert verdict.value["max_records"] == pytest.approx(1800, rel=0.05)
     assert f"max_records={verdict.value['max_records']}" in verdict.text
     assert "is not known" not in verdict.text
-    assert risk(lake, **arguments, min_time_left="5m").outcome is Outcome.DONE
+    assert risk(lake, **arguments, min_time_left="5m").outcome is LookOutcome.DONE
 
 
 @pytest.mark.airflow

@@ -42,7 +42,7 @@ def divide(number: int) -> float:
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (fill_the_disk, "a disk is full (OSError: [Errno 28] No space left on device). Free room"),
+        (fill_the_disk, "a disk is full (OSError: [Errno 28] No space left on device). Free space"),
         (run_out_of_memory, "an executor, or a Python worker of it, ran out of memory (MemoryError). Give it more"),
         (be_killed, "a Python worker of an executor was killed, or crashed ("),
         (divide, "ZeroDivisionError: division by zero."),
@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_each_record_lands_once(
         damaged = run.checkpoint / file.format(checkpoint.planned[-1])
         damaged.write_bytes(damaged.read_bytes()[:4])
         produce(name, 0, events(0, landed, 5))
-        with pytest.raises(CheckpointDamaged, match=f"{damaged.name}.*Delete the checkpoint: nothing is lost"):
+        with pytest.raises(CheckpointDamaged, match=f"{damaged.name}.*Delete the checkpoint. Nothing is lost"):
             run.run(spark)
         assert_landed_once(lake, name, {0: landed})
         lease = read_lease(str(run.checkpoint))

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, decide, sight_of
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.spark.app_config import AppConfig
@@ -40,7 +40,7 @@ lake, name = open_lake, one_partition
 def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:
     lease = read_lease(str(checkpoint))
     assert lease is not None
-    assert (lease.outcome, lease.terminal) == (Outcome.FAILED, True)
+    assert (lease.outcome, lease.terminal) == (DriverOutcome.FAILED, True)
     assert cause in lease.error
     now = time.time()
     seen = sight_of(lease, lease.generation, JobState.FAILED, 0, now)

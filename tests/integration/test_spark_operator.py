@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from airflow_lakestream.driver.lease import read_lease, request_stop
-from airflow_lakestream.driver.lease_record import LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import events
@@ -141,5 +141,5 @@ def test_a_driver_that_hangs_is_gone_with_its_jvm_and_its_workers_when_patience_
         driver.wait()
     lease = read_lease(location)
     assert lease is not None
-    assert (lease.state(), lease.outcome) == (LeaseState.RELEASED, Outcome.STOPPED)
+    assert (lease.state(), lease.outcome) == (LeaseState.RELEASED, DriverOutcome.STOPPED)
     assert "killed: its batch did not end within 0.5 s" in lease.error

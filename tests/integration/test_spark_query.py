@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.plan import DataLoss
 from airflow_lakestream.driver.lease import Lease, LeaseHeld, request_stop
@@ -55,7 +55,7 @@ def landed_run(run: SparkRun, spark: SparkSession) -> SparkRun:
 
 def assert_clean(lake: Lake) -> None:
     assert Audit(table=TABLE, consumer_group=GROUP, full=True, kafka=lake.kafka).run(lake.catalog()).verdict is (
-        Verdict.CLEAN
+        AuditVerdict.CLEAN
     )
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
@@ -202,16 +202,16 @@ def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_t
     lake.land(ten, sql=EVEN)
     look = Audit(table=TABLE, consumer_group=GROUP, kafka=lake.kafka, full=True)
     result = look.run(lake.catalog())
-    assert result.verdict is Verdict.CLEAN, result.render()
+    assert result.verdict is AuditVerdict.CLEAN, result.render()
     assert result.to_dict()["not_verifiable_by_count"] == [{"topic": ten, "skipped": 0, "filtered": 5}]
     assert "5 filtered records" in result.render()
 
     lake.table().append(lake.table().scan(row_filter="_kafka_offset = 4").to_arrow())
     with pytest.raises(InvalidArgument, match=r"sql: .* through SQL that reads raw records"):
         Repair(audit=look).run(lake.catalog())
-    with pytest.raises(RecordsWithoutRow, match="1 are filtered"):
+    with pytest.raises(RecordsWithoutRow, match="1 are now filtered"):
         Repair(audit=look, sql=ALL + " WHERE json_value(value, '$.n') <> '4'").run(lake.catalog())
-    assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is Verdict.CLEAN
+    assert Repair(audit=look, sql=EVEN).run(lake.catalog()).verdict is AuditVerdict.CLEAN
     assert lake.offsets() == at(0, range(0, 10, 2))
     assert lake.column("s") == ["S0", "S2", "S4", "S6", "S8"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from tests.support.spark_stand_in import launched, most_drivers
 from tests.support.spark_stream import Streams, xcom
 
@@ -96,7 +96,7 @@ def test_a_timeout_stops_the_driver(streams: Streams) -> None:
     assert [type(error).__name__ for error in run.errors] == ["AirflowTaskTimeout"]
     streams.await_no_driver()
     assert streams.lease is not None
-    assert streams.lease.outcome is Outcome.STOPPED
+    assert streams.lease.outcome is DriverOutcome.STOPPED
 
 
 def test_no_secret_is_where_others_look(

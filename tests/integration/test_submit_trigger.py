@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.driver.lease import read_lease
-from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.driver.supervisor import History, Limits
 from tests.support import spark_stand_in
@@ -44,7 +44,7 @@ class Driver:
         poll_until(lambda: read_progress(str(self.location)).batches >= count, f"{count} batches", 120)
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> DriverOutcome | None:
         lease = read_lease(str(self.location))
         assert lease is not None
         return lease.outcome
@@ -142,11 +142,11 @@ def test_a_triggerer_that_restarts_leaves_the_driver_and_goes_on(start: Any) -> 
     assert driver.process.poll() is None
     # And one of a newer version, that was rolled back since.
     assert fires(anew(given, knows_more=1))["action"] == "finish"
-    assert driver.outcome is Outcome.DONE
+    assert driver.outcome is DriverOutcome.DONE
 
 
-@pytest.mark.parametrize(("action", "outcome"), [("graceful", Outcome.STOPPED), ("kill", None), ("leave", None)])
-def test_a_person_ends_the_driver_as_was_promised(start: Any, action: str, outcome: Outcome | None) -> None:
+@pytest.mark.parametrize(("action", "outcome"), [("graceful", DriverOutcome.STOPPED), ("kill", None), ("leave", None)])
+def test_a_person_ends_the_driver_as_was_promised(start: Any, action: str, outcome: DriverOutcome | None) -> None:
     driver = start(batch=0.5)
     driver.await_batches(1)
     asyncio.run(anew(trigger(driver, on_kill_action=action)).on_kill())
@@ -168,7 +168,7 @@ def test_a_batch_that_hangs_after_a_request_to_stop_is_killed_in_time(start: Any
     lease = read_lease(str(driver.location))
     assert lease is not None
     assert (lease.outcome, lease.error) == (
-        Outcome.STOPPED,
+        DriverOutcome.STOPPED,
         "killed: its batch did not end within 1 s after it was asked to",
     )
     # Whoever watches it takes it for stopped, and restarts nothing.
@@ -188,7 +188,7 @@ def test_nothing_blocks_the_triggerers_loop(start: Any, caplog: pytest.LogCaptur
         return await task
 
     event, seen = in_loop(watched)
-    assert (event["action"], driver.outcome) == ("finish", Outcome.STOPPED)
+    assert (event["action"], driver.outcome) == ("finish", DriverOutcome.STOPPED)
     assert seen == []
     for text in ("Ignored, of a newer version: knows_more", "10 records", "The task was cleared or marked"):
         assert any(text in line for line in caplog.messages), caplog.messages

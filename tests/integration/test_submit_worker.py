@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from tests.support.airflow_home import Run, TaskProcess
 from tests.support.broker import poll_until
 from tests.support.spark_stand_in import UI, launched, most_drivers
@@ -50,7 +50,7 @@ def test_a_worker_that_is_lost_leaves_the_stream_to_the_retry_until_a_person_end
     streams.await_no_driver()
     assert launched(streams.location) == 1
     assert streams.lease is not None
-    assert streams.lease.outcome is Outcome.STOPPED
+    assert streams.lease.outcome is DriverOutcome.STOPPED
     # The batch that had begun is in.
     assert Path(f"{streams.location}.batch").read_text() == "done"
 

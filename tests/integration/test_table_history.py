@@ -217,7 +217,7 @@ def test_a_second_group_on_the_same_topic_and_table_is_refused_unless_told(
     lake.land(name, consumer_group="first")
     before = lake.snapshots()
 
-    with pytest.raises(LandedByAnotherGroup, match="'first' has landed") as caught:
+    with pytest.raises(LandedByAnotherGroup, match="'first' has already landed") as caught:
         lake.land(name, consumer_group="second")
     assert caught.value.other == "first"
     assert caught.value.ranges.width == 20

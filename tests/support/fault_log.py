@@ -164,7 +164,7 @@ class ModelSource:
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         return self._log.boundaries(state, at_ms)
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         self._log.committed.update(offsets)
 
 

@@ -125,9 +125,9 @@ class RunSource(WrappedSource):
         self._run.at("boundaries")
         return self._source.boundaries(state, at_ms)
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         if self._run.at("mirror") != LOST:
-            self._source.mirror(offsets)
+            self._source.commit_offsets(offsets)
 
 
 class RunReader:

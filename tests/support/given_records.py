@@ -63,7 +63,7 @@ class GivenTopic:
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
         raise AssertionError("these records are landed by offsets, not by times")
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         pass
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Generator[Chunk, None, None]:

@@ -62,7 +62,7 @@ class KilledAtCommit(WrappedCatalog):
 class KilledBeforeMirror(WrappedSource):
     """A source that never gets to write the group's offsets."""
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         kill()
 
 

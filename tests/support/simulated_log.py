@@ -18,7 +18,7 @@ from airflow_lakestream.kafka.watch import First, Retention
 from airflow_lakestream.watching.books import Books, Step
 from airflow_lakestream.watching.lag.risk import Risk, TopicSettings, every_of, risks, window_of
 from airflow_lakestream.watching.lag.waiting import Unread
-from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.
@@ -141,4 +141,4 @@ def traffic(seed: int, mean: float) -> Callable[[int], int]:
 
 def fired(verdict: Verdict) -> bool:
     """Whether the sensor fails."""
-    return verdict.outcome is Outcome.FAILED
+    return verdict.outcome is LookOutcome.FAILED

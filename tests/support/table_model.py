@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.core import codec, lineage
 from airflow_lakestream.core.anchors import anchors_after
-from airflow_lakestream.core.anew import encode_anew
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.restated import encode_restated
 
 GROUPS = ("a", "b")
 # One topic for each group, so that the two groups' landings never touch the same offsets.
@@ -108,7 +108,7 @@ class TableModel:
         actions += [self.set_current, self.expire_java, self.expire_java, self.expire_pyiceberg]
         actions += [self.expire_pyiceberg, self.cherry_pick]
         if self.rng.random() < 0.06:
-            actions = [self.start_anew]
+            actions = [self.restate_ledgers]
         if self.rng.random() < 0.03:
             actions = [self.replace_table]
         self.rng.choice(actions)()
@@ -154,15 +154,15 @@ class TableModel:
         if self.facts.head_id is not None:
             self._publish(replace(self.facts, head_id=None))
 
-    def start_anew(self) -> None:
+    def restate_ledgers(self) -> None:
         """Empty a group's ledger in one snapshot, as `lakestream ledger reset` does."""
         group = self.rng.choice(GROUPS)
         if self.facts.head_id is None or self.read(group) is None:
             return
         new = self._next_id()
         properties = {codec.property_key(group): codec.encode_property(codec.LedgerProperty(new, Ledger(group), ()))}
-        properties |= self._anchored_anew(group, new)
-        self._commit(rows=0, summary=encode_anew({group: Ledger(group)}), properties=properties, snapshot_id=new)
+        properties |= self._anchored_again(group, new)
+        self._commit(rows=0, summary=encode_restated({group: Ledger(group)}), properties=properties, snapshot_id=new)
         self.truth[new].anew = (group,)
 
     def cherry_pick(self) -> None:
@@ -202,7 +202,7 @@ class TableModel:
             return
         new = self._next_id()
         properties = {codec.property_key(group): codec.encode_property(base.property_after(new, landing))}
-        properties |= self._anchored_anew(group, new)
+        properties |= self._anchored_again(group, new)
         summary = codec.encode_summary(group, landing)
         expiring = self._expiring()
         for each in GROUPS if expiring else ():
@@ -224,7 +224,7 @@ class TableModel:
         oldest = [s.snapshot_id for s in others if s.snapshot_id != self.facts.head_id]
         return oldest[: max(0, len(oldest) - self.keep_snapshots)]
 
-    def _anchored_anew(self, but: str, new: int) -> dict[str, str]:
+    def _anchored_again(self, but: str, new: int) -> dict[str, str]:
         """Return the properties of all groups but one, anchored at a new snapshot that changes nothing of theirs."""
         properties = {}
         for other in GROUPS:

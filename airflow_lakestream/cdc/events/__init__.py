@@ -1,1 +1,1 @@
-"""Change events decoded: the row, what happened to it, and all that an event says of its source."""
+"""Decoded change events: the row, what happened to it, and what the event says of its source."""

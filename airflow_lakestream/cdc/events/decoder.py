@@ -1,6 +1,6 @@
-"""Change events decoded for a mirror: the row's columns, what happened, and where it stands in the source.
+"""Change events decoded for a mirror: the row's columns, the operation, and the event's place in the source.
 
-A column that the database got meanwhile comes up as a column of the rows, from the batch on in which it is seen.
+A column that the database added becomes a column of the rows from the first batch on that has it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from airflow_lakestream.decode.json.watching import WatchingDecoder, WithoutColu
 from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.values.outcome import Decoded
 
-# What of an event's source says where it stands; PostgreSQL's connector has all of them.
+# The fields of an event's source that tell its place; PostgreSQL's connector has all of them.
 _SOURCE_TYPE = pa.struct(
     [
         *(("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64()), ("snapshot", pa.string())),
@@ -40,16 +40,16 @@ _SOURCE_TYPE = pa.struct(
     ]
 )
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"), *(?:null|"(?P<lsn>\d+)")\]$'
-# What Debezium marks the last row of a table with that a snapshot reads; all of its rows have one place in the log.
+# Debezium's mark of the last row of a table in a snapshot; all the snapshot's rows have one place in the log.
 _LAST_OF_TABLE = pa.array(["last", "last_in_data_collection"])
 
 
 @dataclass(frozen=True)
 class EventPayload(Payload):
-    """Payloads with change events in them, whose columns are those that a mirror needs.
+    """Payloads of change events; their columns are those that a mirror needs.
 
-    :param names: what the mirror's columns are called.
-    :param key: the columns of the mirror's key, where the user names them.
+    :param names: the names of the mirror's columns.
+    :param key: the columns of the mirror's key, if the user names them.
     :param stops: a bad record ends the run.
     """
 
@@ -59,11 +59,11 @@ class EventPayload(Payload):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether records have to be read with their keys: they tell when the database's key is another one."""
+        """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
 
     def decoder(self, schema: pa.Schema) -> Any:
-        """Return the decoder of events for these columns, with where they stand in the source or with what tells it."""
+        """Return the events' decoder for these columns, with their places in the source or with what tells them."""
         events = _GrowingEvents(self, event_columns(schema))
         return ExplainedEvents(events, self.columns, self.names.table, self.out_of_range, self.stops)
 
@@ -72,14 +72,14 @@ class EventPayload(Payload):
         return super().decoder(schema)
 
     def record_schemas(self) -> RecordSchemas:
-        """Return what finds columns in the schemas of records."""
+        """Return the finder of columns in the records' schemas."""
         return RecordSchemas(self.format, self._finder, self.names.table)
 
     def _value_columns(self, first: RawBatch) -> pa.Schema:
         row = self.record_schemas().row(first)
         if Envelope.CONNECT in self.row.envelopes and row:
             return self._of_row(row)
-        # The registry's newest schema may have more, and nothing but the values tells the columns of bare JSON.
+        # Take the records' columns: the registry's newest schema may have more, and bare JSON has no schema.
         return grown(super()._value_columns(first), self._of_row(row))
 
     def _unwrapped(self, columns: pa.Schema) -> pa.Schema:
@@ -98,17 +98,17 @@ class EventPayload(Payload):
 
 
 class _GrowingEvents:
-    """Decodes events, with a column more when one has come up; they come with where they stand in the source.
+    """Decodes events, adding columns that come up, with the events' places in the source.
 
-    Several threads decode with it, and other processes: whoever puts their rows together joins the columns.
+    Threads and processes decode with their own columns: whoever puts their rows together joins the columns.
     """
 
     def __init__(self, payload: EventPayload, schema: pa.Schema) -> None:
         self._payload, self._schema = payload, schema
         self._schemas = payload.record_schemas()
-        # The one for the columns of the batch before: those of the next one are most often the same.
+        # The decoder for the last batch's columns: those of the next are mostly the same.
         self._decoder = payload.of_columns(with_image(schema, payload.key))
-        # What was learnt of the schemas beside keys.
+        # What is known of the schemas next to keys.
         self._prefixes: dict[bytes, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,13 +129,13 @@ class _GrowingEvents:
             except WithoutColumn as found:
                 schema = self._with_fields(schema, list(found.leftovers.values()))
                 continue
-            # What a column was taken for, it stays: rows of one process go into one file.
+            # A column keeps the type it was given first: the rows of one process go into one file.
             self._schema = schema
             names = self._key_names(batch, decoded)
             return replace(decoded, rows=placed(told(decoded.rows, self._payload.key, names)))
 
     def _key_names(self, batch: RawBatch, decoded: Decoded) -> pa.Array:
-        """Return the columns that the key of each event's record has."""
+        """Return the columns of each event record's key."""
         keys = pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys
         if decoded.bad:
             keys = keys.take(pa.array(np.delete(np.arange(len(batch)), [row.index for row in decoded.bad])))
@@ -146,7 +146,7 @@ class _GrowingEvents:
         return grown(schema, pa.schema(self._payload.names.columns(row, _own(schema).names)))
 
     def _with_fields(self, schema: pa.Schema, leftovers: Sequence[Json]) -> pa.Schema:
-        """Return the schema with columns for what has none in JSON without schemas. Raises MirrorStopped."""
+        """Return the schema with columns for unknown fields of JSON without schemas. Raises MirrorStopped."""
         names = self._payload.names
         row = [one.with_name(names.naming.source(one.name)) for one in _own(schema)]
         images = [{"row": left[image]} for left in leftovers for image in IMAGES if image in left]
@@ -166,16 +166,16 @@ def event_columns(row: pa.Schema) -> pa.Schema:
 
 
 def _own(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of the row among those of its event."""
+    """Return the row's own columns among those of its event."""
     return pa.schema([one for one in schema if one.name not in (OP, SOURCE) and not is_kept(one.name)])
 
 
 def placed(rows: pa.Table) -> pa.Table:
-    """Return decoded events with where they stand in the source, in place of what tells it."""
+    """Return decoded events with their places in the source, instead of the fields that tell them."""
     source, ops = rows[SOURCE].combine_chunks(), rows[OP].combine_chunks()
     commit, position = _places(_member(source, "sequence"), _member(source, "lsn"), _member(source, "ts_ms"), ops)
     is_last = pc.and_(pc.is_in(_member(source, "snapshot"), _LAST_OF_TABLE), pc.equal(ops, READ))
-    # Without a place in the log nothing tells which rows are older.
+    # Without a place in the log, nothing tells which rows are older.
     is_last = pc.fill_null(pc.and_(is_last, _member(source, "lsn").is_valid()), False)
     columns = {name: rows[name] for name in rows.column_names if name != SOURCE}
     columns[OP] = pc.if_else(is_last, READ_LAST, ops)
@@ -183,10 +183,10 @@ def placed(rows: pa.Table) -> pa.Table:
 
 
 def _places(sequence: pa.Array, lsn: pa.Array, millis: pa.Array, ops: pa.Array) -> Sequence[pa.Array]:
-    """Return for each event the commit that it came after, and its place behind that.
+    """Return for each event the commit before its transaction, and its place after that.
 
-    Not the place in the log alone: of two transactions at once, the one that commits later may have begun earlier.
-    What a snapshot read stands before all that was streamed since.
+    The place in the log alone is not enough: of two concurrent transactions, the one that commits later may have begun
+    earlier. A snapshot's rows stand before everything that was streamed since.
     """
     parts = pc.extract_regex(sequence, _SEQUENCE)
     after, own = (_integers(parts, name) for name in ("commit", "lsn"))

@@ -1,4 +1,4 @@
-"""Events that do not fit a mirror's columns: what happened in the database, and the way on."""
+"""Events that do not fit a mirror's columns: what happened in the database, and what to do."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.tables.schema.value_ranges import is_of_range, is_time_out_of_range
 
 _REMEDY = (
-    'Set out_of_range="clamp" to have the nearest value that the column can hold, or "null" to have NULL. Or make the '
-    'column a string, with schema="{column} string": drop the mirror, and have Debezium read the table anew.'
+    'Set out_of_range="clamp" to get the nearest value that the column can hold, or "null" to get NULL. Or make the '
+    'column a string, with schema="{column} string": drop the mirror, and let Debezium read the table again.'
 )
 _NO_POLICY = (
-    'Make the column a string, with schema="{column} string": drop the mirror, and have Debezium read the table anew.'
+    'Make the column a string, with schema="{column} string": drop the mirror, and let Debezium read the table again.'
 )
 
 
 @dataclass
 class ExplainedEvents:
-    """Decodes events as `inner` does, and stops where one does not fit, if a bad record ends the run anyway.
+    """Decodes events like `inner`; if one does not fit and a bad record ends the run, stops with an explanation.
 
-    :param columns: tells the columns of an event by what it holds.
+    :param columns: finds the columns of an event in its content.
     :param table: the mirror's name.
     """
 
@@ -40,7 +40,7 @@ class ExplainedEvents:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that were there before."""
+        """The columns that existed before."""
         held: pa.Schema = self.inner.schema
         return held
 
@@ -54,12 +54,12 @@ class ExplainedEvents:
     def _stop(self, batch: RawBatch, decoded: Decoded) -> MirrorStopped | None:
         bad = decoded.bad[0]
         name = _column(bad, decoded.rows.schema.names)
-        # A NULL is of no type.
+        # NULL has no type.
         if name is None or bad.reason.endswith(", and the column is required"):
             return None
         held, seen = decoded.rows.schema.field(name).type, self._seen(batch, bad.index, name)
         place = batch.partition, batch.offsets[bad.index]
-        # A number may be too large for the column because the database's column holds larger ones by now.
+        # A number may be too large because the database's column has become larger.
         is_of_type = is_time_out_of_range(bad.reason) or (is_of_range(bad.reason) and (seen is None or seen == held))
         if seen is not None and not is_of_type and seen != held:
             return type_changed(self.table, name, TypeSeen(held, "in the mirror"), TypeSeen.at(seen, *place))
@@ -86,7 +86,7 @@ class ExplainedEvents:
 
 
 def _column(bad: BadRow, names: Sequence[str]) -> str | None:
-    """Return the column that a record is bad for; None where it is bad as a whole."""
+    """Return the column for which a record is bad; None if the record is bad as a whole."""
     for image in IMAGES:
         path = bad.reason.removeprefix(f"{image}.")
         if path != bad.reason:

@@ -1,4 +1,4 @@
-"""Names of a mirror's columns: those that it keeps for itself, and those that the database's columns get instead."""
+"""The names of a mirror's columns: those that are reserved, and the new names of columns of the database."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from airflow_lakestream.decode.connect.debezium import Naming
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Columns that readers of Iceberg find in each table; Spark compacts no table that has one of its own of the name.
+# Columns that Iceberg's readers find in every table; Spark can't compact a table that has a column of such a name.
 _OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
-# What of an event stands beside the columns of its row.
+# The parts of an event besides the columns of its row.
 _BESIDE = {OP: "op", SOURCE: "source", IMAGE: "before"}
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """How the columns of one mirror are named.
+    """The names of one mirror's columns.
 
     :param table: the mirror's name.
-    :param renamed: column names by the names that the columns have in the database.
+    :param renamed: column names, by the names in the database.
     :param with_key: whether events carry the keys of their records.
     :param soft_delete: whether deleted rows stay.
     """
@@ -39,19 +39,19 @@ class ColumnNames:
 
     @property
     def naming(self) -> Naming:
-        """What the decoder of events needs to know of them."""
+        """What the decoder of events needs to know of the names."""
         return Naming(_BESIDE, self.renamed)
 
     @property
     def reserved(self) -> frozenset[str]:
-        """The names that no column of the row may have, in lower case: to Spark they are the same in upper case."""
+        """The names that no column of the row may have, in lower case: Spark ignores case."""
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key else []
         names += [DELETED] if self.soft_delete else []
         return frozenset([*names, *(() if self.is_delta else _OF_ICEBERG)])
 
     def check_argument(self) -> None:
-        """Refuse new names that are none. Raises InvalidArgument."""
+        """Refuse invalid new names. Raises InvalidArgument."""
         taken = Counter(name.lower() for name in self.renamed.values())
         for source, name in self.renamed.items():
             problem = self._problem(name) or ("two columns get it" if taken[name.lower()] > 1 else None)
@@ -59,7 +59,7 @@ class ColumnNames:
                 raise InvalidArgument("rename_columns", f"{source!r} can't become {name!r}: {problem}.")
 
     def in_keys(self, names: pa.Array) -> pa.Array:
-        """Return the names of the columns in records' keys, lists in JSON, as the mirror's columns are called."""
+        """Return the mirror's names for the columns of records' keys, as lists in JSON."""
         if not self.renamed:
             return names
         found = names.dictionary_encode()

@@ -1,4 +1,4 @@
-"""What change events say of themselves: their table, their transaction, their record's key, and the row's old key."""
+"""What change events say of their origin: table, transaction, record key, and the row's old key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NAMES = ("db", "schema", "table")
 
 
 class Old(StrEnum):
-    """What an update says of the key that its row had before."""
+    """What an update says of the row's key before it."""
 
-    # It was another one: the row before is beside the event.
+    # The key was another one: the row before is part of the event.
     OTHER = "other"
-    # Nothing, though it may have been another: the mirror's key is not the database's, and there is no row before.
+    # Unknown: the mirror's key is not the database's, and the event has no row before.
     UNKNOWN = "unknown"
 
 
 def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Return the columns to decode events with: the row before the change, too, where it may have another key."""
+    """Return the columns to decode events with; includes the row before the change if its key may differ."""
     row = [field for field in schema if field.name not in OF_EVENTS]
     if not key or not {field.name for field in row}.issuperset(key):
         return schema
@@ -35,13 +35,13 @@ def with_image(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
-    """Return decoded events with what they say of themselves in columns of its own.
+    """Return decoded events with their origin in separate columns.
 
-    :param key: the columns of the mirror's key, where the user names them.
-    :param names: what the records' keys have, see `record_keys.names_in`.
+    :param key: the columns of the mirror's key, if the user names them.
+    :param names: the columns of the records' keys, see `record_keys.names_in`.
     """
     ops, source = rows[OP].combine_chunks(), rows[SOURCE].combine_chunks()
-    # A truncation has no key, whatever the table's is.
+    # A truncation has no key, whatever the table's key is.
     names = pc.if_else(pc.equal(ops, "t").fill_null(False), pa.scalar(None, pa.string()), names)
     found = rows.drop_columns([name for name in (IMAGE,) if name in rows.column_names])
     found = found.append_column(TABLE, _table(source))
@@ -51,7 +51,7 @@ def told(rows: pa.Table, key: Sequence[str], names: pa.Array) -> pa.Table:
 
 
 def expanded(rows: pa.Table) -> pa.Table:
-    """Return events with a deletion of the old row ahead of each that has changed the key, at the same place."""
+    """Return events where each change of a key is preceded by a deletion of the old row, at the same place."""
     beside = [name for name in rows.column_names if name.startswith(BEFORE)]
     if not beside:
         return rows
@@ -61,7 +61,7 @@ def expanded(rows: pa.Table) -> pa.Table:
         own = name.removeprefix(BEFORE)
         old = _set(old, own, cast_to(old[name], rows.schema.field(own).with_nullable(True)))
     old = _set(old, OP, pa.repeat(pa.scalar("d"), len(old)))
-    # As Debezium has it where its own key changes: a row that is created takes along what it leaves out.
+    # As Debezium does when its own key changes: the created row keeps the values that it leaves out.
     new = _set(rows, OP, pc.if_else(moved, "c", rows[OP]))
     return pa.concat_tables([old, new]).drop_columns(beside)
 
@@ -74,7 +74,7 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
         old, new = image.field(image.type.get_field_index(name)), rows[name].combine_chunks()
         old_key, new_key = (comparable(pa.table({"key": one}))["key"].combine_chunks() for one in (old, new))
         same = pc.equal(old_key, new_key).fill_null(False).to_numpy(zero_copy_only=False)
-        # An image that lacks the key says nothing of it.
+        # An image without the key tells nothing of it.
         moved |= there & ~same
         there &= old.is_valid().to_numpy(zero_copy_only=False)
     moved &= there
@@ -89,7 +89,7 @@ def _with_old(rows: pa.Table, image: pa.Array, key: Sequence[str]) -> pa.Table:
 
 
 def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
-    """Tell for each record whether its key has not all columns of the mirror's: then they change without a word."""
+    """Tell for which records the key lacks columns of the mirror's key: those can change unnoticed."""
     texts = [text for text in names.unique().to_pylist() if text not in (None, NO_KEY)]
     others = [text for text in texts if not set(key).issubset(as_list(text) or ())]
     found: np.ndarray = pc.is_in(names, pa.array(others, pa.string())).to_numpy(zero_copy_only=False)
@@ -97,7 +97,7 @@ def _may_hide_a_change(names: pa.Array, key: Sequence[str]) -> np.ndarray:
 
 
 def _table(source: pa.Array) -> pa.Array:
-    """Return the name of each event's table, with its schema and database; null where the event has none."""
+    """Return the name of each event's table, with schema and database; null if the event has none."""
     *spaces, table = (_member(source, name, pa.string()) for name in _NAMES)
     found = table
     for space in reversed(spaces):

@@ -1,4 +1,4 @@
-"""The names of the columns that records' keys have: what the database, or the connector's settings, say is the key."""
+"""The columns of records' keys: the key according to the database, or to the connector's settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from airflow_lakestream.registry.schemas import SchemaNotFound
 # A record without a key.
 NO_KEY = "[]"
 _HEADER = 5
-# Keys of one topic have one form, or a few after the key was changed; others are looked at one by one.
+# Keys of one topic have one form, or a few after a change of the key; keys of other forms are parsed one by one.
 _MOST_FORMS = 8
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^",{}\[\]]+)'
 
 
 def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[bytes, str]) -> pa.Array:
-    """Return for each key the names of its columns, as a list in JSON; null where it can't be read.
+    """Return the columns of each key, as a list in JSON; null if it can't be read.
 
-    :param registry: where the schemas are of keys that name one.
-    :param prefixes: what was learnt of the schemas beside keys before; it grows.
+    :param registry: has the schemas of keys that name one.
+    :param prefixes: what is known of the schemas next to keys; it grows.
     """
     found = np.full(len(keys), None, object)
     found[keys.is_null().to_numpy(zero_copy_only=False)] = NO_KEY
@@ -41,13 +41,13 @@ def names_in(keys: pa.Array, registry: RegistryClient | None, prefixes: dict[byt
 
 
 def as_list(names: str | None) -> list[str] | None:
-    """Return the names that one key has; None where it could not be read."""
+    """Return the columns of one key; None if it could not be read."""
     found: list[str] | None = None if names is None else json.loads(names)
     return found
 
 
 def _by_form(keys: pa.Array, places: np.ndarray, found: np.ndarray) -> None:
-    """Note the names of keys in JSON: of one key by a parser, and of all that are like it by their form."""
+    """Note the columns of JSON keys: one key of each form is parsed."""
     todo = np.arange(len(keys))
     for _ in range(_MOST_FORMS):
         if not len(todo):
@@ -81,7 +81,7 @@ def _names(key: bytes | None) -> list[str] | None:
 
 
 def _by_schema(keys: pa.Array, places: np.ndarray, registry: RegistryClient, found: np.ndarray) -> None:
-    """Note the names of keys in Avro or JSON Schema: those of the schema that each names."""
+    """Note the columns of keys in Avro or JSON Schema, from the schema that each names."""
     headers = pc.binary_slice(keys.take(pa.array(places)), 0, _HEADER).dictionary_encode()
     for number, header in enumerate(headers.dictionary.to_pylist()):
         names = _registered(registry, int.from_bytes(header[1:], "big"))

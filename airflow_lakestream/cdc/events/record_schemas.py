@@ -1,4 +1,4 @@
-"""The columns of a batch's records, by the schemas that they come with: beside them, or in a registry."""
+"""The columns of a batch's records, from the schemas next to the records or in a registry."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from airflow_lakestream.decode.connect.decoder import unwrapped
 from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.registered import SINGLE_OBJECT, SchemaFinder
 
-# The bytes that a value begins with until its schema is named: Confluent's encoding, and Avro's of single objects.
+# The first bytes of a value, up to where they name the schema: in Confluent's encoding, and in Avro's of single
+# objects.
 _FRAME, _SINGLE = 5, 10
-# Schemas of one topic at one time are a few.
+# At any one time a topic has few schemas.
 _MOST = 1_000
 
 Row = Sequence[pa.Field]
@@ -30,10 +31,10 @@ Row = Sequence[pa.Field]
 
 @dataclass
 class RecordSchemas:
-    """Finds the row's columns in the schemas of records; used by several threads.
+    """Finds the row's columns in the schemas of records. Thread-safe.
 
     :param format: of the values, see `core.formats.Format`.
-    :param finder: where schemas are that records name.
+    :param finder: finds schemas that records name.
     :param table: the mirror's name.
     """
 
@@ -45,9 +46,9 @@ class RecordSchemas:
     _found: dict[str, tuple[pa.Field, TypeSeen]] = field(default_factory=dict)
 
     def row(self, batch: RawBatch) -> Row:
-        """Return all columns that some record's schema had so far, each with a type that holds all values of it.
+        """Return all columns that any record's schema had so far, each with a type that holds all its values.
 
-        Raises MirrorStopped where no type does, SchemaRefused, and the registry's errors.
+        Raises MirrorStopped if there is no such type, SchemaRefused, and the registry's errors.
         """
         for row, place in sorted(self._of_batch(batch), key=lambda one: one[1]):
             for one in row:
@@ -60,7 +61,7 @@ class RecordSchemas:
         return [one for one, _ in list(self._found.values())]
 
     def _of_batch(self, batch: RawBatch) -> Iterator[tuple[Row, int]]:
-        """Yield the columns by each schema, and where the first record of it is."""
+        """Yield the columns of each schema, with the place of its first record."""
         if Envelope.CONNECT in FORMATS[self.format].envelopes:
             for part in unwrapped(batch.values, self._prefixes):
                 if part.schema is not None:
@@ -70,7 +71,7 @@ class RecordSchemas:
         if self.finder.writer_schemas:
             single = pc.starts_with(batch.values, SINGLE_OBJECT)
             heads = pc.if_else(single, pc.binary_slice(batch.values, 0, _SINGLE), heads)
-        # What many records have is asked for first: a registry answers only so many questions in vain.
+        # The most frequent first: a registry answers only a limited number of requests for unknown ids.
         for head in _by_frequency(heads):
             yield self._cached(head, self._named), pc.index(heads, pa.scalar(head, heads.type)).as_py()
 
@@ -78,7 +79,7 @@ class RecordSchemas:
         row: Row | None = self._rows.get(key)
         if row is None:
             row = find(key)
-            # What nobody knows may be registered in a moment.
+            # Not remembered: an unknown schema may be registered in a moment.
             if row and len(self._rows) < _MOST:
                 self._rows[key] = row
         return row or ()
@@ -96,7 +97,7 @@ class RecordSchemas:
 
 
 def _row_of(record: pa.Schema) -> Row:
-    # What is no event becomes a bad record, and says nothing of columns.
+    # A value that is no event becomes a bad record, and tells nothing of columns.
     return row_of(record) if is_event(record) else ()
 
 

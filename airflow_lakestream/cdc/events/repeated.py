@@ -1,4 +1,4 @@
-"""Events of a transaction that a restarted connector has sent again, behind events of their key that follow them."""
+"""Events that a restarted connector has sent again: they stand behind later events of their key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from airflow_lakestream.cdc.keys.identity import keys_of
 
 
 def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array) -> pa.Array:
-    """Return the places of the events that are left without those sent again.
+    """Return the places of the events without those that were sent again.
 
-    What they say was known before: by an earlier batch, where this one does not have them twice. Events between them
-    and the next one of their key may be missing here: with them, a key would be there twice that never was.
+    Their content is known already: if this batch does not have them twice, an earlier one had them. Events between them
+    and the next one of their key may be missing here, so keeping them would show a key twice that never was.
 
     :param rows: in the order of their versions.
     """
@@ -38,7 +38,7 @@ def without_repeated(rows: pa.Table, key: Sequence[str], transactions: pa.Array)
 
 
 def _behind_a_later_one(rows: pa.Table) -> np.ndarray:
-    """Tell which events stand in their partition behind one that is later in the source."""
+    """Tell which events stand, in their partition, behind one that is later in the source."""
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     found = np.zeros(len(rows), np.bool_)
     for partition in np.unique(partitions).tolist():

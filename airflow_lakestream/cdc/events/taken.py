@@ -1,4 +1,4 @@
-"""The change events of one commit, on their way to a mirror of whatever format."""
+"""The change events of one commit, on their way to a mirror in any table format."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from airflow_lakestream.tables.schema.required import with_required
 
 @dataclass
 class TakenEvents:
-    """`rows` as they were written here, and `files` in which executors have written some."""
+    """`rows` as they were written here, and `files` that executors have written."""
 
     rows: list[pa.Table] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
 
     def joined(self, read: Callable[[Any], pa.Table], columns: pa.Schema, table: str) -> pa.Table:
-        """Return all of them; without any these columns, and no row. Raises MirrorStopped for types of no one type.
+        """Return all events; if there are none, no rows with these columns. Raises MirrorStopped without a common type.
 
         :param table: the mirror's name.
         """
@@ -45,14 +45,14 @@ class TakenEvents:
         return pa.concat_tables([_with_types(part, schema) for part in parts], promote_options="permissive")
 
     def forget(self) -> None:
-        """Forget them; their files are for the caller to delete."""
+        """Forget the events; the caller deletes their files."""
         self.rows, self.files = [], []
 
 
 def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
     """Return the columns that executors write for a mirror with these.
 
-    :param with_key: with the records' keys, where nobody names the key.
+    :param with_key: include the records' keys, if the user does not name the key.
     """
     own = [one.with_nullable(True) for one in mirror if one.name not in (*version_schema().names, DELETED, *OF_EVENTS)]
     key = [pa.field(RECORD_KEY, pa.binary())] if with_key else []
@@ -61,12 +61,12 @@ def columns_of_events(mirror: pa.Schema, *, with_key: bool) -> pa.Schema:
 
 
 def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
-    """Yield each column that a part has, with the type that holds the values of all parts. Raises MirrorStopped."""
+    """Yield each column of any part, with the common type of all parts. Raises MirrorStopped."""
     found: dict[str, tuple[pa.Field, pa.Table]] = {}
     for part in parts:
         for one in part.schema:
             there, first = found.get(one.name, (one, part))
-            # No value of it has a type.
+            # All its values are NULL, so it has no type.
             if part[one.name].null_count == len(part) and there is not one:
                 continue
             if first[one.name].null_count == len(first):
@@ -79,7 +79,7 @@ def _fields(parts: Sequence[pa.Table], table: str) -> Iterator[pa.Field]:
 
 
 def _of_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type of numbers whose type was told by their values: whole ones in one part, others in another."""
+    """Return the common type of numbers whose values decided the type: integers in one part, others in another."""
     return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else None
 
 
@@ -98,11 +98,11 @@ def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Return events with the types that all have in common, wherever they were written."""
+    """Return events with common types, wherever they were written."""
     fields = [one.with_nullable(True) for one in rows.schema]
-    # Arrow casts no struct that is NULL and has NULL in a required field.
+    # Arrow can't cast a null struct with a null in a required field.
     columns = [with_required(rows[one.name], one) for one in fields]
-    # A file's fields carry ids of their own, which must not tell two columns of one name apart.
+    # A file's fields have their own ids, which would make columns of one name different.
     return pa.Table.from_arrays(columns, schema=pa.schema(fields)).cast(
         pa.schema([one.remove_metadata() for one in fields])
     )

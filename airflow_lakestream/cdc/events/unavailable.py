@@ -1,6 +1,6 @@
-"""Values that change events leave out: what Debezium writes in their place, in a column of each type.
+"""Values that change events leave out: the placeholders that Debezium writes instead, by type.
 
-PostgreSQL keeps large values apart (TOAST), and says nothing of those that an update did not touch.
+PostgreSQL keeps large values apart (TOAST), and does not send those that an update did not touch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from airflow_lakestream.cdc.columns import UNAVAILABLE
 Mask = npt.NDArray[np.bool_]
 
 _BYTES = UNAVAILABLE.encode()
-# As Java's UUID.nameUUIDFromBytes has it.
+# As Java's UUID.nameUUIDFromBytes makes it.
 _UUID = uuid.UUID(bytes=hashlib.md5(_BYTES, usedforsecurity=False).digest(), version=3)
-# Itself, and of an hstore, of bytes as text (binary.handling.mode), of the one element of an array of UUIDs.
+# The placeholder itself; in an hstore; of bytes as text (binary.handling.mode); as only element of a UUID array.
 _TEXTS = (
     UNAVAILABLE,
     json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":")),
@@ -36,7 +36,7 @@ _TEXTS = (
 
 
 def may_be_left_out(kind: pa.DataType) -> bool:
-    """Tell whether a value of this type may be left out in a way that tells it from NULL."""
+    """Tell whether a left-out value of this type can be told from NULL."""
     if t.is_list(kind) or t.is_large_list(kind):
         return _is_whole(kind.value_type) or may_be_left_out(kind.value_type)
     return t.is_map(kind) or _is_text(kind) or _is_bytes(kind) or _is_uuid(kind)
@@ -60,7 +60,7 @@ def left_out(column: pa.Array | pa.ChunkedArray) -> Mask:
 
 
 def _left_out_of_many(column: pa.Array) -> Mask:
-    """Tell which arrays, or maps, are left out: those of one such element, or of its bytes one by one."""
+    """Tell which arrays or maps are left out: their one element is a placeholder, or they hold its single bytes."""
     of_bytes = not t.is_map(column.type) and _is_whole(column.type.value_type)
     lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
     found = np.zeros(len(column), np.bool_)

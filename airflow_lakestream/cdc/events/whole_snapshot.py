@@ -1,4 +1,4 @@
-"""Where in a topic Debezium has read the whole table: it marks the first and the last of the rows."""
+"""Finds where in a topic Debezium has read the whole table: it marks the first and the last row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.exceptions import InvalidArgument
 
-# Nothing of the row: it may have any columns by then.
+# Without the row, which may have any columns.
 _COLUMNS = pa.schema(
     [
         (OP, pa.string()),
@@ -38,7 +38,7 @@ _FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_co
 
 @dataclass(frozen=True)
 class Origin:
-    """Which connector sends, and which table: its topic.prefix, and the table's name as a signal has it."""
+    """The connector and the table that send: topic.prefix, and the table's name as in a signal."""
 
     prefix: str
     collection: str
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass
 class Snapshot:
-    """Rows that one transaction of Debezium has read: how many, and where they begin and end by partition."""
+    """The rows that one transaction of Debezium has read: their number, and where they begin and end by partition."""
 
     rows: int = 0
     starts: dict[int, int] = field(default_factory=dict)
@@ -57,26 +57,26 @@ class Snapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows of the table are there; the only one is marked as the last."""
+        """Whether all rows of the table are there. A single row is marked as the last."""
         return self.has_last and (self.has_first or self.rows == 1)
 
 
 @dataclass
 class SnapshotSearch:
-    """Looks through a topic, each offset once.
+    """Searches a topic, reading each offset once.
 
-    :param payload: what its values hold; not `EventPayload`, which would find columns in them.
+    :param payload: the format of its values; not `EventPayload`, which would look for columns in them.
     """
 
     payload: Payload
     reader: Reader
-    # By partition: where the search goes on.
+    # By partition: where the search continues.
     at: dict[int, int]
     found: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
     origin: Origin | None = None
 
     def look(self, state: TopicState, stop: threading.Event) -> Snapshot | None:
-        """Look up to the topic's present end; return the last snapshot that is whole by then, if any."""
+        """Search up to the topic's current end; return the last snapshot that is complete, if any."""
         topic = state.identity.topic
         starts = {p: max(self.at.get(p, 0), marks.low) for p, marks in state.marks.items()}
         ranges = RangeSet(
@@ -93,11 +93,11 @@ class SnapshotSearch:
 
     @property
     def rows(self) -> int:
-        """How many rows of snapshots were seen."""
+        """The number of snapshot rows seen."""
         return sum(one.rows for one in self.found.values())
 
     def _take(self, batch: RawBatch, decoded: object) -> None:
-        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # an Outcome of records
+        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # an DecodedBatch of records
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
         for place, op, source in zip(places.tolist(), ops, sources, strict=True):
@@ -117,11 +117,11 @@ class SnapshotSearch:
 
 
 def origin_of_topic(topic: str) -> Origin:
-    """Return what a topic's name says where nobody has renamed it: prefix.schema.table."""
+    """Return prefix.schema.table from a topic's name, if the topic was not renamed."""
     parts = topic.split(".")
     if len(parts) < 3:
         raise InvalidArgument(
-            "topic", f"{topic!r} tells no prefix.schema.table, and no event in it does.", "Let the table have a change."
+            "topic", f"{topic!r} is not prefix.schema.table, and has no event that tells it.", "Change a row."
         )
     return Origin(".".join(parts[:-2]), re.escape(".".join(parts[-2:])))
 
@@ -131,7 +131,7 @@ def _origin(source: Mapping[str, str]) -> Origin:
 
 
 def _key(batch: RawBatch, place: int) -> tuple[str, ...] | None:
-    """Return the columns of a record's key; None where it tells none."""
+    """Return the columns of a record's key; None if it does not tell them."""
     if batch.keys is None:
         return None
     try:

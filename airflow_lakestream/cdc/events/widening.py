@@ -1,4 +1,4 @@
-"""Types that hold the values of several: of one column, as the database's table had it at different times."""
+"""Common types of a column whose type in the database has changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDER = {(pa.int32(), pa.int64()): pa.int64(), (pa.float32(), pa.float64()): pa
 
 
 def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds all values of two; None where there is none."""
+    """Return the type that holds all values of both; None if there is none."""
     if one == other:
         return one
     if t.is_decimal(one) and t.is_decimal(other):
@@ -29,7 +29,7 @@ def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def joined_fields(one: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field] | None:
-    """Return the fields of both, in the order of the first; None where one of them can't be of one type."""
+    """Return the fields of both, in the order of the first; None if a field has no common type."""
     fields = {field.name: field for field in one}
     for field in other:
         there = fields.get(field.name)
@@ -46,7 +46,7 @@ def _joined_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
 
 
 def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
-    """Return the schema with the columns that it lacks, and wider types where they have become wider."""
+    """Return the schema with missing columns added, and types widened where they have become wider."""
     fields = [
         field.with_type(_grown_type(field.type, seen.field(field.name).type)) if field.name in seen.names else field
         for field in schema
@@ -55,7 +55,7 @@ def grown(schema: pa.Schema, seen: pa.Schema) -> pa.Schema:
 
 
 def _grown_type(old: pa.DataType, seen: pa.DataType) -> pa.DataType:
-    """Return the type with all that it lacks; what it has by another type than was seen stays as it is."""
+    """Return the type with missing fields added; fields with another type keep theirs."""
     if t.is_struct(old) and t.is_struct(seen):
         return pa.struct(list(grown(pa.schema(list(old)), pa.schema(list(seen)))))
     if t.is_list(old) and t.is_list(seen):

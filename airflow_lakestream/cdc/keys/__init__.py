@@ -1,1 +1,1 @@
-"""Keys of a mirror: which rows are one and the same, and which event says so."""
+"""Keys of a mirror: which rows are the same, and which event decides about a row."""

@@ -1,4 +1,4 @@
-"""Deletions that only the table's row can judge: whether it is the one that they mean."""
+"""Deletions that only the table's row can judge: it may or may not be the row that they mean."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Place = tuple[int, int]
 
 
 class Guarded(StrEnum):
-    """What an event needs of the table."""
+    """What an event requires of the table."""
 
-    # A row from before the transaction stays: the transaction has deleted one that is just like it.
+    # A row from before the transaction stays: the transaction has deleted another one that is just like it.
     KEEP = "keep"
-    # There must be no row from before the transaction: nothing tells which of the two the transaction has deleted.
+    # No row from before the transaction may exist: nothing tells which of the two the transaction has deleted.
     STOP = "stop"
-    # Nothing tells it, whatever the table has.
+    # Undecidable, whatever the table has.
     UNKNOWN = "unknown"
-    # The row must be the one that the deletion has the values of: the key may be a placeholder.
+    # The row must have the deletion's values: the key may be a placeholder.
     SENT = "sent"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What is to be held against the table's row of a key; `since` is where its transaction begins.
+    """What to check in the table's row of a key; `since` is where its transaction begins.
 
-    `image` are the values that the deletion brings along.
+    `image` are the values of the deletion.
     """
 
     kind: Guarded
@@ -41,7 +41,7 @@ class Guard:
 
 @dataclass
 class Judge:
-    """Judges by the rows of a table; `done` are guards that a row has answered."""
+    """Judges by the rows of a table; `done` are the guards that a row has answered."""
 
     table: str
     topic: str
@@ -49,18 +49,18 @@ class Judge:
     done: set[int] = field(default_factory=set)
 
     def keeps(self, guards: Iterable[Guard], place: Place, row: Image) -> bool:
-        """Tell whether a row that is there stays in spite of the deletion. Raises MirrorStopped.
+        """Tell whether an existing row stays in spite of the deletion. Raises MirrorStopped.
 
-        :param place: where the row's last event stands in the source.
-        :param row: its values, of those that the guards' images have.
+        :param place: the place of the row's last event in the source.
+        :param row: its values, for the columns of the guards' images.
         """
         kept = False
         for guard in guards:
             if guard.kind is Guarded.SENT:
                 self.done.add(id(guard))
-                # A later row has had an event since: the deletion is late.
+                # The row has had a later event: the deletion is late.
                 if place < guard.since and not fits(row, guard.image):
-                    # Of its own transaction, it may be a second row of the key.
+                    # An event of the same transaction may be about a second row of the key.
                     raise self.unknown(guard) if place[0] == guard.since[0] else self.not_sent(guard)
             elif place < guard.since:
                 if guard.kind is not Guarded.KEEP:
@@ -69,11 +69,11 @@ class Judge:
         return kept
 
     def unknown(self, guard: Guard) -> MirrorStopped:
-        """Return the error for a transaction that has had several rows of one key."""
+        """Return the error for a transaction with several rows of one key."""
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, self._at(guard) + _UNKNOWN, _REMEDY_UNKNOWN)
 
     def not_sent(self, guard: Guard) -> MirrorStopped:
-        """Return the error for a deletion that does not say of which row."""
+        """Return the error for a deletion that does not say which row it means."""
         key = ", ".join(self.key)
         return MirrorStopped(self.table, StopReason.KEY_NOT_SENT, self._at(guard) + _NOT_SENT.format(key), _REMEDY_SENT)
 
@@ -82,21 +82,21 @@ class Judge:
 
 
 def fits(row: Mapping[str, object], image: Image) -> bool:
-    """Tell whether a row may be the one that was deleted: it has each value that was sent, or none."""
+    """Tell whether a row may be the deleted one: it has each value that was sent."""
     sent = {name: value for name, value in image.items() if not is_placeholder(value)}
     return all(row.get(name) is None or row[name] == value for name, value in sent.items())
 
 
 _UNKNOWN = (
-    "a transaction has had several rows of one key (its constraint is DEFERRABLE), and nothing in these events tells "
-    "which one is there in the end."
+    "a transaction has had several rows of one key (its constraint is DEFERRABLE), and these events do not tell "
+    "which one remains in the end."
 )
 _REMEDY_UNKNOWN = (
-    "If the events of the transaction come in several batches, let one hold them all: run once without "
-    f"max_offsets_per_trigger. Else: {RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}"
+    "If the events of the transaction come in several batches, land them in one: run once without "
+    f"max_offsets_per_trigger. Otherwise: {RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}"
 )
 _NOT_SENT = (
-    "a deletion does not say of which row it is: it has placeholders in the key ({}), and values of another row. The "
+    "a deletion does not say which row it means: it has placeholders in the key ({}), and values of another row. The "
     "database's table has REPLICA IDENTITY USING INDEX on other columns."
 )
 _REMEDY_SENT = f"Let the database send the key (ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL). Then: {RESNAPSHOT}"

@@ -1,7 +1,7 @@
-"""Keys as something that Arrow can group, join, sort and compare, with the identity that they have in PostgreSQL.
+"""Keys that Arrow can group, join, sort and compare, with the equality that they have in PostgreSQL.
 
-There NaN equals NaN, and -0.0 equals 0.0. Text is compared by its bytes: two texts that a collation or `citext` holds
-equal are never in the database's table at once, and a change from one to the other comes as a deletion and a new row.
+There NaN equals NaN, and -0.0 equals 0.0. Text is compared by its bytes: two texts that a collation or `citext` takes
+for equal are never in a database's table at once, and a change from one to the other is a deletion and a new row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
-    """Refuse columns that can be no key. Raises InvalidArgument."""
+    """Refuse columns that can't be a key. Raises InvalidArgument."""
     for column in columns:
         if t.is_temporal(column.type) and policy is not OutOfRange.REJECT:
             raise InvalidArgument(
                 "out_of_range",
-                f"{policy.value!r} would make one row of several: the key's column {column.name} is {column.type}.",
+                f"{policy.value!r} would merge several rows: the key's column {column.name} is {column.type}.",
                 f'Leave it out; or make the column a string, with schema="{column.name} string" for a new mirror.',
             )
         if t.is_nested(column.type):
@@ -40,7 +40,7 @@ def check_key(columns: pa.Schema, policy: OutOfRange) -> None:
 
 
 def comparable(keys: pa.Table) -> pa.Table:
-    """Return keys that are equal where PostgreSQL says so, in an order of their own."""
+    """Return keys that are equal where PostgreSQL says so; their order is our own."""
     columns = [_comparable(column) for column in keys.columns]
     return pa.table(dict(zip(keys.column_names, columns, strict=True)))
 
@@ -52,7 +52,7 @@ def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
 
 
 def by_place(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return comparable keys, called by their places: no name of a user's meets one that is needed beside."""
+    """Return comparable keys in columns named by position, so that user names can't clash with ours."""
     return comparable(rows.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))]))
 
 
@@ -62,13 +62,13 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not t.is_floating(column.type):
         return column
     doubles = column.cast(pa.float64())
-    # One NaN of many, and no zero with a sign.
+    # One NaN for all, and no signed zero.
     doubles = pc.if_else(pc.is_nan(doubles), float("nan"), pc.add(doubles, 0.0))
     return pa.chunked_array([_as_integers(chunk) for chunk in doubles.chunks], pa.int64())
 
 
 def _as_integers(doubles: pa.Array) -> pa.Array:
-    """Return integers in the order of the doubles, NaN above all."""
+    """Return integers that are ordered like the doubles, NaN last."""
     bits = doubles.view(pa.int64())
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))

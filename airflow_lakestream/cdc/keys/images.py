@@ -1,6 +1,6 @@
-"""Rows that deletions bring along, as they were before: of a whole row, or with placeholders for what was not sent.
+"""Rows before their deletion, as deletions carry them: whole, or with placeholders for what was not sent.
 
-Debezium puts a column's default, zero or an empty value in the place of what PostgreSQL did not send.
+For what PostgreSQL did not send, Debezium puts the column's default, zero or an empty value.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from airflow_lakestream.cdc.events.unavailable import Mask, left_out
 
 Image = dict[str, Any]
 
-# As floats, UUIDs and times are written that are zero.
+# Zero floats, UUIDs and times as text.
 _TEXTS = ("", "0.0", "0", "{}", "00000000-0000-0000-0000-000000000000", "1970-01-01T00:00:00Z", "00:00:00Z")
 
 
 def image_columns(rows: pa.Table, key: Sequence[str]) -> list[str]:
-    """Return the columns of rows beside the key."""
+    """Return the columns of rows besides the key."""
     beside = {*key, *VERSION, *OF_EVENTS}
     return [name for name in rows.column_names if name not in beside]
 
 
 def images(rows: pa.Table, columns: Sequence[str]) -> list[Image]:
-    """Return the values of rows, in such a way that equal ones are equal; those that are left out are missing."""
+    """Return comparable values of rows, without those that are left out."""
     found: list[Image] = [{} for _ in range(len(rows))]
     if not found:
-        # Arrow makes no array of lists of UUIDs of no chunks.
+        # Arrow can't build an array of lists of UUIDs from no chunks.
         return found
     for name in columns:
         lacking = left_out(rows[name])
@@ -53,7 +53,7 @@ def _comparable(value: Any) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Tell whether a value of an image may stand for one that was not sent, whatever the column's default."""
+    """Tell whether an image's value may stand for one that was not sent, whatever the column's default."""
     if isinstance(value, bytes):
         return not value.strip(b"\x00")
     if isinstance(value, str):
@@ -84,7 +84,7 @@ def zero_keys(rows: pa.Table, key: Sequence[str]) -> Mask:
 
 
 class Earlier:
-    """What comes before some events of their key."""
+    """Finds the events before some events of their key."""
 
     def __init__(self, rows: pa.Table, key: Sequence[str], wanted: Sequence[int]) -> None:
         first = plain(rows[key[0]])
@@ -100,11 +100,11 @@ class Earlier:
             last[own] = number
 
     def of(self, at: int) -> int | None:
-        """Return the event of the same key that comes before this one; None without any."""
+        """Return the event of the same key before this one; None if there is none."""
         return self._before.get(at)
 
 
 def plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column with values that can be compared."""
+    """Return a column as comparable values."""
     whole = column.combine_chunks()
     return whole.storage if isinstance(whole.type, pa.BaseExtensionType) else whole

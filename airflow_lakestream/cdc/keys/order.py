@@ -1,8 +1,8 @@
-"""Several rows of one key within a transaction: which of them is there in the end.
+"""Several rows of one key within a transaction: finds out which of them remains in the end.
 
-A key that is checked at the end of the transaction (DEFERRABLE) may be there twice meanwhile: `set id = id + 1` creates
-the new row 2 ahead of deleting the old one. The last event of key 2 is a deletion then, and the row is there all the
-same. Where the database sends whole rows (REPLICA IDENTITY FULL; it demands it for such a key), deletions say which.
+A key that is checked only at the end of the transaction (DEFERRABLE) may occur twice meanwhile: `set id = id + 1`
+creates the new row 2 before the old one is deleted. The last event of key 2 is then a deletion, although the row
+exists. If the database sends whole rows (REPLICA IDENTITY FULL, which such a key requires), deletions tell which.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER, _GROUP = "_cdc_number", "_cdc_group"
 
 @dataclass
 class Settled:
-    """Events of which the last one of each key says what becomes of it; what the table has to say is in `guards`.
+    """Events in which each key's last event decides about its row; `guards` are what the table must be asked.
 
     `guards` are by the place of an event.
     """
@@ -39,10 +39,10 @@ class Settled:
 
 
 def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settled:
-    """Return events such that the last one of each key says what becomes of it.
+    """Return events in which each key's last event decides about its row.
 
     :param rows: in the order of their versions.
-    :param not_in: columns of the database's key, which come with each deletion.
+    :param not_in: columns of the database's key, which every deletion carries.
     """
     if TRANSACTION not in rows.column_names or not len(rows):
         return Settled(rows)
@@ -52,7 +52,7 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
     if not groups and not unfinished:
         return Settled(rows)
     columns = [name for name in image_columns(rows, key) if name not in not_in]
-    told = _Told(rows, columns)
+    told = _DeletedValues(rows, columns)
     work = _Work(rows, key, columns, told, Earlier(rows, key, [int(group[0]) for group in (*groups, *unfinished)]))
     for group in groups:
         work.settle(group)
@@ -62,12 +62,12 @@ def settled(rows: pa.Table, key: Sequence[str], not_in: Sequence[str]) -> Settle
 
 
 def _transactions(rows: pa.Table) -> pa.Array:
-    # Without its number, the commit before it is what a transaction's events have in common.
+    # Without a transaction number, the commit before it identifies it.
     return pc.coalesce(rows[TRANSACTION], rows[COMMIT]).combine_chunks()
 
 
 def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield the places of the events of a key in one transaction that ends with a deletion, and begins with a row."""
+    """Yield the places of a key's events in one transaction that ends with a deletion and begins with a row."""
     ops, transactions = rows[OP].combine_chunks(), _transactions(rows)
     deletes = pc.equal(ops, "d").fill_null(False)
     some = pc.is_in(transactions, value_set=pc.unique(transactions.filter(deletes)))
@@ -82,7 +82,7 @@ def _suspects(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
 
 
 def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa.Array) -> pa.Table:
-    """Return for each key and transaction the places of its events, the last one, and the first of those with a row."""
+    """Return, for each key and transaction, the places of its events, the last one, and the first one with a row."""
     keys, ops = by_place(rows, key), rows[OP].take(pa.array(places)).combine_chunks()
     part = keys.take(pa.array(places)).append_column(_GROUP, transactions.take(pa.array(places)))
     is_row = pc.is_in(ops, value_set=pa.array(["c", "u"])).to_numpy(zero_copy_only=False)
@@ -93,15 +93,15 @@ def _by_key(rows: pa.Table, key: Sequence[str], places: Places, transactions: pa
 
 
 def _unfinished(rows: pa.Table, key: Sequence[str]) -> Iterator[Places]:
-    """Yield the events of each key in a transaction that may go on, where they create a row."""
+    """Yield each key's events in a transaction that may continue, if they create a row."""
     transactions = _transactions(rows)
     partitions, offsets = rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy()
     is_created = pc.equal(rows[OP], "c").fill_null(False).to_numpy()
-    # Else a key is never there twice.
+    # Otherwise a key never occurs twice.
     says = _deletions_say_something(rows, key)
     for partition in np.unique(partitions).tolist():
         own = np.flatnonzero(partitions == partition)
-        # The last one, and the one that is being sent again.
+        # The last transaction, and the one that is being sent again.
         for last in {transactions[int(at)] for at in (own[-1], own[np.argmax(offsets[own])])}:
             there = own[pc.equal(transactions, last).to_numpy(zero_copy_only=False)[own]]
             if not is_created[there].any():
@@ -117,8 +117,8 @@ def _deletions_say_something(rows: pa.Table, key: Sequence[str]) -> bool:
 
 
 @dataclass
-class _Told:
-    """Which columns of deletions have what the row had, for sure: a placeholder would be the same in all of them.
+class _DeletedValues:
+    """The columns in which deletions surely have the row's values: a placeholder would be the same in all of them.
 
     `saying` are the transactions whose deletions have such values: the replica identity may change between two.
     """
@@ -138,7 +138,7 @@ class _Told:
 
 @dataclass
 class _Followed:
-    """What is there behind the events of a key: their rows, and maybe one from before."""
+    """The state after a key's events: their rows that remain, and maybe one from before."""
 
     may_be_old: bool
     live: list[int] = field(default_factory=list)
@@ -151,21 +151,21 @@ class _Work:
     rows: pa.Table
     key: Sequence[str]
     columns: Sequence[str]
-    told: _Told
+    told: _DeletedValues
     earlier: Earlier
-    # The version that an event gets, and events that are nothing.
+    # New versions of events, and dropped events.
     versions: dict[int, int] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     guards: dict[int, Guard] = field(default_factory=dict)
 
     def settle(self, group: Places) -> None:
-        """Find out what the events of a key in one transaction come to."""
+        """Find the result of a key's events in one transaction."""
         found = self._follow(group)
         if found.live or found.may_be_old:
             self._conclude(group, found.live, _kind(is_sure=found.is_sure, says=found.says))
 
     def watch(self, group: Places) -> None:
-        """Refuse several rows of a key, also those of the table: which one the next events mean, nothing tells."""
+        """Refuse several rows of a key, the table's included: nothing tells which one later events mean."""
         found = self._follow(group)
         first, last = int(group[0]), int(group[-1])
         if len(found.live) > 1:
@@ -177,20 +177,20 @@ class _Work:
     def _follow(self, group: Places) -> _Followed:
         part = self.rows.take(pa.array(group))
         ops, values, positions = part[OP].to_pylist(), images(part, self.columns), part[POSITION].to_pylist()
-        # An update or a deletion that comes first has had the row that was there.
+        # An update or deletion that comes first is about the existing row.
         found = _Followed(may_be_old=ops[0] == "c")
         if "t" in ops:
             return _Followed(may_be_old=False)
         live, seen = found.live, set[tuple[int, str]]()
         is_told = _transactions(part)[0].as_py() in self.told.saying
         for number, op in enumerate(ops):
-            # Sent twice, it happened once.
+            # An event sent twice happened once.
             if positions[number] and (positions[number], op) in seen:
                 continue
             seen.add((positions[number], op))
             if op != "d":
                 if op == "u":
-                    # Without any of the transaction's own, it is the row from before that is updated.
+                    # If no row of the transaction itself matches, the row from before is updated.
                     found.may_be_old = found.may_be_old and bool(live)
                     del live[: 1 if len(live) < 2 else 0]
                 live.append(number)
@@ -210,7 +210,7 @@ class _Work:
     def _is_of_old(
         self, found: _Followed, is_told: bool, live: Sequence[int], values: Sequence[Image], number: int
     ) -> bool:
-        """Tell whether a deletion has the row from before: its values are of none of those that are there."""
+        """Tell whether a deletion means the row from before: its values match none of the transaction's own."""
         return found.may_be_old and is_told and all(self._differs(values[one], values[number]) for one in live)
 
     def _conclude(self, group: Places, live: Sequence[int], kind: Guarded | None) -> None:
@@ -218,7 +218,7 @@ class _Work:
         if len(live) > 1 or (live and kind is not Guarded.KEEP):
             self._guard(last, first, Guarded.UNKNOWN)
         elif live:
-            # The old row went, the new one stays: as an event at the place of the last one.
+            # The old row is deleted, the new one stays: record it as an event at the place of the last one.
             self.versions[int(group[live[0]])] = last
             self.dropped |= set(group.tolist()) - {int(group[live[0]])}
         elif kind is not None:
@@ -229,12 +229,12 @@ class _Work:
 
     def _guard(self, at: int, first: int, kind: Guarded, group: Places | None = None) -> None:
         before = self.earlier.of(first)
-        # What was left out of an earlier transaction, has left its row there.
+        # An event that was dropped from an earlier transaction has left its row in the table.
         is_there = before in self.dropped or (before is not None and self.rows[OP][before].as_py() not in ("d", "t"))
         if before is not None and not is_there and kind is not Guarded.UNKNOWN:
             return
         if before is not None and kind is Guarded.KEEP and group is not None:
-            # The row from before is here, and stays as it is.
+            # The row from before is in this batch, and stays as it is.
             self.dropped |= set(group.tolist())
             return
         since = (self.rows[COMMIT][first].as_py(), self.rows[POSITION][first].as_py())
@@ -259,7 +259,7 @@ class _Work:
 def _kind(*, is_sure: bool, says: bool) -> Guarded | None:
     if is_sure:
         return Guarded.KEEP
-    # Where deletions say nothing but the key, a key is never there twice: the database refuses it.
+    # If deletions have only the key, a key never occurs twice: the database prevents it.
     return Guarded.STOP if says else None
 
 

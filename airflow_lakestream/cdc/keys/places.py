@@ -1,4 +1,4 @@
-"""Where keys are found among others."""
+"""Finds keys among others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_lakestream.cdc.merge.newest import Numbers
 
 
 def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
-    """Return for each row the place of its key in the other table, whose keys are all different; -1 where it is not."""
+    """Return for each row the place of its key in the other table, whose keys are unique; -1 if it is not there."""
     found = np.full(len(rows), -1, np.int64)
     if not len(rows) or not len(among):
         return found

@@ -17,10 +17,10 @@ Keyed = tuple[object, ...]
 
 
 def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed, Guard]:
-    """Return by key what is to be held against the table. Raises MirrorStopped where the events tell it themselves.
+    """Return by key what to check against the table. Raises MirrorStopped if the events themselves show the problem.
 
-    REPLICA IDENTITY USING INDEX on other columns: the key of a deletion has zeros, and the index's columns are those of
-    the row that went. A row of zeros may be meant all the same: then it has these values.
+    With REPLICA IDENTITY USING INDEX on other columns, a deletion's key has zeros, and the index's columns have the
+    deleted row's values. But a row whose key is zero may really be meant: then that row has these values.
 
     :param rows: in the order of their versions.
     """
@@ -49,7 +49,7 @@ def sent_guards(rows: pa.Table, key: Sequence[str], judge: Judge) -> dict[Keyed,
             continue
         before = rows.slice(earlier, 1)
         if _transaction(before) == _transaction(row):
-            # What a transaction does to its own rows, `order` tells.
+            # `order` decides about a transaction's own rows.
             continue
         is_repeated = (before[COMMIT][0].as_py(), before[POSITION][0].as_py()) == since
         is_gone = before[OP][0].as_py() in ("d", "t")

@@ -1,4 +1,4 @@
-"""A mirror as one try of a commit finds it, in whatever format its table is."""
+"""A mirror's head as one try of a commit sees it, in any table format."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Head(Protocol):
         """Return the data files."""
 
     def rows_in(self, file: File) -> int:
-        """Return how many rows a file has, deleted ones that are still in it included."""
+        """Return a file's number of rows, including deleted ones that are still in it."""
 
     def bounds(self, file: File, column: str) -> tuple[Any, Any] | None:
-        """Return values that no value of a file's column lies outside of; None where nothing tells them."""
+        """Return bounds that include all values of a file's column; None if unknown."""
 
     def read(self, file: File, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield a file's rows, always in the same order; without `columns` all of their values."""
+        """Yield a file's rows, always in the same order; without `columns` with all columns."""
 
     def conform(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the mirror's columns, NULL where they have none."""
+        """Return rows with the mirror's columns; missing ones are NULL."""

@@ -1,4 +1,4 @@
-"""A batch's guards held against the rows of a table's head."""
+"""Checks a batch's guards against the rows of a table's head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.cdc.merge.newest import Mask, Newest, Numbers, is_before
 
 @dataclass
 class Judged:
-    """Which rows stay though a deletion has their key."""
+    """The rows that stay although their key has a deletion."""
 
     batch: Newest
     judge: Judge
@@ -26,7 +26,7 @@ class Judged:
     def stay(self, head: Head, file: File, rows: pa.Table, at: Numbers) -> Mask:
         """Tell which rows of a file stay. Raises MirrorStopped.
 
-        :param rows: their keys, versions and marks; `at` says which event is of their key.
+        :param rows: their keys, versions and marks; `at` gives the event of each row's key.
         """
         stays = self._is_repeated(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
@@ -53,12 +53,12 @@ class Judged:
     def _is_live(self, rows: pa.Table) -> Mask:
         live = np.ones(len(rows), np.bool_)
         if DELETED in rows.column_names:
-            # A row that is marked has had its deletion: sent twice, it is at the same place.
+            # A marked row has had its deletion: a second copy of it is at the same place.
             live = ~pc.fill_null(rows[DELETED], False).to_numpy()
         return live if self.batch.truncated is None else live & ~is_before(rows, self.batch.truncated)
 
     def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
-        """Tell which rows have been settled with a deletion at their own place: it was sent twice, see `order`."""
+        """Tell which rows were settled with a deletion at their own place that was sent twice, see `order`."""
         stays, hit = np.zeros(len(rows), np.bool_), np.flatnonzero(at >= 0)
         events = self.batch.rows.take(pa.array(at[hit]))
         same = is_gone(events)
@@ -66,7 +66,7 @@ class Judged:
             return stays
         for name in (COMMIT, POSITION):
             same &= events[name].to_numpy() == rows[name].to_numpy()[hit]
-        # Without a place in the log, what happens at one time stands at one place.
+        # Without places in the log, events of the same time are at one place.
         stays[hit] = same & (events[POSITION].to_numpy() != 0) & self._is_live(rows)[hit]
         return stays
 

@@ -1,8 +1,8 @@
-"""What a mirror remembers of rows that it has no longer: entries of a table beside it, `<table>__deleted`.
+"""A mirror's memory of deleted rows: entries in a table next to it, `<table>__deleted`.
 
-Without it a late event, older than the deletion of its row, would bring the row back. Each entry is a fact of the
-source's history and true whatever becomes of the landing that wrote it, so it is written before the mirror's commit,
-and written twice does no harm. A truncation is an entry without a key, and so is the mark of a snapshot.
+Without it a late event, older than the deletion of its row, would bring the row back. An entry is a fact of the
+source's history, true whatever becomes of the landing that wrote it. So it is written before the mirror's commit, and
+writing it twice does no harm. A truncation is an entry without a key, and so is the mark of a snapshot.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.names import DELETED
 
 SUFFIX = DELETED
-# The deleted row itself, as Arrow's IPC stream: only of the last event of a partition, where the event that follows
-# may be the same row under another key, which leaves out what it has in common with this one.
+# The deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may be the same row
+# under another key, without the values that did not change.
 ROW = "_row"
-# Table property: the mirror's own id. Entries of another one that had its name are none of its own.
+# Table property: the mirror's own id. Entries of an earlier mirror of the same name do not count.
 MIRROR_ID = "lakestream.mirror-uuid"
-# More files than that are written anew as one.
+# More files than this are compacted into one.
 MOST_FILES = 32
 
 
 class Entries(Protocol):
-    """Keeps the entries of one mirror: rows of its key's columns, `VERSION` and `ROW`."""
+    """Keeps one mirror's entries: rows of its key's columns, `VERSION` and `ROW`."""
 
     def read(self) -> pa.Table | None:
-        """Return all of them; None without any."""
+        """Return all entries; None if there are none."""
 
     def add(self, entries: pa.Table) -> None:
-        """Write some down, in a commit of their own. Raises what a commit raises."""
+        """Add entries in a separate commit. Raises what a commit raises."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What was remembered at one moment; `key` are the columns of the mirror's key."""
+    """The memory at one moment; `key` are the columns of the mirror's key."""
 
     key: tuple[str, ...]
     entries: pa.Table | None
 
     @cached_property
     def truncated(self) -> Version | None:
-        """The last truncation that is known, or the last snapshot, which is one."""
+        """The last known truncation, or snapshot, which counts as one."""
         return max((cut_of(one) if is_mark(one) else one for one in self._without_key), default=None)
 
     @property
     def snapshots(self) -> Sequence[Version]:
-        """The marks of all snapshots that are known."""
+        """The marks of all known snapshots."""
         return [one for one in self._without_key if is_mark(one)]
 
     @cached_property
@@ -65,7 +65,7 @@ class Memory:
         return [] if self.entries is None else versions(self.entries.filter(self.entries[self.key[0]].is_null()))
 
     def is_dead(self, rows: pa.Table) -> Mask:
-        """Tell for each row whether its key was deleted later than its version."""
+        """Tell for each row whether its key was deleted after its version."""
         dead = np.zeros(len(rows), np.bool_)
         if self.entries is None or not len(rows):
             return dead
@@ -79,7 +79,7 @@ class Memory:
         return dead
 
     def has_seen(self, row: pa.Table) -> bool:
-        """Tell whether a row's key was deleted at the place of this event in the source, or behind it."""
+        """Tell whether a row's key was deleted at, or after, this event's place in the source."""
         if self.entries is None:
             return False
         entries = self.entries.filter(self.entries[self.key[0]].is_valid())
@@ -88,7 +88,7 @@ class Memory:
         return any(one >= mine for one in zip(own[COMMIT].to_pylist(), own[POSITION].to_pylist(), strict=True))
 
     def moved(self, place: tuple[int, int]) -> pa.Table | None:
-        """Return the row that was deleted at a place of the source; None where it was not kept."""
+        """Return the row that was deleted at a place of the source; None if it was not kept."""
         kept = self._kept
         if kept is None:
             return None
@@ -101,7 +101,7 @@ class Memory:
 
 
 def row_column(key: Sequence[str]) -> str:
-    """Return the name of the column with the deleted row, which no column of the key has."""
+    """Return the name of the column for the deleted row; no column of the key has it."""
     name = ROW
     while name in key:
         name += "_"
@@ -109,14 +109,14 @@ def row_column(key: Sequence[str]) -> str:
 
 
 def entry_schema(key: pa.Schema) -> pa.Schema:
-    """Return the columns of entries, for these of a key."""
+    """Return the entries' columns for these key columns."""
     return pa.schema(
         [*(field.with_nullable(True) for field in key), *version_schema(), pa.field(row_column(key.names), pa.binary())]
     )
 
 
 def condensed(entries: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the entries that say all that these do, once the rows kept for the next event have had it."""
+    """Return equivalent entries, compacted; rows kept for the next event are dropped once that event has come."""
     of_keys = entries.filter(entries[key[0]].is_valid())
     others = entries.filter(entries[key[0]].is_null())
     kept = pa.concat_tables([_last(of_keys, key), others])
@@ -125,7 +125,7 @@ def condensed(entries: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _last(entries: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the entry of the greatest version of each key."""
+    """Return each key's entry with the greatest version."""
     ordered = entries.take(pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in VERSION]))
     keys = by_place(ordered, key)
     numbered = keys.append_column("last", pa.array(np.arange(len(ordered))))

@@ -1,6 +1,7 @@
-"""A batch's newest events and a table's head: which files go out, and which rows are in those that take their place.
+"""Merges a batch's newest events into a table's head: decides which files are replaced, and by which rows.
 
-Copy on write: only files that hold a changed key are written anew. Found for one head, and found anew for another.
+Copy on write: only files that hold a changed key are rewritten. The decision is for one head; another head needs a new
+one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from airflow_lakestream.cdc.merge.old_rows import OldRows, marked_where
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import Values
 
-# So many bytes of rows come together, then they are written.
+# Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
 FILES_AT_ONCE = 2
 
@@ -34,7 +35,7 @@ WriteFiles = Callable[[pa.Table], Sequence[File]]
 
 @dataclass
 class Merged:
-    """What one commit does: files out, new files in their place, rows of no file yet, and what is to be remembered."""
+    """The result for one commit: removed files, new files, rows that are in no file yet, and new entries."""
 
     out: Sequence[File]
     new: Sequence[File]
@@ -44,7 +45,7 @@ class Merged:
 
 @dataclass
 class _Found:
-    """What one file has of the changed keys: which of its rows goes out for which event, or is to be marked."""
+    """What one file has of the changed keys: which event removes or marks which of its rows."""
 
     file: File
     at: Numbers
@@ -59,20 +60,20 @@ class _Found:
 
 @dataclass
 class _Incoming:
-    """Rows that come in, and by event the place of its row; -1 where it has none, or a file has taken it."""
+    """Incoming rows; by event the place of its row, -1 if it has none or a file has taken it."""
 
     rows: pa.Table
     place_of: Numbers
 
     def take(self, found: _Found) -> pa.Table:
-        """Return the rows that take the place of rows of a file; nobody else gets them then."""
+        """Return the rows that replace a file's rows, and mark them as taken."""
         events = np.unique(found.at[found.out & (found.at >= 0)])
         wanted = self.place_of[events]
         self.place_of[events] = -1
         return self.rows.take(pa.array(wanted[wanted >= 0]))
 
     def rest(self, key: Sequence[str]) -> pa.Table:
-        """Return the rows that no file has taken, by their keys: what is near each other then, changes fewer files."""
+        """Return the rows that no file has taken, sorted by key: so later changes of near keys touch fewer files."""
         places_ = pa.array(self.place_of[self.place_of >= 0])
         keys = by_place(self.rows, key).take(places_)
         order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
@@ -86,7 +87,7 @@ class Merger:
     :param table: the mirror's name.
     :param key: the columns of the key.
     :param soft_delete: whether deleted rows stay, marked.
-    :param entries: what is remembered of deleted rows.
+    :param entries: the memory of deleted rows.
     :param write: writes rows as files of the mirror.
     """
 
@@ -96,12 +97,12 @@ class Merger:
     soft_delete: bool
     entries: Entries
     write: WriteFiles
-    # All files that were written, for whichever head.
+    # All files written, for any head.
     written: list[File] = field(default_factory=list)
     _judged: Judged = field(init=False)
 
     def merge(self, head: Head | None) -> Merged:
-        """Merge into a head, or into nothing. Raises ValueMissing; `written` has the files of tries that fail, too."""
+        """Merge into a head, or into an empty table. Raises ValueMissing; `written` also has failed tries' files."""
         memory = Memory(self.key, self.entries.read())
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
@@ -122,7 +123,7 @@ class Merger:
         return Merged([one.file for one in found], files, incoming.rest(self.key), entries)
 
     def remember(self, merged: Merged) -> None:
-        """Write down what is to be remembered; before the commit, see `Memory`."""
+        """Write down the new entries; call it before the commit, see `Memory`."""
         if len(merged.entries):
             self.entries.add(merged.entries)
 
@@ -133,7 +134,7 @@ class Merger:
         return files
 
     def _look(self, head: Head, late: Mask, matched: Mask) -> list[_Found]:
-        """Return the files that change; note which events have a row, and which come late."""
+        """Return the files that change; note which events have a row, and which are late."""
 
         def look(file: File) -> _Found:
             return self._look_into(head, file, late)
@@ -163,7 +164,7 @@ class Merger:
         at = places(rows, self.batch.rows, self.key)
         out = np.zeros(len(rows), np.bool_)
         hit = np.flatnonzero(at >= 0)
-        # A marked row may be older than a truncation, as such an event is: it stays.
+        # A marked row may be older than a truncation, like a late event: it stays.
         out[hit] = is_later(self.batch.rows.take(pa.array(at[hit])), rows.take(pa.array(hit))) & ~late[at[hit]]
         out &= ~self._judged.stay(head, file, rows, at)
         marked = np.zeros(len(rows), np.bool_)
@@ -176,7 +177,7 @@ class Merger:
         return _Found(file, at, out, marked)
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
-        """Return the events whose old rows are needed: others take values from them, or they stay, or may be moved."""
+        """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
         rows, needed = self.batch.rows, set()
         moved = (one for before in self.batch.befores.values() for one in before.values() if isinstance(one, Origin))
         wanted = {one.key for one in (*self.batch.origins.values(), *moved) if one.moved is None}
@@ -187,7 +188,7 @@ class Merger:
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
     def _old_rows(self, head: Head | None, found: Sequence[_Found], needed: set[int]) -> OldRows:
-        """Return the rows of the table that go out and are needed still."""
+        """Return the table's rows that are replaced or deleted and still needed."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
         for one in found:
             take = np.isin(one.at, wanted) & one.out
@@ -199,7 +200,7 @@ class Merger:
         return old
 
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
-        """Return the rows of events, complete, and deleted ones that stay. Raises ValueMissing."""
+        """Return the events' complete rows, and deleted ones that stay. Raises ValueMissing."""
         rows = values.complete(upserts)
         parts, events = [rows], [upserts]
         if self.soft_delete:
@@ -213,7 +214,7 @@ class Merger:
         return _Incoming(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
     def _rewrite(self, head: Head, found: Sequence[_Found], incoming: _Incoming) -> list[File]:
-        """Write files anew: the rows that stay, and in the place of those that go out what becomes of them."""
+        """Rewrite files with the rows that stay and the new versions of those that change."""
         work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, found)]
 
         def rewrite(bundle: Sequence[tuple[_Found, pa.Table]]) -> list[File]:
@@ -223,7 +224,7 @@ class Merger:
             return [file for files in pool.map(rewrite, work) for file in files]
 
     def _bundles(self, head: Head, found: Sequence[_Found]) -> Iterator[list[_Found]]:
-        """Yield the files that are written anew together: small ones whose keys are near each other."""
+        """Yield the files to rewrite together: small ones with neighbouring keys."""
         rows = self.batch.rows
         most = PART_BYTES * max(1, len(rows)) // max(1, rows.nbytes)
         bounds = [head.bounds(one.file, self.key[0]) for one in found]
@@ -252,7 +253,7 @@ class Merger:
         return [*files, *self.write_out(_joined(held))] if held else files
 
     def _entries(self, values: Values, deletes: Numbers) -> pa.Table:
-        """Return what is to be remembered: a truncation, and rows that were deleted and do not stay."""
+        """Return the new entries: a truncation, and deleted rows that do not stay."""
         wanted = [at for at in deletes.tolist() if not self.soft_delete or at in self.batch.befores]
         rows = self.batch.rows.select([*self.key, *VERSION]).take(pa.array(wanted, pa.int64()))
         kept = [values.row_before(at) for at in wanted]
@@ -271,7 +272,7 @@ class Merger:
 
 
 def _with_places(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
-    """Yield parts of a file's rows, each with where in the file they are."""
+    """Yield parts of a file's rows, each with its position in the file."""
     start = 0
     for rows in parts:
         yield rows, slice(start, start + len(rows))
@@ -279,5 +280,5 @@ def _with_places(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
 
 
 def _joined(parts: Sequence[pa.Table]) -> pa.Table:
-    # Strings of one column may have come with lengths of 32 bits, and of 64.
+    # Strings of a column may have 32-bit offsets in one part and 64-bit offsets in another.
     return pa.concat_tables(parts, promote_options="permissive")

@@ -1,6 +1,6 @@
-"""What a batch of change events comes to: for each key its last event, with the values that events leave out.
+"""The result of a batch of change events: each key's last event, with the values that events leave out.
 
-Pure: Arrow in, Arrow out. What the table had before is not known here; what has to be taken from it is said.
+Pure: Arrow in, Arrow out. The table's earlier state is unknown here; the result says what to take from it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class KeyMissing(MirrorStopped):
         super().__init__(
             table,
             StopReason.KEY_NOT_SENT,
-            f"{topic}[{partition}] offset {offset}: the change event has no value in {', '.join(key)}, so it can't be "
-            "told which row it changes.",
+            f"{topic}[{partition}] offset {offset}: the change event has no value in {', '.join(key)}, so which row it "
+            "changes is unknown.",
             "Is the key right? The database's table needs a primary key, or REPLICA IDENTITY FULL and a key without "
-            f"NULL. If it has changed: {RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}",
+            f"NULL. If the key has changed: {RESNAPSHOT[0].lower()}{RESNAPSHOT[1:]}",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value is that an event leaves out: in the row of a key, as the table has it.
+    """Where to find a value that an event leaves out: in the table's row of this key.
 
-    With `moved` in the row whose deletion stands at that place in the source: the row's key was changed.
+    With `moved`, in the row whose deletion is at that place in the source: the row's key was changed.
     """
 
     key: Key = ()
@@ -53,14 +53,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Newest:
-    """The last event of each key, in the order of their versions, and the last truncation before all of them.
+    """Each key's last event, in the order of versions, and the last truncation before all of them.
 
-    A row that is to be marked as deleted has the values of the event before its deletion, where the batch has one;
-    `contents` says where the event stands whose values each row has. Its operation is `t` when a truncation took it.
-    `origins` says, by the place of a row and the name of a column, where a value that is lacking is to be had.
-    `befores` says, for a deletion that ends a partition's events, what the row had that the next event may leave out.
-    `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each is a truncation, too.
-    `guards` say, by the place of a row, what is to be held against the table's row of its key.
+    A row to be marked as deleted has the values of the event before its deletion, if the batch has one;
+    `contents` gives the place of the event with each row's values. Its operation is `t` if a truncation deleted it.
+    `origins` says, by a row's place and a column's name, where to find a missing value.
+    `befores` has, for a deletion that ends a partition's events, the row's values that the next event may leave out.
+    `snapshots` are the marks of snapshots that end here, see `cdc.merge.snapshots`; each counts as a truncation.
+    `guards` are, by a row's place, what to check in the table's row of its key.
     """
 
     rows: pa.Table
@@ -82,9 +82,9 @@ def newest(
     topic: str = "",
     record_key: Sequence[str] = (),
 ) -> Newest:
-    """Reduce events to what they come to. Raises MirrorStopped.
+    """Reduce events to their result. Raises MirrorStopped.
 
-    :param events: the row's columns, `OP` and `VERSION`, in any order of rows.
+    :param events: the row's columns, `OP` and `VERSION`, in any order.
     :param soft_delete: whether deleted rows stay.
     :param record_key: the columns of the records' keys.
     """
@@ -119,10 +119,10 @@ def _guards(
     in_order: Mapping[int, Guard],
     judge: Judge,
 ) -> dict[int, list[Guard]]:
-    """Return the guards by the place of each key's last event. Raises MirrorStopped where no table helps."""
+    """Return the guards by the place of each key's last event. Raises MirrorStopped if no table can help."""
     guards: dict[int, list[Guard]] = {}
     places = {int(event): place for place, event in enumerate(last)} if in_order else {}
-    # What comes later of a key says all of its row.
+    # A later event of the key has its whole row.
     for at, guard in in_order.items():
         if at in places:
             if guard.kind is Guarded.UNKNOWN:
@@ -135,13 +135,13 @@ def _guards(
 
 
 def is_gone(rows: pa.Table) -> Mask:
-    """Tell which events take a row away."""
+    """Tell which events remove a row."""
     mask: Mask = _is(rows, "d") | _is(rows, "t")
     return mask
 
 
 def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> pa.Table:
-    """Return the events with a deletion of each row that they made for each truncation, in its place."""
+    """Return the events where each truncation is replaced by deletions of the rows that they created."""
     parts, start = [], 0
     for cut in cuts:
         part = rows.slice(start, cut - start)
@@ -156,7 +156,7 @@ def _with_truncated(rows: pa.Table, cuts: Sequence[int], key: Sequence[str]) -> 
 
 
 def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
-    """Return the places of deletions that no other event of their partition follows."""
+    """Return the places of deletions that are the last events of their partitions."""
     ends = rows.select([PARTITION, OFFSET]).group_by(PARTITION).aggregate([(OFFSET, "max")])
     deletes = np.flatnonzero(_is(rows, "d")[last])
     partitions, offsets = (rows[name].to_numpy()[last[deletes]] for name in (PARTITION, OFFSET))
@@ -168,10 +168,10 @@ def _last_deletes(rows: pa.Table, last: Numbers) -> list[int]:
 
 
 def _before(rows: pa.Table, at: int, key: Sequence[str]) -> dict[str, pa.Scalar | Origin]:
-    """Return what the row that an event deletes had before, of all that an event may leave out."""
+    """Return the values before a deletion, in the columns that an event may leave out."""
     wanted = [column.name for column in rows.schema if _may_lack(column, key)]
     found, origin = _before_under(rows, at, key, wanted)
-    # Its key may have been changed more than once: what it had under an earlier one went along.
+    # The key may have changed more than once: values under an earlier key were carried along.
     while (came := _deletion_at(rows, at, origin)) is not None:
         at = came
         earlier, origin = _before_under(rows, at, key, wanted)
@@ -182,7 +182,7 @@ def _before(rows: pa.Table, at: int, key: Sequence[str]) -> dict[str, pa.Scalar 
 def _before_under(
     rows: pa.Table, at: int, key: Sequence[str], wanted: Sequence[str]
 ) -> tuple[dict[str, pa.Scalar | Origin], Origin]:
-    """Return what the events ahead of a deletion say of its row under its key, and where the rest is."""
+    """Return what the events before a deletion tell of its row, and where to find the rest."""
     keys, same = comparable(rows.select(list(key)).slice(0, at + 1)), np.ones(at, np.bool_)
     for column in keys.columns:
         same &= pc.equal(column.slice(0, at), column[at]).to_numpy()
@@ -203,7 +203,7 @@ def _before_under(
 
 
 def _deletion_at(rows: pa.Table, at: int, origin: Origin) -> int | None:
-    """Return which event ahead of another deleted the row that was moved; None where no row was, or none is here."""
+    """Return the earlier event that deleted the moved row; None if no row was moved, or the event is not here."""
     if origin.moved is None:
         return None
     there = _is(rows, "d")[:at]
@@ -218,7 +218,7 @@ def versions(rows: pa.Table) -> list[Version]:
 
 
 def is_later(rows: pa.Table, than: pa.Table) -> Mask:
-    """Tell for each row whether its version is above that of the other table's row at the same place."""
+    """Tell for each row whether its version is above that of the other table's row in the same place."""
     later, same = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
     for name in VERSION:
         mine, other = (table[name].to_numpy().astype(np.int64) for table in (rows, than))
@@ -250,7 +250,7 @@ def _check_keys(rows: pa.Table, key: Sequence[str], table: str, topic: str) -> N
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]:
-    """Return for each key its last event, and the last one that has its row; the same where none has."""
+    """Return for each key its last event, and the last one with its row; the same one if none has."""
     numbers = np.arange(len(rows))
     own = pa.array(numbers, mask=is_gone(rows))
     keys = by_place(rows, key)
@@ -265,7 +265,7 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers]
 def _filled(
     rows: pa.Table, last: Numbers, contents: Numbers, key: Sequence[str]
 ) -> tuple[pa.Table, dict[tuple[int, str], Origin]]:
-    """Return the last events with the values of `contents`, and with what earlier ones know of those left out."""
+    """Return the last events with the values of `contents`, left-out ones filled in from earlier events."""
     lacking = dict(_lacking(rows, key))
     found = rows.take(pa.array(contents))
     if (contents != last).any():
@@ -291,7 +291,7 @@ def _filled(
 
 
 def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
-    """Yield the columns of which some event leaves the value out, and which events do."""
+    """Yield the columns that some event leaves out, each with those events."""
     for column in rows.schema:
         if not _may_lack(column, key):
             continue
@@ -301,18 +301,18 @@ def _lacking(rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[str, Mask]]:
 
 
 def _may_lack(column: pa.Field, key: Sequence[str]) -> bool:
-    """Tell whether PostgreSQL may keep a column's values apart, and Debezium say so."""
+    """Tell whether PostgreSQL may keep a column's values apart, and Debezium may leave them out."""
     beside = column.name in key or column.name in OF_EVENTS
     return not beside and may_be_left_out(column.type)
 
 
-# By column: the place of the event that has the value, or where else it is.
+# By column: the place of the event that has the value, or where else to find it.
 _State = dict[str, "int | Origin"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A row as one of its events left it: where the values of its columns are, or were until it was deleted."""
+    """A row after one of its events: where its values are, or were until it was deleted."""
 
     partition: int
     offset: int
@@ -323,14 +323,14 @@ class _Past:
     def may_precede(self, partition: int, offset: int) -> bool:
         """Tell whether an event at this place of the topic was written when this one was known.
 
-        What is sent again stands behind what it precedes in the source. Between the two may be events that an earlier
-        batch has brought, so it says nothing of what the row was like.
+        An event that is sent again stands behind events that follow it in the source. An earlier batch may have had
+        others between the two, so it does not tell what the row was like.
         """
         return partition != self.partition or offset > self.offset
 
 
 def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> dict[Key, _State]:
-    """Follow each row through its events; return where the values of its columns are in the end, or were until then."""
+    """Follow each row through its events; return where the final values of its columns are, or were until then."""
     pasts: dict[Key, list[_Past]] = {}
     moved: dict[tuple[int, int], _State] = {}
     ops, places = rows[OP].to_pylist(), list(zip(rows[COMMIT].to_pylist(), rows[POSITION].to_pylist(), strict=True))
@@ -341,19 +341,19 @@ def _follow(rows: pa.Table, lacking: Mapping[str, Mask], key: Sequence[str]) -> 
         unknown = _Past(partition, -1, in_table)
         last = next((one for one in reversed(past) if one.may_precede(partition, offset)), unknown)
         if ops[at] in ("d", "t"):
-            # A key that is changed: the row is deleted, and at the same place in the source created under the other.
-            # Sent twice, it is deleted already: what it had, is known from the first time.
+            # A changed key: the row is deleted and, at the same place in the source, created with the other key.
+            # If it is sent twice, the row is deleted already: the first time has told its values.
             if not last.is_dead or places[at] not in moved:
                 moved[places[at]] = in_table if last.is_dead else last.state
             past.append(_Past(partition, offset, last.state, True, last.created))
             continue
         before, created = last.state, last.created
-        # Sent twice, it is created already, from the row that its deletion has taken along.
+        # If it is sent twice, the row exists already, made from the one that its deletion has carried along.
         if ops[at] == "c" and (last.is_dead or created != places[at]):
             created = places[at]
             before = moved.get(places[at]) or {name: Origin(moved=places[at]) for name in lacking}
         elif last.is_dead:
-            # The deletion was sent twice: what created the row anew is in the table.
+            # The deletion was sent twice: the row that was created again is in the table.
             before = in_table
         state = {name: before[name] if mask[at] else at for name, mask in lacking.items()}
         past.append(_Past(partition, offset, state, False, created))

@@ -1,4 +1,4 @@
-"""Rows of a mirror as they were before a batch, and what becomes of those that stay."""
+"""Rows of a mirror before a batch, and the new versions of those that stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_lakestream.cdc.merge.snapshots import Version
 
 
 class OldRows:
-    """Rows of the table that go out, or change, and are needed still."""
+    """The table's rows that are removed or changed and still needed."""
 
     def __init__(self) -> None:
         self._rows: list[pa.Table] = []
@@ -44,13 +44,13 @@ class OldRows:
 
 
 def with_values(rows: pa.Table, column: str, values: dict[int, pa.Scalar | None]) -> pa.Table:
-    """Return rows with values at some places of a column; None is NULL."""
+    """Return rows with some values of a column replaced; None is NULL."""
     field_, there = rows.schema.field(column), rows[column].combine_chunks()
-    # Not by way of Python's objects, of which Arrow makes no arrays of UUIDs.
+    # Not through Python objects, from which Arrow can't make UUID arrays.
     new = [pa.nulls(1, there.type) if one is None else pa.repeat(one, 1).cast(there.type) for one in values.values()]
     takes = np.arange(len(rows))
     takes[list(values)] = len(rows) + np.arange(len(values))
-    # Of arrays, too, which Arrow does not replace by a mask.
+    # Also for arrays, in which Arrow can't replace by a mask.
     filled = pa.concat_arrays([there, *new]).take(pa.array(takes))
     return rows.set_column(rows.column_names.index(column), field_, filled)
 
@@ -64,7 +64,7 @@ def with_deleted(rows: pa.Table) -> pa.Table:
 
 
 def marked_where(rows: pa.Table, mask: Mask, version: Version | None) -> pa.Table:
-    """Return rows of which some are marked as deleted by a truncation."""
+    """Return rows, some of them marked as deleted by a truncation."""
     assert version is not None, "rows are marked by a truncation"
     values = {**dict(zip(VERSION, version, strict=True)), DELETED: True}
     for name, value in values.items():

@@ -1,8 +1,8 @@
-"""Snapshots that Debezium made of the whole table: what such a one did not read, and is older, is there no more.
+"""Debezium's snapshots of the whole table: an older row that such a snapshot did not read no longer exists.
 
-A connector that is made anew reads the table again, and nobody has sent what was deleted meanwhile. So the end of a
-snapshot is a truncation that stands just before all rows which it has read. They have one place in the source, and so
-may come in any number of batches: older rows go with the last one, when all others are there.
+A recreated connector reads the table again, and deletions in between were never sent. So the end of a snapshot counts
+as a truncation just before all rows that it read. These rows have one place in the source, and may come in any number
+of batches: older rows are deleted with the last of them, when all others are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Version = tuple[int, ...]
 
 
 def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
-    """Return events with a truncation for each snapshot that ends among them, and the marks of these snapshots.
+    """Return events with a truncation for each snapshot that ends among them, and the snapshots' marks.
 
     A mark says where in a partition a snapshot began: its place in the source, the partition, and -1 - the offset.
     """
@@ -35,7 +35,7 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
         for partition, offset in zip(first[PARTITION].to_pylist(), first[f"{OFFSET}_min"].to_pylist(), strict=True):
             marks.append((commit, position, partition, -1 - offset))
         cuts.append({**dict(zip(VERSION, cut_of((commit, position)), strict=True)), OP: "t"})
-    # Arrow makes no arrays of UUIDs of Python's; these are all NULL.
+    # Arrow can't make UUID arrays from Python objects; these are all NULL.
     columns = [
         pa.array([cut[field.name] for cut in cuts], field.type)
         if field.name in cuts[0]
@@ -46,19 +46,19 @@ def with_ends(events: pa.Table) -> tuple[pa.Table, tuple[Version, ...]]:
 
 
 def without_ends(events: pa.Table) -> pa.Table:
-    """Return events of which none says that a snapshot ends with it."""
+    """Return events without the marks that end a snapshot."""
     ops = pc.if_else(pc.fill_null(pc.equal(events[OP], READ_LAST), False), READ, events[OP])
     return events.set_column(events.column_names.index(OP), events.schema.field(OP), ops)
 
 
 def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
-    """Return rows with later places for those whose events are behind a snapshot in the topic, and not in the source.
+    """Return rows with later places for events that follow a snapshot in the topic but not in the source.
 
-    So it is with a transaction that was open when the snapshot began: it has changes from before, and was not seen.
+    A transaction that was open when the snapshot began has such events: the snapshot did not see its changes.
     """
     for commit, _, partition, offset in sorted(marks):
         is_behind = pc.and_(pc.equal(rows[PARTITION], partition), pc.greater(rows[OFFSET], -1 - offset))
-        # What another snapshot has read stands at 0.
+        # Rows of another snapshot have place 0.
         is_older = pc.and_(pc.less(rows[COMMIT], commit), pc.greater(rows[POSITION], 0))
         places = pc.if_else(pc.and_(is_behind, is_older), pa.scalar(commit, pa.int64()), rows[COMMIT])
         rows = rows.set_column(rows.column_names.index(COMMIT), rows.schema.field(COMMIT), places)
@@ -66,10 +66,10 @@ def behind(rows: pa.Table, marks: Iterable[Version]) -> pa.Table:
 
 
 def is_mark(version: Version) -> bool:
-    """Tell whether a version is the mark of a snapshot, and no place of an event."""
+    """Tell whether a version is a snapshot's mark, not an event's place."""
     return version[-1] < 0
 
 
 def cut_of(mark: Sequence[int]) -> Version:
-    """Return the version that is above all that is older than a snapshot, and below all that it has read."""
+    """Return the version that is above everything older than a snapshot, and below everything that it read."""
     return (*mark[:2], -1, -1)

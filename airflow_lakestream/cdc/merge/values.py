@@ -1,4 +1,4 @@
-"""The values of the rows that come in: what events leave out is taken from the batch, the table or its memory."""
+"""The values of incoming rows: what events leave out is taken from the batch, the table or its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 
 class ValueMissing(LakestreamError, Terminal):
-    """An event leaves a value out, and neither the batch nor the table has it."""
+    """An event leaves out a value that neither the batch nor the table has."""
 
     def __init__(self, table: str, column: str, partition: int, offset: int) -> None:
         super().__init__(
@@ -33,10 +33,10 @@ class ValueMissing(LakestreamError, Terminal):
 
 @dataclass
 class Values:
-    """The values of a batch's rows, those that its events leave out included.
+    """The values of a batch's rows, those left out by events included.
 
-    :param table: the mirror's name; `key` are the columns of its key.
-    :param old: the rows of the table that go out.
+    :param table: the mirror's name; `key` are its key's columns.
+    :param old: the table's rows that are replaced or deleted.
     """
 
     batch: Newest
@@ -46,7 +46,7 @@ class Values:
     old: OldRows
 
     def complete(self, places_: Numbers) -> pa.Table:
-        """Return the rows of events with all their values. Raises ValueMissing."""
+        """Return the events' rows with all their values. Raises ValueMissing."""
         batch = self.batch
         rows = batch.rows.take(pa.array(places_))
         gone, rows = is_gone(rows), rows.drop_columns([OP])
@@ -58,7 +58,7 @@ class Values:
             value = self._value_of_same(place, column)
             if value is None:
                 value = self._value(column, origin)
-            # A deleted row is none that would be wrong without.
+            # A deleted row can do without.
             if value is None and not gone[number_of[place]]:
                 partition, offset = (batch.rows[name][place].as_py() for name in VERSION[2:])
                 raise ValueMissing(self.table, column, partition, offset)
@@ -68,7 +68,7 @@ class Values:
         return rows
 
     def marked(self, deletes: Numbers) -> Iterator[tuple[Numbers, pa.Table]]:
-        """Yield the deleted rows as they stay: with the values that they had last, in the batch or in the table."""
+        """Yield the deleted rows that stay, with their last values from the batch or the table."""
         known, rows, key = self.old.table(), self.complete(deletes), self.key
         at = places(rows, known, key) if known is not None else np.full(len(rows), -1, np.int64)
         theirs = np.flatnonzero(at >= 0)
@@ -85,7 +85,7 @@ class Values:
             yield deletes[theirs], with_deleted(held)
 
     def row_before(self, at: int) -> bytes | None:
-        """Return what a deleted row had that the next event may leave out; None where no such event can come."""
+        """Return a deleted row's values that the next event may leave out; None if no such event can follow."""
         before = self.batch.befores.get(at)
         if not before:
             return None
@@ -98,7 +98,7 @@ class Values:
         return as_bytes(pa.table({name: pa.repeat(value, 1) for name, value in known.items()}))
 
     def _value_of_same(self, place: int, column: str) -> pa.Scalar | None:
-        """Return the value of the event's own row, where that is what the same event made of it, sent before."""
+        """Return the value of the event's own row, if an earlier copy of the same event made that row."""
         event, key = self.batch.rows.slice(place, 1), self.key
         row = self.old.row_of(keys_of(event, key)[0], key)
         if row is None or any(row[name][0] != event[name][0] for name in (COMMIT, POSITION)):

@@ -1,1 +1,1 @@
-"""A mirror whose rows were read anew, aside: all of them replaced in one commit."""
+"""Replaces all rows of a mirror, in one commit, by rows that were read again into a table aside."""

@@ -1,4 +1,4 @@
-"""A mirror in a Delta table whose rows were read anew, aside: as `cdc.swap.iceberg`, in one version."""
+"""Replaces the rows of a Delta mirror by those of a table aside: like `cdc.swap.iceberg`, in one version."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
 class DeltaSwapSink(DeltaMirrorSink):
-    """Commits what was read anew into the table at `aside`.
+    """Commits the newly read rows of the table at `aside`.
 
-    :param design: of the mirror; its key is left out, since it may be another one now.
+    :param design: of the mirror, without its key, which may have changed.
     """
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
@@ -48,14 +48,14 @@ class DeltaSwapSink(DeltaMirrorSink):
         self._swapped: Target | None = None
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the version. Raises Conflict where the new rows do not reach far enough any more."""
-        assert self._head is not None, "it was looked at, and is there"
+        """Commit; return the version. Raises Conflict if the new rows no longer reach far enough."""
+        assert self._head is not None, "`load` has found it"
         check_key(self._name, self._mirror, key)
         head, aside = self._head, self._tables.open(self._aside)
-        assert aside is not None, "it was built before"
+        assert aside is not None, "the table aside was built before"
         schema = aside.schema
         if _types(head.schema, self._mirror.key or ()) != _types(schema, key):
-            # What is remembered of another key is no use, and its table has other columns.
+            # Entries of another key are useless, and have other columns.
             self._id = str(uuid4())
             drop(self._tables, self._name + SUFFIX)
         self._take(self._mirror.with_key(key))
@@ -101,8 +101,8 @@ class DeltaSwapSink(DeltaMirrorSink):
         return version
 
     def _remember(self, aside: Head, key: Sequence[str]) -> None:
-        """Let the mirror know what was deleted after it was read anew."""
-        assert self._fit is not None, "its columns are known by now"
+        """Add to the mirror's memory what was deleted after the table was read again."""
+        assert self._fit is not None, "`exchange` has set its columns"
         own, fields = aside.properties.get(MIRROR_ID, aside.table_id), pa.schema([aside.schema.field(k) for k in key])
         entries = DeltaEntries(self._tables, self._aside, own, fields).read()
         if entries is not None and len(entries):
@@ -111,9 +111,9 @@ class DeltaSwapSink(DeltaMirrorSink):
 
 
 def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, Target]:
-    """Return the columns that a mirror has with rows of these columns, and what its next version is written for.
+    """Return a mirror's columns with these new rows, and the target for its next version.
 
-    Columns that are no more stay, NULL in all rows. Raises CannotSwap for what the table can't have.
+    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap for columns that the table can't have.
     """
     wanted, held = {one["name"]: one for one in delta_fields(new)}, to_schema(head.schema, "table")
     fields, columns, texts = list[Mapping[str, Any]](), list[pa.Field](), list[str]()
@@ -145,7 +145,7 @@ def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
 
 
 def drop(tables: Tables, *names: str) -> None:
-    """Delete tables, where they are there: their logs last, so that one that is cut short is found again."""
+    """Delete existing tables, their logs last, so that a deletion that was cut short can be repeated."""
     for name in names:
         if tables.open(name) is None:
             continue

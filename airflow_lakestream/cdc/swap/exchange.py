@@ -1,4 +1,4 @@
-"""The rows that take the place of all that a mirror has, in whatever format its table is; see `cdc.swap.iceberg`."""
+"""The rows that replace all rows of a mirror, in any table format; see `cdc.swap.iceberg`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from airflow_lakestream.tables.schema.required import cast_to
 
 
 class CannotSwap(LakestreamError, Terminal):
-    """The mirror's table can't have the rows that were read anew."""
+    """The mirror's table can't hold the newly read rows."""
 
     def __init__(self, table: str, problem: str) -> None:
         super().__init__(
-            f"{table}: {problem} Nothing was changed. Drop the mirror's table, and let the app make it anew from the "
+            f"{table}: {problem} Nothing was changed. Drop the mirror's table, and let the app make it again from the "
             "snapshot that is in the topic now."
         )
 
 
 @dataclass
 class Swap:
-    """The rows of a commit: all of those read anew, and of deleted ones that stay what the mirror has.
+    """The rows of a commit: all newly read ones, and the mirror's deleted rows that stay.
 
-    :param table: the mirror's name; `columns` are those that it has from the commit on.
-    :param key: of the rows read anew.
+    :param table: the mirror's name; `columns` are its columns from the commit on.
+    :param key: the key of the new rows.
     :param soft_delete: whether deleted rows stay.
     :param write: writes rows as files of the mirror.
     """
@@ -52,7 +52,7 @@ class Swap:
     rows: int = 0
 
     def make(self, mirror: Head) -> list[File]:
-        """Write the files that take the place of all that the mirror has at a head, and return them."""
+        """Write and return the files that replace everything that the mirror has at a head."""
         self.rows_before = self.rows = 0
         new: list[File] = []
         for part in _parts(self._rows(mirror)):
@@ -72,7 +72,7 @@ class Swap:
             yield from self._deleted(mirror)
 
     def _deleted(self, mirror: Head) -> Iterator[pa.Table]:
-        """Yield the mirror's rows that were not read anew, marked as deleted."""
+        """Yield the mirror's rows that were not read again, marked as deleted."""
         keys = [keys for file in self.aside.files() for keys in self.aside.read(file, self.key)]
         known = pa.concat_tables(keys, promote_options="permissive") if keys else None
         for file in mirror.files():
@@ -82,7 +82,7 @@ class Swap:
                 yield with_deleted(self._cast(rows))
 
     def _cast(self, rows: pa.Table) -> pa.Table:
-        """Return rows of the mirror with the types that its columns have from now on. Raises CannotSwap."""
+        """Return the mirror's rows with the columns' new types. Raises CannotSwap."""
         for at, name in enumerate(rows.column_names):
             field = self.columns.field(name)
             if rows[name].type == field.type or not len(rows):
@@ -108,7 +108,7 @@ def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
-    """Refuse another key for a mirror whose deleted rows stay: they have none of it. Raises CannotSwap."""
+    """Refuse a changed key if deleted rows stay: they have no values for it. Raises CannotSwap."""
     if held.soft_delete and held.key != key:
         problem = (
             f"its deleted rows stay, with the key {', '.join(held.key or ())}, and the key is {', '.join(key)} now."
@@ -117,16 +117,16 @@ def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
 
 
 def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
-    """Return the note of a mirror with the rows of the table aside, of which these are the properties."""
+    """Return the mirror's note with the new rows, from the properties of the table aside."""
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
 
 
 def beyond(ledger: Ledger, landing: Landing, reach: RangeSet) -> RangeSet:
-    """Return what a ledger holds of a landing's topics that the new rows do not reach."""
+    """Return what a ledger holds of a landing's topics beyond the new rows' reach."""
     ((identity, _),) = landing.topics.items()
     return ledger.entry(identity).landed - reach
 
 
 def is_required(name: str, key: Collection[str], *, held: bool, new: bool) -> bool:
-    """Tell whether a column of the mirror must have a value: the key, and what had to have one and still has to."""
+    """Tell whether a column must have a value: the key, and columns that were and still are required."""
     return name in key or (held and (new or name in (*VERSION, DELETED)))

@@ -1,7 +1,7 @@
-"""A mirror whose rows were read anew, aside: in one commit they take the place of all rows that it has.
+"""Replaces all rows of a mirror by those that were read again into a table aside, in one commit.
 
-The commit is that of a landing, of all offsets that the new rows cover: the same table, with its history, and with the
-columns and the key that the new rows have.
+The commit is a landing of all offsets that the new rows cover. The table keeps its history, and gets the columns and
+the key of the new rows.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from airflow_lakestream.tables.schema.type_text import type_text
 
 
 class SwapGuard(HeadGuard):
-    """The compare-and-set of a swap; `reach` is all that the new rows cover."""
+    """The compare-and-set of a swap; `reach` is everything that the new rows cover."""
 
     reach = RangeSet()
 
     def check_ledger(self, current: Table) -> None:
-        """Refuse a mirror that is ahead of the new rows, too."""
+        """Also refuse a mirror that is ahead of the new rows."""
         super().check_ledger(current)
         ledger = ledger_store.read_ledger(current, self._group)
         if more := beyond(ledger, self._landing, self.reach):
@@ -66,14 +66,14 @@ class _Swapping:
         return Rewrite([task.file for task in live_files(table)], self._swap.make(IcebergHead(table, table.metadata)))
 
     def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for some."""
+        """Delete the written files, except some."""
         return delete_files(io, [path for file in self._swap.written if (path := file.file_path) not in keep])
 
 
 class SwapSink(MirrorSink):
-    """Commits what was read anew into the table `aside`.
+    """Commits the newly read rows of the table `aside`.
 
-    :param design: of the mirror; its key is left out, since it may be another one now.
+    :param design: of the mirror, without its key, which may have changed.
     """
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
@@ -83,8 +83,8 @@ class SwapSink(MirrorSink):
         self._reach = RangeSet()
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the snapshot's id. Raises Conflict where the new rows do not reach far enough any more."""
-        assert self._table is not None, "it was looked at, and is there"
+        """Commit; return the snapshot's id. Raises Conflict if the new rows no longer reach far enough."""
+        assert self._table is not None, "`load` has found it"
         check_key(self._name, self._mirror, key)
         metadata, self._reach, aside = self._table.metadata, reach, self._catalog.load_table(self._aside)
         changes_key = _key_fields(metadata.schema(), self._mirror.key or ()) != _key_fields(aside.schema(), key)
@@ -103,7 +103,7 @@ class SwapSink(MirrorSink):
         return super(MirrorSink, self).commit(landing)
 
     def _remember(self, aside: Table, own: str, key: Sequence[NestedField]) -> None:
-        """Let the mirror know what was deleted after it was read anew."""
+        """Add to the mirror's memory what was deleted after the table was read again."""
         fields = [aside.schema().find_field(one.name) for one in key]
         entries = EntryTable(self._catalog, self._aside, mirror_id(aside.metadata), fields).read()
         if entries is not None and len(entries):
@@ -118,10 +118,10 @@ class SwapSink(MirrorSink):
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:
-    """Return the change to the columns of the rows read anew: a column keeps its field id where its type still fits.
+    """Return the change to the new rows' columns; a column keeps its field id if its type still fits.
 
-    Columns that are no more stay, NULL in all rows. Raises CannotSwap where the table's layout stands on a column that
-    becomes another one.
+    Columns that no longer exist stay, NULL in all rows. Raises CannotSwap if the table is partitioned or sorted by a
+    column whose type changes.
     """
     held, ids = metadata.schema(), itertools.count(metadata.last_column_id + 1)
     wanted = {one.name: one for one in new.fields}
@@ -171,7 +171,7 @@ def _key_fields(schema: Schema, key: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def aside_id(catalog: Catalog, name: str) -> str | None:
-    """Return the id of a table that is there."""
+    """Return the id of an existing table; None if it does not exist."""
     try:
         return str(catalog.load_table(name).metadata.table_uuid)
     except NoSuchTableError:
@@ -179,7 +179,7 @@ def aside_id(catalog: Catalog, name: str) -> str | None:
 
 
 def drop(catalog: Catalog, *names: str) -> None:
-    """Drop tables with their files, where they are there."""
+    """Drop existing tables with their files."""
     for name in names:
         try:
             catalog.purge_table(name)
@@ -188,7 +188,7 @@ def drop(catalog: Catalog, *names: str) -> None:
 
 
 def properties_of(catalog: Catalog, name: str) -> Mapping[str, str] | None:
-    """Return a table's properties; None where it is not there."""
+    """Return a table's properties; None if it does not exist."""
     try:
         return dict(catalog.load_table(name).properties)
     except NoSuchTableError:

@@ -1,1 +1,1 @@
-"""One landing, from its plan to its report. `algorithm` says the steps: read it first."""
+"""One landing, from its plan to its report. `algorithm` has the steps: read it first."""

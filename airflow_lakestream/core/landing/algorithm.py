@@ -1,6 +1,6 @@
 """The one algorithm: how records get from a topic into a table, once each. Read this first.
 
-`land` says the steps; what each step does to Kafka and to the table is behind the ports.
+`land` has the steps; the ports hide what each step does to Kafka and to the table.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ from airflow_lakestream.exceptions import InvalidArgument
 log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL = 0.5
-# Offsets whose records tell the columns of a table that others write for: as many as are looked at for that.
+# When others write a new table: how many offsets are read here first, to find its columns.
 FIRST_OFFSETS = 10_000
 
 
 def land(job: Job) -> LandingReport:
-    """Land all that the run covers and the table lacks, up to the ends of the partitions at the start of the run.
+    """Land what the run covers and the table lacks, up to the partitions' ends at the start of the run.
 
     1. Look at the table: its ledger, and what earlier tries of this run landed.
-    2. Look at the topic, and let the mode plan the offset ranges to read. A growing topic does not keep a run from
-       ending: from one look on, plans keep to its ends.
-    3. With nothing left to plan, end; with an idle timeout, wait for new records first.
-    4. Take the pieces that other workers handed over, if any. Read, decode and write the rest; commit whenever a limit
-       is reached, each time rows and ledger together.
+    1. Look at the table: its ledger, and what earlier tries of this run landed.
+    2. Look at the topic, and let the mode plan the offset ranges to read. The plans keep the ends of one look, so
+       that the run ends although the topic grows.
+    3. If nothing is left to plan, end; with an idle timeout, first wait for new records.
+    4. Take the pieces that other workers handed over, if any. Read, decode and write the rest. Commit whenever a limit
+       is reached, rows and ledger together.
     5. Go to 1; also on a conflict with another run, after discarding what is not committed.
-    6. Mirror the first hole of each partition to Kafka's group, for lag tools; say what was done.
+    6. Commit each partition's first hole as the group's offset in Kafka, for lag tools; report what was done.
 
-    A job that replaces first reads again what is landed of the run's own offsets: see `core.landing.replacing`.
+    A job that replaces first reads the run's own landed offsets again: see `core.landing.replacing`.
 
-    Raises a LakestreamError; whatever is raised, nothing uncommitted stays behind.
+    Raises LakestreamError; after any error nothing uncommitted stays behind.
     """
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
@@ -67,7 +68,7 @@ def land(job: Job) -> LandingReport:
         table = job.sink.load(job.run_id)
         now = job.source.look()
         entry = entry_of(job, table, now)
-        # No longer fixed where a rollback took the coverage away: what is covered anew needs a last look anew.
+        # A rollback may take the covered time away. The ends are then free again, until the time is covered again.
         ends = (ends or now) if job.mode.ends_are_fixed(entry) else None
         report = report or LandingReport(now.identity.topic, job.table, job.consumer_group, job.mode.interval)
         if replaced is not None:
@@ -91,7 +92,7 @@ def land(job: Job) -> LandingReport:
             conflicts = 1 if got_on else conflicts + 1
             if conflicts == MAX_CONFLICTS:
                 raise Contention(job.table, conflict) from conflict
-            log.info("%s Planning anew.", conflict)
+            log.info("%s Planning again.", conflict)
             give_way(job, conflicts)
             continue
         except BaseException:
@@ -111,11 +112,11 @@ def plan_of(
 ) -> Plan:
     """Return what is still to be read, besides the pieces.
 
-    Raises LandedByAnotherGroup, RowsUnaccounted, and what the mode and a log that was cut short raise.
+    Raises LandedByAnotherGroup, RowsUnaccounted, and what the mode and `check_log` raise.
     """
     state = now if ends is None else _with_ends(now, ends)
     handed = union(piece.ranges for piece in pieces)
-    # What was read needs no reading any more, be it gone from Kafka meanwhile.
+    # The pieces' offsets are read already: it does not matter whether Kafka still has them.
     after = replace(entry, landed=entry.landed | handed)
     check_log(after, now, job.table)
     plan = job.mode.plan(Look(job.table, after, state, job.source, job.on_data_loss))
@@ -127,22 +128,22 @@ def plan_of(
 
 
 def _cut(plan: Plan, job: Job) -> Plan:
-    """Keep to the bounds that were set for the run; what lies beyond them is left to a later one."""
+    """Cut the plan to the run's bounds; what lies beyond is left to a later run."""
     if job.within is None:
         return plan
     return replace(plan, ranges=plan.ranges & job.within, covered=None)
 
 
 def _with_ends(state: TopicState, ends: TopicState) -> TopicState:
-    """Keep the ends of the first look, so that a topic which keeps growing can't keep the run from ending."""
+    """Keep the ends of the first look, so that the run ends although the topic grows."""
     marks = {p: replace(now, end=min(now.end, ends.marks[p].end)) for p, now in state.marks.items() if p in ends.marks}
     return replace(state, marks=marks)
 
 
 def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], report: LandingReport) -> bool:
-    """Take the pieces, and read the plan to its end, or to `max_records`, committing as the limits ask.
+    """Take the pieces, and read the plan to its end or to `max_records`, committing as the limits ask.
 
-    Returns whether anything was committed. Without a table, a schema and a record there is nowhere to commit to.
+    Returns whether anything was committed. Without a table, a schema and a record nothing can be committed.
     """
     _tell(job, plan, pieces)
     if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
@@ -170,7 +171,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
 
 
 def _foresee(job: Job, plan: Plan) -> Decoder | None:
-    """Let the sink know the columns of the table where no record has a say in them; None where the records have."""
+    """Tell the sink the table's columns if no record is needed to know them; None if the records decide."""
     foreseen = None if job.foresee is None else job.foresee(plan.state.identity.topic)
     if foreseen is None:
         return None
@@ -180,7 +181,7 @@ def _foresee(job: Job, plan: Plan) -> Decoder | None:
 
 
 def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None:
-    """Take the first records, and no more than it needs: those who are to read the others wait. None without any."""
+    """Read the first records, to decide the columns before others read the rest. None if there are none."""
     whole = batch.plan.ranges
     widest = max((whole.of_partition(*key) for key in whole.partitions), key=lambda one: one.width, default=whole)
     for ranges in (at_most_offsets(widest, FIRST_OFFSETS), whole):
@@ -199,22 +200,22 @@ def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingR
         for decoder, chunk in results:
             take(job, batch, chunk)
             check_bad(job, batch.records, batch.bad, report)
-            # Without a record and without a schema there is no table to create yet: the commit waits for either.
+            # Without a record and without a schema no table can be created yet: the commit waits.
             if decoder is not None and batch.is_due(job.limits):
                 batch = _commit(job, batch, report)
     return decoder, batch
 
 
 def _read_by_crew(job: Job, batch: Batch, report: LandingReport) -> Batch:
-    """Let the crew read what is left of the plan, for one commit."""
-    assert job.crew is not None, "it was asked whether it takes the plan"
+    """Let the crew read the rest of the plan, for one commit."""
+    assert job.crew is not None, "`crew.takes` was asked before"
     for piece in job.crew.read(job, batch.plan, batch.covered, _left_beside(job, batch, report)):
         batch.take(piece)
     return batch
 
 
 def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
-    """Let child processes read what is left of the plan."""
+    """Let child processes read the rest of the plan."""
 
     def is_due(read: int, bad: BadRecords, size: int) -> bool:
         check_bad(job, batch.records + read, batch.bad + bad, report)
@@ -268,14 +269,14 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
 
 
 def _left(job: Job, report: LandingReport) -> int | None:
-    """How many records the run may still take; None for any number."""
+    """Return how many records the run may still take; None for any number."""
     if job.limits.max_records is None:
         return None
     return max(0, job.limits.max_records - report.counts.read)
 
 
 def _left_beside(job: Job, batch: Batch, report: LandingReport) -> int | None:
-    """How many records the run may still take besides those of the batch; None for any number."""
+    """Return how many records the run may still take besides those of the batch; None for any number."""
     left = _left(job, report)
     return None if left is None else max(0, left - batch.records)
 
@@ -285,22 +286,22 @@ def _exhausted(job: Job, report: LandingReport) -> bool:
 
 
 def _refuse_to_forget(job: Job, plan: Plan) -> None:
-    """Refuse where a later run needs what has to be written down now, and there is no place to write it."""
+    """Refuse if a later run needs what must be written down now, and there is no table to write it to."""
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
     start_is_fixed = isinstance(job.mode, Resume) and not job.mode.start_moves and at_low
     if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
         what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
         raise InvalidArgument(
             "schema",
-            f"{job.table} does not exist, no record is there to infer a schema from, and {what} to be written into "
-            "the table so that no record is lost until the next run.",
+            f"{job.table} does not exist, there is no record to infer a schema from, and {what} to be written into "
+            "the table so that the next run loses no record.",
             'Give a schema, such as schema="id bigint, name string".',
         )
     log.info("%s does not exist and there is no record to infer its schema from: nothing was created.", job.table)
 
 
 def _new_records_came(job: Job, ends: TopicState) -> bool:
-    """Wait until the topic has grown; False after `idle_timeout` seconds without."""
+    """Wait until the topic has grown; return False after `idle_timeout` seconds."""
     if not job.limits.idle_timeout:
         return False
     known: Mapping[int, int] = {p: marks.end for p, marks in ends.marks.items()}
@@ -317,9 +318,9 @@ def _finish(job: Job, report: LandingReport, entry: TopicEntry, now: TopicState,
     report.completes = plan.completes
     report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
     if not entry.origin:
-        # A group that never resumed promises nothing of what lies between its ranges.
+        # A group that never resumed promises nothing about the offsets between its ranges.
         report.remaining_lag = plan.ranges.width
         return report
     report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
-    job.source.mirror({p: first_hole(entry, now.identity, p) for p in now.marks})
+    job.source.commit_offsets({p: first_hole(entry, now.identity, p) for p in now.marks})
     return report

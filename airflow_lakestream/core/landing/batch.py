@@ -1,4 +1,4 @@
-"""What a run has read since its last commit, and when that is enough."""
+"""What a run has read since its last commit, and when to commit it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_lakestream.core.bad_records import USUAL, BadRecords, MostRejected
+from airflow_lakestream.core.bad_records import USUAL, BadRecords, RejectLimit
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry, add_counts, union
 from airflow_lakestream.core.ports import Chunk, Decoder
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.core.sharing.pieces import Files, Piece
 
-# A long run's first commit: it shows soon that the run gets on, and a catalog that refuses it is not found out late.
+# The first commit of a long run comes early: it shows progress, and finds out soon if the catalog refuses it.
 EARLY_BYTES = 16 * 2**20
 
 
@@ -27,20 +27,20 @@ class Limits:
     max_batch_bytes: int = 256 * 2**20
     checkpoint_interval: float = 60.0
     idle_timeout: float = 0.0
-    max_rejected: MostRejected = USUAL
+    max_rejected: RejectLimit = USUAL
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What became of a chunk. Its records are let go of: their rows are as large, and may have to wait for the sink.
+    """A decoded chunk. It drops the records: its rows are as large, and may wait for the sink.
 
-    `offsets` are those of its records, `size` is how many bytes they had; `outcome` is None where there was none.
+    `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk without records.
     """
 
     covers: OffsetRange
     offsets: Sequence[int]
     size: int
-    outcome: Outcome | None
+    outcome: DecodedBatch | None
 
     @property
     def counts(self) -> Counts:
@@ -54,11 +54,11 @@ class Decoded:
 
 
 def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
-    """Return what becomes of a chunk; without records it needs no decoder."""
+    """Decode a chunk; one without records needs no decoder."""
     outcome = None
     if decoder is not None and len(chunk.batch):
         outcome = decoder.decode(chunk.batch)
-        # The impossible is checked anyway: a row fewer or more would put every later row under a wrong offset.
+        # Checked although impossible: one row more or fewer would put all later rows at wrong offsets.
         if len(outcome.rows) != outcome.counts.written:
             raise AssertionError(f"{len(chunk.batch)} records of {chunk.covers} became {len(outcome.rows)} rows")
     return Decoded(chunk.covers, chunk.batch.offsets, chunk.size, outcome)
@@ -68,7 +68,7 @@ class Batch:
     """What has been read since the last commit.
 
     :param first: nothing of the plan is committed yet.
-    :param early: nothing of the run is; see `is_due`.
+    :param early: nothing of the run is committed yet; see `is_due`.
     """
 
     def __init__(self, plan: Plan, *, first: bool = True, early: bool = False) -> None:
@@ -92,15 +92,15 @@ class Batch:
         self._bytes += chunk.size
 
     def take(self, piece: Piece) -> None:
-        """Count a piece that another worker has read, and whose files the sink has taken."""
+        """Count a piece that another worker read, after the sink has taken its files."""
         self.pieces.append(piece)
         self.counts = add_counts(self.counts, piece.by_partition)
         self.bad += piece.bad
 
     def is_due(self, limits: Limits, more: int = 0, records: int = 0) -> bool:
-        """Tell whether it is time to commit; `more` bytes of `records` were read, and are still to be handed over.
+        """Tell whether to commit now; `more` bytes in `records` are read but not yet handed over.
 
-        A run that is to take several commits makes the first one early.
+        The first commit of a run that needs several comes early.
         """
         size, read = self._bytes + more, self.records + records
         if self._early and read and size >= EARLY_BYTES:
@@ -140,8 +140,8 @@ class Batch:
         return bool(self._covered or self.pieces) or (self._first and bool(self.plan.lost or self.plan.origin))
 
     def landing(self, run_id: str, engine: Engine | None, *, is_last: bool = False) -> Landing:
-        """Return the change that committing this batch makes to the ledger; the plan's last one adds covered time."""
-        # Origin and loss receipts go with the first commit: what they say holds from there on.
+        """Return the ledger change of committing this batch; the plan's last commit adds the covered time."""
+        # Origin and loss receipts go with the first commit: they hold from there on.
         entry = TopicEntry(
             landed=RangeSet(self._covered) | union(piece.ranges for piece in self.pieces),
             lost=self.plan.lost if self._first else RangeSet(),
@@ -160,7 +160,7 @@ class Batch:
         return Piece(self.plan.state.identity, RangeSet(self._covered), self.counts, self.plan.epochs, files, self.bad)
 
     def _epochs(self) -> dict[int, int]:
-        # Those before a piece was read: an unclean election after it has to be seen by whoever reads on.
+        # The epochs from before a piece was read: the next reader must notice an unclean election after it.
         epochs = dict(self.plan.epochs)
         for piece in self.pieces:
             for partition, epoch in piece.epochs.items():
@@ -168,12 +168,12 @@ class Batch:
         return epochs
 
     def next(self) -> Batch:
-        """Return the empty batch that follows a commit of this one."""
+        """Return the empty batch that follows the commit of this one."""
         return Batch(self.plan, first=False)
 
 
 def at_most(chunk: Chunk, count: int | None) -> Chunk:
-    """Cut a chunk to its first `count` records; it then ends behind the last of them."""
+    """Cut a chunk after its first `count` records."""
     if count is None or len(chunk.batch) <= count:
         return chunk
     head = first_records(chunk.batch, count)

@@ -1,4 +1,4 @@
-"""What a run is told, and the steps that every kind of run takes: the books of its topic, and reading a plan's rows."""
+"""What a run is given, and the steps of every kind of run: the books of its topic, and reading a plan's rows."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from airflow_lakestream.runtime.readahead import ReadAhead
 
 log = logging.getLogger(__name__)
 
-# Chunks read and not yet taken, decoded or not. Eight were no faster, and with records of 1 MiB they held 50 MiB more.
+# Chunks read ahead, decoded or not. Eight were no faster, and held 50 MiB more with records of 1 MiB.
 CHUNKS_AHEAD = 4
-# A chunk of more bytes, of a few large records, counts for several.
+# A chunk with more bytes, of large records, counts for several.
 USUAL_BYTES = 4 * 2**20
-# Chunks decoded side by side: Arrow lets go of the interpreter, and takes most of the time.
+# Chunks decoded in parallel: Arrow releases the interpreter's lock, and takes most of the time.
 DECODERS = min(2, os.cpu_count() or 1)
 
 
 class Stopped(LakestreamError, Transient):
-    """The run was told to stop; what it had not committed left no trace."""
+    """The run was told to stop; nothing uncommitted is left."""
 
     def __init__(self) -> None:
         super().__init__("the run was stopped between two batches; what was not committed yet was discarded.")
@@ -55,7 +55,7 @@ class Stopped(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A landing that was just committed, and how long the commit took, in seconds."""
+    """A landing that was just committed, and the seconds that the commit took."""
 
     table: str
     snapshot_id: int
@@ -64,22 +64,22 @@ class Committed:
 
 
 class Foresee(Protocol):
-    """Tells the columns of a new table where no record has a say in them."""
+    """Knows the columns of a new table before any record is read."""
 
     def __call__(self, topic: str) -> tuple[Decoder, Rows] | None:
-        """Return a decoder for the columns, and a table of them without rows; None where the records have to say."""
+        """Return a decoder for the columns, and an empty table with them; None if the records decide the columns."""
 
 
 class Crew(Protocol):
-    """Others that read and write in a landing's place, a whole plan at a time: the executors of Spark."""
+    """Others that read and write a whole plan for a landing: the executors of Spark."""
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether they can, and shall, read the plan."""
+        """Tell whether they can and should read the plan."""
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
-        """Read the plan but for what is done, `most` records at most; the sink has taken all files of the pieces.
+        """Read the plan except `done`, at most `most` records; the sink has then taken all files of the pieces.
 
-        Raises Conflict where the log lost offsets meanwhile, and what reading, decoding and writing raise.
+        Raises Conflict if the log lost offsets meanwhile, and what reading, decoding and writing raise.
         """
 
 
@@ -87,11 +87,11 @@ class Crew(Protocol):
 class Job:
     """What to land, from where, into what. `run_id` is the same in every try of one task run.
 
-    `replaces` says that what is landed already of the run's own offsets is read again and takes its place.
-    `handed` are pieces that other workers have read, to be committed by this run; `within` bounds what it reads itself.
-    `children` are processes that may read in its place, `crew` are others that do so. `committed` is told of each
-    commit, and raises nothing. `foresee` may say what a new table is like before a record of the topic is read.
-    `careful` says that the decoders try rows, since some can't be written.
+    `replaces`: the run's own landed offsets are read again, and replace their rows.
+    `handed` are pieces that other workers read, to be committed by this run; `within` bounds what it reads itself.
+    `children` are processes that may read in its place, `crew` are Spark's executors. `committed` is called with each
+    commit, and raises nothing. `foresee` may know a new table's columns before a record is read.
+    `careful`: the decoders try to write each row, since some rows can't be written.
     """
 
     run_id: str
@@ -117,23 +117,23 @@ class Job:
     careful: bool = False
 
     def carefully(self, error: RowsNotWritable) -> Job:
-        """Return the job that tries each chunk's rows before the sink gets them. Raises the error where that is no use.
+        """Return the job that tries each chunk's rows before the sink gets them. Raises the error if that can't help.
 
-        It reads in this process alone: what takes longer is done for as few records as can be.
+        The careful job reads in this process alone, since trying is slow and few records are to be tried.
         """
         self.sink.discard()
         if self.careful or error.trial is None:
             raise error
-        log.warning("%s. What is not committed is read again, and each record is tried: that takes longer.", error)
+        log.warning("%s. What is not committed is read again, trying each record, which takes longer.", error)
         return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
 
     @property
     def engine(self) -> Engine:
-        """What lands: Spark, where its executors may read, or this process."""
+        """The engine that lands: Spark if its executors may read, else this process."""
         return Engine.EXTRACT if self.crew is None else Engine.SPARK
 
     def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
-        """Tell of a commit whoever wants to know."""
+        """Report a commit to `committed`."""
         if self.committed is not None:
             self.committed(Committed(self.table, snapshot_id, landing, seconds))
 
@@ -147,31 +147,31 @@ def entry_of(job: Job, table: TableState, now: TopicState) -> TopicEntry:
 
 
 def take(job: Job, batch: Batch, chunk: Decoded) -> None:
-    """Hand what became of a chunk's records to the sink, and count it."""
+    """Hand a decoded chunk to the sink, and count it."""
     if (outcome := chunk.outcome) is not None:
         job.sink.write(outcome.rows, batch.plan.state.identity)
         if outcome.rejected is not None:
             if job.rejects is None:
-                raise AssertionError(f"{outcome.counts.rejected} records are to be kept, and nobody keeps them")
+                raise AssertionError(f"{outcome.counts.rejected} rejected records, but no reject table")
             job.rejects.reject(outcome.rejected)
     batch.add(chunk)
 
 
 def check_bad(job: Job, read: int, bad: BadRecords, report: LandingReport | None, *, at_commit: bool = False) -> None:
-    """Refuse more bad records than the run may have, with what it has committed. Raises TooManyRejected.
+    """Refuse more bad records than the run may have, committed ones included. Raises TooManyRejected.
 
     :param read: records read since the last commit.
     :param bad: the bad ones among them.
-    :param report: what the run has committed; None where that is nothing.
+    :param report: what the run has committed; None if nothing.
     """
     landed, before = (0, BadRecords()) if report is None else (report.counts.read, report.bad)
-    # A commit that adds none is borne: what was committed before was borne, perhaps under another limit.
+    # A commit without new bad records is allowed: the earlier ones were, perhaps under another limit.
     if bad.count:
         job.limits.max_rejected.check(job.table, landed + read, before + bad, landed, at_commit=at_commit)
 
 
 def check_still_there(job: Job, identity: TopicIdentity) -> None:
-    """Refuse what was read when the topic was created anew meanwhile. Raises TopicReplaced."""
+    """Refuse what was read if the topic was created again meanwhile. Raises TopicReplaced."""
     found = job.source.identity()
     if found != identity:
         raise TopicReplaced(identity, found, job.consumer_group, job.table)
@@ -180,7 +180,7 @@ def check_still_there(job: Job, identity: TopicIdentity) -> None:
 def read_rows(
     job: Job, plan: Plan, decoder: Decoder | None, most_records: int | None
 ) -> Generator[tuple[Decoder | None, Decoded], None, None]:
-    """Yield the plan's chunks with what became of their records, in order, reading and decoding ahead.
+    """Yield the plan's decoded chunks in order, reading and decoding ahead.
 
     Raises Stopped.
     """
@@ -194,9 +194,9 @@ def read_rows(
 
 
 def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, None, None]:
-    """Yield the plan's chunks as `read_rows` does, with no other thread. Raises Stopped.
+    """Yield the plan's decoded chunks as `read_rows` does, without other threads. Raises Stopped.
 
-    For a process that has one processor to itself: more threads would take turns with the interpreter.
+    For a process with one processor: more threads would only contend for the interpreter.
     """
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for chunk in chunks:
@@ -206,7 +206,7 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, N
 
 
 def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
-    """Yield as `read_rows` does, up to the first chunk that holds a record, which tells the columns. Raises Stopped."""
+    """Yield like `read_rows`, up to the first chunk with a record, which decides the columns. Raises Stopped."""
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
             chunk = at_most(read, most_records)
@@ -222,7 +222,7 @@ _Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Reads chunks and begins to decode them, as items of a `ReadAhead`: bytes and futures, in the chunks' order."""
+    """Reads chunks and starts decoding them, as items of a `ReadAhead`: bytes and futures, in the chunks' order."""
 
     job: Job
     plan: Plan
@@ -236,12 +236,12 @@ class _Decoding:
             for read in chunks:
                 chunk = at_most(read, left)
                 if decoder is None and len(chunk.batch):
-                    # The table gives no schema: the first records do.
+                    # The table gives no schema: infer it from the first records.
                     decoder = self.job.decoders(None, chunk.batch)
                 if left is not None:
                     left -= len(chunk.batch)
                 pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
-                # Whoever takes it may be long in coming, and its records are to go as soon as they are decoded.
+                # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk
                 yield pending
                 if left == 0:
@@ -249,7 +249,7 @@ class _Decoding:
 
     @staticmethod
     def weigh(pending: _Pending) -> float:
-        """Return for how many chunks an item counts."""
+        """Return how many chunks an item counts for."""
         return max(1, pending[0] / USUAL_BYTES)
 
 

@@ -1,6 +1,6 @@
-"""Which offsets a run covers: the three modes, each one a way to plan from the ledger and a look at the topic.
+"""Which offsets a run covers: three modes, each of which plans from the ledger and a look at the topic.
 
-A run plans, lands, and plans again until there is nothing left to plan. Resume and interval share a group's ledger.
+A run plans, lands, and plans again until nothing is left. Resume and interval share a group's ledger.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a run plans from: the group's books of the topic, and the topic as it is now."""
+    """What a run plans from: the group's books of the topic, and the topic now."""
 
     table: str
     entry: TopicEntry
@@ -37,7 +37,7 @@ class Look:
     on_data_loss: OnDataLoss
 
     def below_low(self) -> RangeSet:
-        """Return all offsets that were in the log once and no longer are."""
+        """Return all offsets that once were in the log and no longer are."""
         topic = self.state.identity.topic
         return union(RangeSet.of(topic, p, 0, marks.low) for p, marks in self.state.marks.items())
 
@@ -47,18 +47,18 @@ class Mode(Protocol):
 
     @property
     def interval(self) -> Interval | None:
-        """The time that the run is to complete, in milliseconds since the epoch; None where it is not about time."""
+        """The time that the run is to complete, in milliseconds since the epoch; None if the mode has none."""
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Tell whether later plans of the run keep to the ends of this look, so that a growing topic lets it end."""
+        """Tell whether later plans keep the ends of this look, so that the run ends although the topic grows."""
 
     def plan(self, look: Look) -> Plan:
         """Return what is left to do; a plan that changes nothing ends the run."""
 
     def own(self, look: Look) -> RangeSet:
-        """Return the offsets that are the run's own, landed or not: what `replace` is about.
+        """Return the run's own offsets, landed or not: those that `replace` replaces.
 
-        Raises RangesGone when some that are landed can't be read again, or may be among those that can't.
+        Raises RangesGone if landed ones can't be read again, or some may be among those that can't.
         """
 
 
@@ -66,8 +66,8 @@ class Mode(Protocol):
 class Resume:
     """All that is not landed yet between the group's origin and the ends at the start of the run.
 
-    `start_moves` says that a later look at the topic would give the group another origin: start_offset="latest".
-    `from_the_first` says that the group begins at the log's start, and so means to have all: start_offset="earliest".
+    `start_moves`: a later look at the topic would give the group another origin (start_offset="latest").
+    `from_the_first`: the group begins at the log's start, and so is to have everything (start_offset="earliest").
     """
 
     start_moves: bool = False
@@ -108,7 +108,7 @@ class ByRanges:
         return reading_plan(look, need - lost, lost)
 
     def _given(self, look: Look) -> RangeSet:
-        """Return the ranges. Raises InvalidArgument for what the log does not have yet."""
+        """Return the ranges. Raises InvalidArgument for offsets that the log does not have yet."""
         topic = look.state.identity.topic
         for partition, _, until in self.ranges:
             marks = look.state.marks.get(partition)
@@ -117,7 +117,8 @@ class ByRanges:
                 raise InvalidArgument("ranges", f"{topic} has no partition {partition}; it has {known}.")
             if until > marks.end:
                 raise InvalidArgument(
-                    "ranges", f"{topic}[{partition}] ends at {marks.end}, before {until}: those records are not there."
+                    "ranges",
+                    f"{topic}[{partition}] ends at {marks.end}, before {until}: no record is there yet.",
                 )
         return RangeSet(OffsetRange(topic, *given) for given in self.ranges)
 
@@ -131,13 +132,13 @@ class ByRanges:
 
 @dataclass(frozen=True, slots=True)
 class ByInterval:
-    """The offsets from B(start) to B(end), B(t) being the first offset whose timestamp is at or after t.
+    """The offsets from B(start) to B(end), where B(t) is the first offset with a timestamp at or after t.
 
-    Times are milliseconds since the epoch. B never falls as t rises, so the tiles of settled boundaries are disjoint;
-    a late record belongs to the tile that its offset is in. A boundary for which no record is there yet is open, and
-    stands at the partition's end so far, which leaves a seam. The ledger keeps the time that was covered, and closes
-    it: a run looks at the whole of the covered time that its interval is part of, and the run whose commit was the
-    last one looks again after it.
+    Times are milliseconds since the epoch. B never falls as t rises, so adjacent intervals whose boundaries are closed
+    have disjoint offsets; a late record belongs to the interval that its offset is in. A boundary is open while no
+    record at or after it exists: it then stands at the partition's current end, and records may still come there.
+    The ledger keeps the covered time, which closes seams: a run plans the whole covered time around its interval, and
+    the run that commits last looks once more after its commit.
     """
 
     start_ms: int
@@ -149,7 +150,7 @@ class ByInterval:
         return self.start_ms, self.end_ms
 
     def ends_are_fixed(self, entry: TopicEntry) -> bool:
-        """Return True from the look on that comes after the interval was covered: that look closes the seam."""
+        """Return True once the interval is covered: the next look closes the seam."""
         return self._is_covered(entry)
 
     def plan(self, look: Look) -> Plan:
@@ -159,7 +160,7 @@ class ByInterval:
         start, end = next(part for part in whole if part[0] <= self.start_ms < part[1])
         lows, highs = source.boundaries(state, start), source.boundaries(state, end)
         own_highs = highs if end == self.end_ms else source.boundaries(state, self.end_ms)
-        # What the log has lost was not from before 1970.
+        # Records that the log has lost were not from before 1970.
         lost = RangeSet() if end <= BEGINNING_MS else _beginning_lost(look, lows)
         if lost and look.on_data_loss is OnDataLoss.FAIL:
             raise BeginningLost(lost, look.table)
@@ -176,7 +177,7 @@ class ByInterval:
         )
 
     def own(self, look: Look) -> RangeSet:
-        """Return the interval's own tile."""
+        """Return the interval's own offsets."""
         if self.end_ms <= BEGINNING_MS:
             return RangeSet()
         lows = look.source.boundaries(look.state, self.start_ms)
@@ -210,14 +211,14 @@ def _between(state: TopicState, lows: Mapping[int, Boundary], highs: Mapping[int
 
 
 def _beginning_lost(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
-    """Return what may have belonged to the beginning: below a boundary at the log's start, and not in the ledger."""
+    """Return offsets that may belong to the interval: below a boundary at the log's start, not in the ledger."""
     topic = look.state.identity.topic
     origin = union(RangeSet.of(topic, p, 0, offset) for p, offset in look.entry.origin.items())
     return _below_log_start(look, lows) - origin - look.entry.held
 
 
 def _below_log_start(look: Look, lows: Mapping[int, Boundary]) -> RangeSet:
-    """Return the offsets that are gone, in each partition where a boundary stands at the start of what is left."""
+    """Return the removed offsets of each partition whose boundary stands at the log's start."""
     topic = look.state.identity.topic
     at_start = {p: m.low for p, m in look.state.marks.items() if p in lows and lows[p].offset == m.low}
     return union(RangeSet.of(topic, p, 0, low) for p, low in at_start.items())

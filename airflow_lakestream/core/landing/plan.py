@@ -1,4 +1,4 @@
-"""Which offsets a run reads: decided once, from the ledger and the watermarks, before the first record is read."""
+"""Which offsets a run reads: decided from the ledger and the watermarks before the first record is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """What the broker can still show of a partition: [low, end), `end` being the last stable offset."""
+    """What the broker has of a partition: [low, end), where `end` is the last stable offset."""
 
     low: int
     end: int
@@ -22,7 +22,7 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it was at one moment: which incarnation, and the watermarks of each partition."""
+    """A topic at one moment: its identity, and the watermarks of each partition."""
 
     identity: TopicIdentity
     marks: Mapping[int, Watermarks]
@@ -32,10 +32,10 @@ class TopicState:
 class Plan:
     """What one run reads and writes down. `origin` is empty unless the run fixes it for the first time.
 
-    `epochs` are the leader epochs to write down, `known_epochs` those that the ledger has: handed to the reader, they
-    let Kafka tell that offsets were used again after an unclean leader election. `covered` is the time that is covered
-    once the whole plan has landed; `completes` says that all of the run's interval is there. `rows_beside` counts rows
-    of the topic that no ledger accounts for, and that the plan does not double.
+    `epochs` are the leader epochs to write down; `known_epochs` are those of the ledger, with which the reader lets
+    Kafka notice that offsets were used again after an unclean leader election. `covered` is the time that is covered
+    once the whole plan has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts rows
+    of the topic that no ledger accounts for and that the plan does not double.
     """
 
     state: TopicState
@@ -61,42 +61,42 @@ class DataLoss(LakestreamError, Terminal):
         self.ranges = ranges
         super().__init__(
             f"offsets that {table} does not hold yet are no longer in Kafka: {ranges}. Nothing was landed past them. "
-            "They were removed by retention or by DeleteRecords. If they are gone for good, run once with "
+            "Retention or DeleteRecords removed them. If they are gone for good, run once with "
             'on_data_loss="record": what is left is landed, and the ledger keeps the lost ranges as a receipt.'
         )
 
 
 class BeginningLost(DataLoss):
-    """The interval begins where the log does, and what lay below is not in the ledger: part of it may be lost."""
+    """The interval begins at the log's start, and offsets below are not in the ledger: part of it may be lost."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         super().__init__(ranges, table)
         self.args = (
-            f"the interval begins where the log does: records of it may have been among {ranges}, which {table} does "
-            "not hold and Kafka no longer has. Nothing was landed. If they are gone for good, run once with "
+            f"the interval begins at the start of the log: records of it may have been among {ranges}, which {table} "
+            "does not hold and Kafka no longer has. Nothing was landed. If they are gone for good, run once with "
             'on_data_loss="record": what is left is landed, and the ledger keeps the lost ranges as a receipt.',
         )
 
 
 class RangesGone(LakestreamError, Terminal):
-    """What is to be replaced can't be read again: Kafka no longer has all of it."""
+    """Kafka no longer has all of what is to be replaced."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         self.ranges = ranges
         super().__init__(
-            f"{table} holds {ranges}, to be replaced, but Kafka no longer has it. Nothing was removed. Replace "
+            f"{table} holds {ranges}, to be replaced, but Kafka no longer has all of it. Nothing was removed. Replace "
             "a later interval, or ranges that are still there."
         )
 
 
 class BeginningGone(RangesGone):
-    """The interval to replace begins where the log does, and what is landed below may belong to it."""
+    """The interval to replace begins at the log's start, and landed offsets below it may belong to it."""
 
     def __init__(self, ranges: RangeSet, table: str) -> None:
         super().__init__(ranges, table)
         self.args = (
-            f"the interval begins where the log does: records of it may be among {ranges}, which {table} holds and "
-            "Kafka no longer has. Nothing was removed. Replace a later interval; or run with "
+            f"the interval begins at the start of the log: records of it may be among {ranges}, which {table} holds "
+            "and Kafka no longer has. Nothing was removed. Replace a later interval; or run with "
             'on_data_loss="record": what Kafka still has is replaced, and the rows below it stay as they are.',
         )
 
@@ -106,13 +106,13 @@ class TopicReplaced(LakestreamError, Terminal):
 
     def __init__(self, known: TopicIdentity, found: TopicIdentity, consumer_group: str, table: str) -> None:
         self.known, self.found = known, found
-        what = "the topic was deleted and created anew"
+        what = "the topic was deleted and created again"
         if known.cluster_id != found.cluster_id:
             what = "the connection leads to another Kafka cluster"
         super().__init__(
             f"{found.topic}: {what}. {table} holds records of topic id {known.topic_id or '(none)'} in cluster "
             f"{known.cluster_id}; found was topic id {found.topic_id or '(none)'} in cluster {found.cluster_id}. Their "
-            f"offsets mean different records, so nothing was landed. If the new topic shall go on in the same table, "
+            f"offsets mean different records, so nothing was landed. To land the new topic into the same table, "
             f"use another consumer_group than {consumer_group!r}; else correct the connection, or use another table."
         )
 
@@ -126,7 +126,7 @@ class LogTruncated(LakestreamError, Terminal):
         super().__init__(
             f"{topic}[{partition}]: {table} holds offsets up to {landed_until}, but {log}. Offsets may have been used "
             "again for other records (unclean leader election, or a restore from a backup), so nothing was landed. "
-            "Find out what happened to the topic; to land it anew, use another table or another consumer_group."
+            "Find out what happened to the topic; to land it again, use another table or another consumer_group."
         )
 
 
@@ -136,7 +136,7 @@ class LandedByAnotherGroup(LakestreamError, Terminal):
     def __init__(self, ranges: RangeSet, consumer_group: str, other: str, table: str, part: str | None = None) -> None:
         self.ranges, self.other = ranges, other
         super().__init__(
-            f"consumer group {other!r} has landed {ranges} in {table} already; landing them for {consumer_group!r} "
+            f"consumer group {other!r} has already landed {ranges} in {table}; landing them for {consumer_group!r} "
             f"would put each record in the table twice. Use consumer_group={other!r}, or another table; "
             "allow_group_overlap=True lands them a second time on purpose."
             + (f" Of the table: {part} It has the records that chose it, and no others." if part else "")
@@ -152,7 +152,7 @@ def check_identity(ledger: Ledger, identity: TopicIdentity, table: str) -> None:
 def check_log(entry: TopicEntry, state: TopicState, table: str) -> None:
     """Refuse a log that ends below what was landed of it. Raises LogTruncated.
 
-    `state` is the topic as it is now, not cut to the ends of an earlier look: other runs may have landed past those.
+    :param state: the topic now, not cut to the ends of an earlier look: other runs may have landed past those.
     """
     for topic, partition in entry.landed.partitions:
         landed_until = entry.landed.intervals(topic, partition)[-1][1]
@@ -188,10 +188,10 @@ def resume_plan(
 
 
 def leader_epochs(state: TopicState) -> dict[int, int]:
-    """Return the leader epochs to write down, by partition, as far as the broker tells."""
+    """Return the leader epochs to write down, by partition, as far as the broker reports them."""
     return {p: marks.leader_epoch for p, marks in state.marks.items() if marks.leader_epoch is not None}
 
 
 def first_hole(entry: TopicEntry, identity: TopicIdentity, partition: int) -> int:
-    """Return the first offset that the group still lacks: what its committed offset in Kafka should say."""
+    """Return the first offset that the group still lacks: its committed offset in Kafka."""
     return entry.held.first_missing(identity.topic, partition, entry.origin.get(partition, 0))

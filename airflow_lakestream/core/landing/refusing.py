@@ -1,4 +1,4 @@
-"""The look before a first landing: whether the table has rows of the topic that no ledger accounts for."""
+"""The check before a first landing: no row of the table may be without a ledger where the group lands."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, handed: RangeSet) -> Plan:
-    """Return the plan with the number of rows beside it, once it is sure that it doubles none.
+    """Return the plan with `rows_beside` set, after checking that it doubles no row.
 
-    Looks where the group lands the topic, or resumes it, for the first time: what it landed since then, its ledger
-    accounts for. Raises RowsUnaccounted.
+    Looks only when the group lands the topic, or resumes it, for the first time: later rows are in its ledger.
+    Raises RowsUnaccounted.
     """
     is_first = not entry.landed or bool(plan.origin)
     if not is_first or not (plan.changes_the_ledger or handed):
@@ -32,18 +32,18 @@ def refuse_doubling(job: Job, table: TableState, entry: TopicEntry, plan: Plan, 
 
 
 def what_to_ask(mode: Mode, entry: TopicEntry, plan: Plan, handed: RangeSet, ledgers: Iterable[Ledger]) -> Asked:
-    """Return which rows a plan would double. Positions that any group landed, of any topic of the name, are known."""
+    """Return which rows a plan would double. Known are the positions that any group landed of this topic name."""
     topic = plan.state.identity.topic
     landed = (one.landed for ledger in ledgers for of, one in ledger.topics.items() if of.topic == topic)
     if not isinstance(mode, Resume):
         return Asked(topic, union(landed), ranges=plan.ranges | handed)
-    # Whoever takes all there is has said nothing of what another tool has done: a gap between both would go unseen.
+    # A group that begins at the log's start is to have all records: look from there, or a gap would go unseen.
     begins = {} if plan.origin and mode.from_the_first else {**plan.origin, **entry.origin}
     return Asked(topic, union(landed), begins)
 
 
 def look(look_for_rows: LookForRows, asked: Asked, table: str, consumer_group: str) -> int:
-    """Return how many rows there are beside what is to be landed. Raises RowsUnaccounted."""
+    """Return the number of rows beside what is to be landed. Raises RowsUnaccounted."""
     found = look_for_rows(asked)
     if found.in_the_way:
         raise RowsUnaccounted(table, consumer_group, asked.topic, found.in_the_way)

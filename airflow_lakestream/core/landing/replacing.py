@@ -1,4 +1,4 @@
-"""What is landed is read again, and takes the place of its rows, in one snapshot; `landing` lands what is not."""
+"""Replacing: landed offsets are read again and take the place of their rows, in one snapshot."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def replace_landed(job: Job) -> tuple[int, Landing] | None:
-    """Read again what the ledger holds of the run's own offsets, and put it in the place of its rows: one snapshot.
+    """Read the run's own landed offsets again, and replace their rows in one snapshot.
 
-    Returns the snapshot and its landing; None when nothing of it is landed. Always done when asked for: to clear a
-    task and to retry it look the same, and to do it again changes no row.
+    Returns the snapshot and its landing; None if nothing of it is landed. It is always done when asked for: a cleared
+    task and a retry look the same, and a second replace changes no row.
     """
     for number in range(MAX_CONFLICTS):
         table = job.sink.load(job.run_id)
@@ -41,7 +41,7 @@ def replace_landed(job: Job) -> tuple[int, Landing] | None:
         except Conflict as conflict:
             job.sink.discard()
             last = conflict
-            log.info("%s Planning anew.", conflict)
+            log.info("%s Planning again.", conflict)
             give_way(job, number)
         except BaseException:
             job.sink.discard()

@@ -1,4 +1,4 @@
-"""What a run did: the value it returns, for XCom, the asset event and the log."""
+"""A run's report: its return value, for XCom, the asset event and the log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class LandingReport:
-    """What all tries of one task run landed together, and what is left.
+    """What all tries of one task run landed, and what is left.
 
     `remaining_lag` counts the offsets that the group still lacks, holes in the log included; for a group that never
-    resumed, those that the run left. `schema_changes` says in words what became of the table's schema. `interval` is in
-    milliseconds since the epoch; `completes` says that all records of it are there, and that no more can come. `bad`
-    are the records that were rejected, and those that were skipped as bad. `rows_beside` counts the rows of other tools
-    that the first landing found, and that it did not double.
+    resumed, those that the run left. `schema_changes` describes the changes of the table's schema. `interval` is in
+    milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
+    records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
+    did not double.
     """
 
     topic: str
@@ -53,14 +53,14 @@ class LandingReport:
         self.snapshot_ids.append(snapshot_id)
         for identity, change in landing.topics.items():
             if identity.topic == self.topic:
-                # What was taken out and put in again counts as what this run landed.
+                # Rows that were taken out and put in again count as landed by this run.
                 landed = change.landed | change.replaced
                 self.entry = self.entry + replace(change, landed=landed, replaced=RangeSet(), removed=Counts())
                 self.bad += landing.bad or BadRecords(change.counts.rejected)
                 self.by_partition = add_counts(self.by_partition, landing.by_partition.get(identity, {}))
 
     def recover(self, landings: Iterable[tuple[int, Landing]]) -> None:
-        """Count what earlier tries of this run landed; what they replaced, this one replaces again."""
+        """Count what earlier tries of this run landed; what they replaced, this try replaces again."""
         for snapshot_id, landing in landings:
             if any(change.replaced for change in landing.topics.values()):
                 continue
@@ -71,7 +71,7 @@ class LandingReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values; ranges as [partition, from, until], snapshot ids as text."""
         counts = self.counts
-        # Browsers read JSON numbers as doubles: Airflow's UI would round 64-bit ids, and show wrong ones.
+        # As text: browsers read JSON numbers as doubles, so Airflow's UI would round 64-bit ids.
         ids = [str(snapshot_id) for snapshot_id in self.snapshot_ids]
         return {
             "topic": self.topic,
@@ -92,7 +92,7 @@ class LandingReport:
         }
 
     def _partitions(self) -> dict[str, dict[str, int]] | None:
-        """Return the counts by partition; None where those of an earlier try are not known any more."""
+        """Return the counts by partition; None if those of an earlier try are no longer known."""
         if sum(self.by_partition.values(), Counts()) != self.counts:
             return None
         return {str(partition): counts_to_dict(counts) for partition, counts in self.by_partition.items()}

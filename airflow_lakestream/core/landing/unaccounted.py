@@ -1,6 +1,6 @@
-"""Rows that no ledger accounts for, at positions that a group is about to land for the first time.
+"""Rows without a ledger, at positions that a group is about to land for the first time.
 
-Another tool wrote them, or their ledger was reset. To land their records would put each of them in the table twice.
+Another tool wrote them, or their ledger was reset. Landing these records would put each of them in the table twice.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from enum import Enum, auto
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# Kafka's offsets are signed 64-bit numbers; the greatest one is no record's.
+# Kafka's offsets are signed 64-bit numbers; no record has the greatest one.
 OFFSETS_END = 2**63 - 1
-# A file whose bounds span more partitions is read.
+# A file whose bounds span more partitions is read instead.
 _MOST_PARTITIONS = 1_000
 _BOXES_NAMED = 10
 
 
 class Fate(Enum):
-    """What a position is to a first landing."""
+    """What a row at a position means to a first landing."""
 
     ACCOUNTED = auto()
     BESIDE = auto()
@@ -29,7 +29,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """So many rows in the partitions from a first to a last, at offsets from a lowest to a highest."""
+    """A number of rows within bounds of partitions and of offsets, ends included."""
 
     partitions: Interval
     offsets: Interval
@@ -40,7 +40,7 @@ class Box:
         return Box(self.partitions, offsets, self.rows + other.rows)
 
     def text(self, topic: str) -> str:
-        """Return what it says to people."""
+        """Return the place as text."""
         first, last = self.partitions
         where = f"[{first}]" if first == last else f"[{first}..{last}]"
         return f"{topic}{where} offsets {self.offsets[0]} to {self.offsets[1]} ({self.rows} rows)"
@@ -48,10 +48,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which rows of a topic are asked for.
+    """Which rows of a topic to look for.
 
-    `known` are the positions that ledgers account for. In the way are rows at positions of `ranges`; without ranges,
-    those at or above where the group begins: `begins` says that by partition, any other begins at 0.
+    `known` are the positions that ledgers account for. In the way are rows at positions of `ranges`. Without ranges,
+    rows at or above the group's beginning are in the way: `begins` has it by partition, 0 for any other.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class Asked:
     ranges: RangeSet | None = None
 
     def in_the_way(self, partition: int) -> tuple[Interval, ...]:
-        """Return the offsets of a partition at which a row would be doubled, those accounted for included."""
+        """Return the offsets of a partition at which a row would be doubled, including those accounted for."""
         if self.ranges is not None:
             return self.ranges.intervals(self.topic, partition)
         return ((self.begins.get(partition, 0), OFFSETS_END),)
@@ -70,7 +70,7 @@ class Asked:
         return self.known.intervals(self.topic, partition)
 
     def fate(self, partitions: Interval, offsets: Interval) -> Fate | None:
-        """Return what all rows within these bounds, ends included, are; None where only the rows can tell."""
+        """Return the fate of all rows within these bounds, ends included; None if only reading the rows can tell."""
         first, last = partitions
         low, high = offsets
         if first < 0 or low < 0 or high >= OFFSETS_END or last - first >= _MOST_PARTITIONS:
@@ -91,14 +91,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows that no ledger accounts for: those in the way, and those beside what is to be landed."""
+    """Rows without a ledger: those in the way, and those beside what is to be landed."""
 
     in_the_way: tuple[Box, ...] = ()
     beside: tuple[Box, ...] = ()
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[Fate, Box]]) -> Found:
-        """Put together what several files hold."""
+        """Combine what several files hold."""
         joined: dict[tuple[Fate, Interval], Box] = {}
         for fate, box in boxes:
             key = fate, box.partitions
@@ -111,16 +111,16 @@ class Found:
 
     @property
     def rows_beside(self) -> int:
-        """How many rows are beside."""
+        """The number of rows beside."""
         return sum(box.rows for box in self.beside)
 
 
-# Looks into a table as it was when its ledger was read.
+# Looks into the table as it was when its ledger was read.
 LookForRows = Callable[[Asked], Found]
 
 
 def no_rows(asked: Asked) -> Found:
-    """Find nothing: there is no table, or its rows keep no positions."""
+    """Return nothing: there is no table, or its rows keep no positions."""
     return Found()
 
 
@@ -133,13 +133,13 @@ class RowsUnaccounted(LakestreamError, Terminal):
         super().__init__(
             f"{table} holds {self.rows} rows of {topic} that no consumer group's ledger accounts for, at offsets that "
             f"{consumer_group!r} would land: {texts(boxes, topic)}. Another tool wrote them, or their ledger was "
-            "reset; to land these records would put each of them in the table twice. Nothing was read. "
+            "reset; landing these records would put each of them in the table twice. Nothing was read. "
             + _way_out(table, consumer_group, topic)
         )
 
 
 def texts(boxes: Sequence[Box], topic: str) -> str:
-    """Return where rows are, in words, the first places of many."""
+    """Return where rows are, in words; of many places the first."""
     more = f" and {len(boxes) - _BOXES_NAMED} places more" if len(boxes) > _BOXES_NAMED else ""
     return ", ".join(box.text(topic) for box in boxes[:_BOXES_NAMED]) + more
 
@@ -147,9 +147,9 @@ def texts(boxes: Sequence[Box], topic: str) -> str:
 def _way_out(table: str, consumer_group: str, topic: str) -> str:
     if "/" in table:
         return (
-            "Stop the other tool. Where its rows hold all below certain offsets and none above, commit these offsets "
-            f'for the group {consumer_group!r} in Kafka and begin with start_offset="committed"; else land into '
-            "another table, or delete these rows. (`lakestream ledger rebuild` is for Iceberg tables.)"
+            "Stop the other tool. If its rows hold everything below certain offsets and nothing above, commit "
+            f'these offsets for the group {consumer_group!r} in Kafka and begin with start_offset="committed". '
+            "Otherwise use another table, or delete these rows. (`lakestream ledger rebuild` is for Iceberg tables.)"
         )
     return (
         "Stop the other tool, then make a ledger from its rows: `lakestream ledger rebuild --table "

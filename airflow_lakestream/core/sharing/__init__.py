@@ -1,1 +1,1 @@
-"""One landing shared by several workers or processes: shares of its plan, and pieces that come back."""
+"""One landing shared by several workers or processes: shares of its plan, and the pieces they return."""

@@ -1,8 +1,8 @@
 """One run on several workers: one plans, each reads and writes a share of the plan, and one commits all of it.
 
-The workers hand each other JSON: shares, and pieces with the metadata of files. The commit is an ordinary landing, to
-which pieces are handed: what makes it exactly once is the same. A share that failed, was read twice or went stale
-changes nothing: what is not handed over in a form that still fits is read by the landing itself.
+The workers hand over JSON: shares, and pieces with the metadata of files. The commit is an ordinary landing that is
+given pieces, so exactly-once works as always. A share that failed, was read twice or went stale does no harm: the
+landing itself reads whatever was not handed over in a form that still fits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 
 log = logging.getLogger(__name__)
 
-# A task costs a scheduler and a worker about as much as reading so many records.
+# A task costs a scheduler and a worker about as much as reading this many records.
 LEAST_WIDTH = 20_000
 
 
 class TableGone(LakestreamError, Transient):
-    """The table was dropped while workers were writing for it."""
+    """The table was dropped while workers wrote for it."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"{table} was dropped since the run was planned. Nothing was landed. Clear the whole group.")
@@ -42,7 +42,7 @@ class TableGone(LakestreamError, Transient):
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """The shares of a run, and the bounds for what the commit may read itself; None where the mode sets them."""
+    """The shares of a run, and the bounds for what the commit may read itself; None if the mode sets them."""
 
     identity: TopicIdentity
     shares: Sequence[Share]
@@ -50,17 +50,17 @@ class SharedPlan:
 
 
 def folder_of(run_id: str) -> str:
-    """Return the name of the folder below the table's data that holds all files of one run, and of no other."""
+    """Return the name of the folder, below the table's data, that holds the files of this run alone."""
     return f"lakestream-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
 
 
 def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPlan:
-    """Plan a run, and cut the plan into at most `most` shares of equal width.
+    """Plan a run, and cut the plan into at most `most` shares of nearly equal width.
 
-    Where the table, or the beginning of what the group lands, is not written down yet, a landing without rows does
-    that first: all shares are written for one table, from one beginning.
+    If the table, or the group's origin, is not written down yet, a landing without rows does that first, so
+    that all shares are written for one table, from one beginning.
 
-    Raises InvalidArgument where the job can't be shared, and what `land` raises for a plan.
+    Raises InvalidArgument if the job can't be shared, and what `land` raises for a plan.
     """
     _refuse(job)
     conflict: Conflict | None = None
@@ -80,17 +80,17 @@ def plan_shares(job: Job, most: int, least_width: int = LEAST_WIDTH) -> SharedPl
         except BaseException:
             job.sink.discard()
             raise
-    assert conflict is not None, "a landing that founds a table is seen by the next look"
+    assert conflict is not None, "the next look sees the table that was created"
     raise Contention(job.table, conflict)
 
 
 def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
-    """Read exactly a share, and write its files below `folder`; nothing is committed.
+    """Read exactly a share, and write its files below `folder`; commit nothing.
 
-    A new piece begins whenever the limits would ask for a commit. Offsets that Kafka loses meanwhile are left to the
-    commit, which knows what is to become of them.
+    A new piece begins whenever the limits ask for a commit. Offsets that Kafka loses meanwhile are left to the
+    commit, which decides about them.
 
-    Raises TopicReplaced, TableGone, and what reading, decoding and writing raise; no file stays behind then.
+    Raises TopicReplaced, TableGone, and what reading, decoding and writing raise; no file is left then.
     """
     check_still_there(job, share.identity)
     table = job.sink.load(job.run_id)
@@ -110,13 +110,13 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
 
 
 def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, folder: str) -> LandingReport:
-    """Land the pieces in one snapshot, and what else the run lacks; then delete what is left of it below `folder`.
+    """Land the pieces in one snapshot, and what else the run lacks; then delete what is left below `folder`.
 
-    Raises what `land` raises; the files stay then, for another try. None of them stays where too many of their records
-    are bad: another try would have to read them anew.
+    Raises what `land` raises. The files then stay, for another try; but they are deleted if too many of their
+    records are bad, since another try would have to read these again.
     """
     _refuse(job)
-    # The plan kept to the most records: the landing keeps to the plan.
+    # The plan was made with the limit on records already: the landing keeps to the plan.
     limits = replace(job.limits, max_records=None)
     try:
         report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
@@ -150,7 +150,7 @@ def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int
 
 
 def _bounds(job: Job, whole: RangeSet, ranges: RangeSet) -> RangeSet | None:
-    """Return what the commit keeps to. An interval that is landed whole may need more: it closes the seams."""
+    """Return the bounds of the commit. An interval that is landed whole has none: it may have to close seams."""
     return None if isinstance(job.mode, ByInterval) and ranges == whole else ranges
 
 

@@ -1,7 +1,7 @@
 """A plan that several workers read: the shares it is cut into, and the pieces that they hand over to be committed.
 
-A share says what one worker is to read. A piece is part of a share that was read and written: its offsets, what became
-of their records, and its files, never rows. Both travel as versioned JSON. Pure values, no I/O.
+A share says what one worker is to read. A piece is part of a share that was read and written: its offsets, its counts
+and its files, never rows. Both travel as versioned JSON. Pure values, no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 VERSION = 3
 Read = TypeVar("Read")
 
-# What the sink of one worker says of its files to that of another; the core only hands it on.
+# What one worker's sink tells another's about its files; the core only passes it on.
 Files = Mapping[str, Any]
 
 
@@ -33,7 +33,7 @@ class UnreadablePiece(LakestreamError, Terminal):
     def __init__(self, problem: str) -> None:
         super().__init__(
             f"what another task handed over can't be read: {problem}. "
-            "Do all workers have the same version of airflow-lakestream? Clear the tasks of the group to run them anew."
+            "Do all workers have the same version of airflow-lakestream? Clear the group's tasks to run them again."
         )
 
 
@@ -62,7 +62,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one worker has read and written. `epochs` are the leader epochs before it was read."""
+    """What one worker has read and written. `epochs` are the leader epochs from before it was read."""
 
     identity: TopicIdentity
     ranges: RangeSet
@@ -102,16 +102,16 @@ class Piece:
 
 
 class Handed:
-    """The pieces handed to a run that commits them; which of them can be used is asked anew at each look."""
+    """The pieces handed to a run that commits them; each look decides again which of them can be used."""
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self._pieces = tuple(pieces)
         self._taken: set[int] = set()
 
     def usable(self, identity: TopicIdentity, held: RangeSet, misfit: Callable[[Files], str | None]) -> list[Piece]:
-        """Return the pieces that may be committed; what the others hold is to be read again, if it is still lacking.
+        """Return the pieces that may be committed; the offsets of the others are read again if they are still lacking.
 
-        :param held: what needs no landing any more; a piece that overlaps it was landed, in part at least, by another.
+        :param held: offsets that no longer need landing; a piece that overlaps them was landed by another run.
         :param misfit: says why files can't go into the table as it is now.
         """
         found: list[Piece] = []
@@ -125,7 +125,7 @@ class Handed:
         return found
 
     def take(self, pieces: Iterable[Piece]) -> None:
-        """Remember that these were committed."""
+        """Mark these as committed."""
         taken = set(map(id, pieces))
         self._taken |= {number for number, piece in enumerate(self._pieces) if id(piece) in taken}
 
@@ -140,10 +140,10 @@ class Handed:
 
 
 def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
-    """Cut a set of offsets into at most `most` disjoint shares of equal width, one offset more or less.
+    """Cut a set of offsets into at most `most` disjoint shares of nearly equal width, at least `least_width` each.
 
-    Partitions are put end to end and cut where a share is full, so that a partition with much to read goes to several
-    workers, and those with little go to one. No more shares than have `least_width` offsets each.
+    Partitions are put end to end and cut where a share is full: a large partition goes to several workers, several
+    small ones go to one.
     """
     width = ranges.width
     count = min(most, max(1, width // max(1, least_width))) if width else 0
@@ -161,7 +161,7 @@ def split(ranges: RangeSet, most: int, least_width: int = 1) -> list[RangeSet]:
 
 
 def at_most_offsets(ranges: RangeSet, most: int) -> RangeSet:
-    """Return the beginning of each partition's ranges, so many offsets in all: of each in proportion to what it has."""
+    """Return the first `most` offsets in all, spread over the partitions in proportion to their widths."""
     width = ranges.width
     if width <= most:
         return ranges

@@ -1,7 +1,7 @@
 """One landing read by several processes of one worker: each reads a share of the plan, and the landing commits.
 
-What they hand over are pieces, as between the tasks of a group. The files become the landing's own at once: it commits
-them when a limit is reached, as it does with those that it wrote itself, and deletes them when it fails.
+Like the tasks of a group, they hand over pieces. The files become the landing's own at once: it commits them when a
+limit is reached, like files that it wrote itself, and deletes them when it fails.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from airflow_lakestream.runtime.processes import PATIENCE, Child, Children, Fail
 
 log = logging.getLogger(__name__)
 
-# Fewer offsets for each are read faster by one process: each has its own connections to Kafka to make.
+# With fewer offsets per process one process is faster: each has to connect to Kafka.
 LEAST_WIDTH = 100_000
-# Records that a process keeps for the table of rejects before it hands them over.
+# Rejected records that a process keeps before it hands them over.
 MOST_REJECTED = 20_000
 TELL_INTERVAL = 10.0
-# A signal's handler sets `stop` without waking anybody: it is looked at so often.
+# How often to look at `stop`: a signal's handler sets it without waking anybody.
 STOP_INTERVAL = 0.5
 _HAND_OVER = "hand over"
 _STOP = "stop"
@@ -40,7 +40,7 @@ _STOP = "stop"
 
 @dataclass(frozen=True)
 class Order:
-    """What one process is to read. `target` is what the landing's sink says of the table to write for."""
+    """What one process is to read. `target` describes the table to write for, as the landing's sink gave it."""
 
     run_id: str
     share: Share
@@ -57,7 +57,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Handed:
-    """A piece with the records that it rejects, None without any; `asked` when the landing asked for it."""
+    """A piece with its rejected records, None if there are none; `asked`: the landing asked for it."""
 
     piece: Piece | None
     rejected: Sequence[Rows]
@@ -66,7 +66,7 @@ class _Handed:
 
 @dataclass(frozen=True)
 class _Ended:
-    """Nothing more comes of the order."""
+    """The process has nothing more for this order."""
 
 
 Round = tuple[list[Piece], bool]
@@ -74,7 +74,7 @@ IsDue = Callable[[int, BadRecords, int], bool]
 
 
 def is_worth_sharing(job: Job, plan: Plan) -> bool:
-    """Tell whether child processes are to read the plan."""
+    """Tell whether child processes should read the plan."""
     if job.careful:
         return False
     return job.children is not None and not job.children.are_broken and plan.ranges.width >= 2 * LEAST_WIDTH
@@ -83,19 +83,18 @@ def is_worth_sharing(job: Job, plan: Plan) -> bool:
 def read_by_children(
     job: Job, plan: Plan, done: RangeSet, most: int | None, is_due: IsDue
 ) -> Generator[Round, None, None]:
-    """Read a plan by child processes; the sink has taken all files of the pieces that come.
+    """Read a plan by child processes; the sink has then taken all files of the pieces.
 
-    Yields pieces, and whether they are the last ones: whenever a commit is due, and when all is read. Leaving it early
+    Yields pieces, and whether they are the last ones: whenever a commit is due, and when all is read. Leaving early
     stops the processes, and waits until they have deleted what they did not hand over.
 
     Raises Stopped, ProcessDied, and what reading, decoding and writing raise.
 
-    :param done: what was read of the plan already
-    :param most: most records to read; None for all of them
-    :param is_due: tells from the records read since the last commit, the bad ones and the bytes whether it is time
-        for one
+    :param done: what is already read of the plan
+    :param most: most records to read; None for all
+    :param is_due: tells whether to commit, from the records read since the last commit, the bad ones and the bytes
     """
-    assert job.children is not None, "it was asked whether there are any"
+    assert job.children is not None, "`is_worth_sharing` was asked before"
     ranges = plan.ranges - done
     if most is not None:
         ranges = at_most_offsets(ranges, most)
@@ -109,7 +108,7 @@ def read_by_children(
 
 @dataclass
 class _Reading:
-    """Shares on their way; `busy` are the children that still read, `awaited` those asked to hand over."""
+    """Shares being read; `busy` are the children that still read, `awaited` those asked to hand over."""
 
     job: Job
     children: Children
@@ -175,11 +174,11 @@ class _Reading:
         if handed.piece is not None:
             self.job.sink.take_over(handed.piece.files)
         for records in handed.rejected:
-            assert self.job.rejects is not None, "the children reject as this process does"
+            assert self.job.rejects is not None, "the children have the job's reject settings"
             self.job.rejects.reject(records)
 
     def _abandon(self) -> None:
-        """Stop what is still being read, so that nothing of it stays; never raises."""
+        """Stop what is still being read, so that no file of it stays; never raises."""
         deadline = time.monotonic() + PATIENCE
         for number in self.busy:
             self.children.send(number, _STOP)
@@ -189,7 +188,7 @@ class _Reading:
                 continue
             self.busy.discard(number)
         if self.children.are_broken:
-            # What a process had written when it was killed, nobody else knows of.
+            # Nobody else knows the files that a killed process had written.
             self.job.sink.sweep(self.folder)
 
     def _has_stopped(self, number: int, patience: float) -> bool:
@@ -200,26 +199,26 @@ class _Reading:
             return True
         for _, message in answers:
             if isinstance(message, _Handed) and message.piece is not None:
-                # Handed over before it heard: deleted with all that this run has not committed.
+                # Handed over before it heard of the stop: deleted with all that this run has not committed.
                 self.job.sink.take_over(message.piece.files)
             if isinstance(message, _Ended | Failed):
                 return True
         if patience == 0.0 and not answers:
-            log.warning("Reader process %s does not stop, and is killed.", number)
+            log.warning("Reader process %s does not stop. It is killed.", number)
             self.children.kill(number)
             return True
         return False
 
 
 class _Teller:
-    """Says now and then how far the reading is."""
+    """Logs now and then how far the reading is."""
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
         self._counts = Counts()
 
     def tell(self, counts: Counts) -> None:
-        """Count, and say so when it is time."""
+        """Count, and log when it is time."""
         self._counts += counts
         now = time.monotonic()
         if now - self._told >= TELL_INTERVAL:
@@ -241,15 +240,15 @@ class _Kept:
         return sum(map(len, self.tables))
 
     def take(self) -> list[Rows]:
-        """Return what was kept, and forget it."""
+        """Return the kept records, and forget them."""
         tables, self.tables = self.tables, []
         return tables
 
 
 class ReaderProcess:
-    """What a child process does: it reads what it is ordered to, until its parent wants no more or is gone.
+    """A child process: reads what it is ordered to, until its parent wants no more or is gone.
 
-    :param make_job: puts together what reads, decodes and writes for an order, to be stopped by the event
+    :param make_job: makes the job for an order, which the event stops
     """
 
     def __init__(self, child: Child, make_job: Callable[[Order, threading.Event], Job]) -> None:
@@ -273,7 +272,7 @@ class ReaderProcess:
 
     def _hear(self, message: object) -> bool:
         if isinstance(message, Order):
-            # Here, not where it is worked on: a stop may be heard before that begins.
+            # Set here, in the listening thread: a stop may arrive before its order is begun.
             self._stop, self._hand_over = threading.Event(), threading.Event()
             return False
         (self._hand_over if message == _HAND_OVER else self._stop).set()
@@ -295,7 +294,7 @@ class ReaderProcess:
         state = TopicState(share.identity, {})
         batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
         decoder = job.decoders(table.schema, None)
-        assert decoder is not None, "a table that is written for has a schema"
+        assert decoder is not None, "the table exists, so it has a schema"
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
             for chunk in results:
                 take(job, batch, chunk)

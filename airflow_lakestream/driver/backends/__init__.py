@@ -1,4 +1,4 @@
-"""Where drivers run: how one is launched there, looked at and killed."""
+"""Where drivers run: how a driver is launched, looked at and killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import JobState
 
-# Of a job's folder: what may hold secrets.
+# Files of a job's folder that may hold secrets.
 CONFIG_FILE = "app.json"
 PROPERTIES_FILE = "spark.properties"
 
 
 class BackendKind(StrEnum):
-    """Detached: a process beside Airflow's worker, for local masters and all client modes. Else in the cluster."""
+    """DETACHED: a process on Airflow's worker, for local masters and all client modes. Others run in the cluster."""
 
     DETACHED = "detached"
     YARN = "yarn"
@@ -26,7 +26,7 @@ class BackendKind(StrEnum):
 
 @dataclass(frozen=True)
 class Handle:
-    """How to find a driver again: `job_id` is the cluster's name for it, `process` and `log` are of a detached one."""
+    """How to find a driver again: `job_id` is the cluster's; `process` and `log` are those of a detached driver."""
 
     kind: BackendKind
     job_id: str = ""
@@ -35,7 +35,7 @@ class Handle:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Handle:
-        """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError."""
         process = value.get("process")
         return cls(
             BackendKind(value["kind"]),
@@ -45,12 +45,12 @@ class Handle:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; no secret is among them."""
+        """Return JSON-ready values, without secrets."""
         return asdict(self)
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver can be seen from here to have ended."""
+        """Whether the driver is known to have ended."""
         return self.process is not None and self.process.alive is False
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Job:
 
 
 def forget_secrets(folder: Path) -> None:
-    """Remove the files of a job's folder that may hold secrets: a driver that works has read them."""
+    """Delete the files of a job's folder that may hold secrets: a working driver has read them."""
     for name in (CONFIG_FILE, PROPERTIES_FILE):
         (folder / name).unlink(missing_ok=True)
 
@@ -76,13 +76,13 @@ class Backend(Protocol):
     """One place where drivers run. All waits are bounded."""
 
     def launch(self, job: Job) -> Handle:
-        """Start a driver, and return as soon as there is a handle. Raises SubmitFailed."""
+        """Start a driver; return as soon as there is a handle. Raises SubmitFailed."""
 
     def state(self, handle: Handle) -> JobState:
-        """Look at a driver; never raises for a place that does not answer."""
+        """Return a driver's state; UNKNOWN, never an error, if the place does not answer."""
 
     def kill(self, handle: Handle) -> None:
-        """End a driver at once, and return when it is gone, or after a while."""
+        """Kill a driver; return when it is gone, or after a bounded wait."""
 
     def log_tail(self, handle: Handle) -> list[str]:
-        """Return the last lines of a driver's log, where they can be had."""
+        """Return the last lines of a driver's log, if they can be read."""

@@ -1,7 +1,7 @@
-"""Drivers as processes of this machine, in a session of their own: they outlive the task, and its worker's process.
+"""Drivers as processes of this machine, each in its own session: they outlive the task and the worker's process.
 
-For `local[*]` and for every client mode. A process group that is killed with its task, or a terminal that goes away, is
-not theirs; what ends them is a machine or a container that ends.
+For `local[*]` and all client modes. A driver survives when its task's process group is killed or a terminal closes;
+it ends with its machine or container.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SubmitFailed(LakestreamError, Transient):
 
 
 class DetachedBackend:
-    """Launches, and finds again, processes of this machine."""
+    """Launches processes of this machine, and finds them again."""
 
     def __init__(self) -> None:
-        # Held, so that one that has ended is collected when it is looked at, and leaves no zombie.
+        # Kept, so that an ended child is reaped when it is looked at and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> Handle:
-        """Start a driver in a session of its own; its output goes into a file of its folder."""
+        """Start a driver in its own session; its output goes to a file in its folder."""
         file = job.folder / LOG_NAME
         try:
             with file.open("ab") as output:
@@ -60,7 +60,7 @@ class DetachedBackend:
         return Handle(BackendKind.DETACHED, log=str(file), process=ProcessIdentity.of(process.pid))
 
     def state(self, handle: Handle) -> JobState:
-        """Look at the process; of one on another machine nothing is known here."""
+        """Return the process's state; UNKNOWN for a process of another machine."""
         if handle.process is None:
             return JobState.UNKNOWN
         if own := self._own.get(handle.process.pid):
@@ -91,8 +91,8 @@ class DetachedBackend:
 def kill_process(process: ProcessIdentity) -> None:
     """Kill a driver's process of this machine, and wait until it is gone.
 
-    The leader of a session, as `launch` makes it, is killed with its whole group: the JVM and its Python. Of any other
-    one the session may be somebody's shell: it alone is killed, and the JVM ends when its Python does.
+    A session leader, as `launch` makes it, is killed with its whole group: the JVM and its Python. Any other process
+    is killed alone, since its session may be somebody's shell; the JVM ends with its Python.
     """
     if process.alive is not True:
         return
@@ -105,6 +105,6 @@ def kill_process(process: ProcessIdentity) -> None:
         return
     deadline = time.monotonic() + _GONE_WITHIN_S
     while process.alive and time.monotonic() < deadline:
-        time.sleep(0.05)  # until the kernel is done with it: there is no event to wait for that is not a child's
+        time.sleep(0.05)  # Poll: only a parent can wait for a process's end.
     if process.alive:
         log.warning("Driver %s is still there %g s after SIGKILL.", process.pid, _GONE_WITHIN_S)

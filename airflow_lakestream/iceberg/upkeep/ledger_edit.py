@@ -17,11 +17,11 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core import codec, lineage
-from airflow_lakestream.core.anew import encode_anew
 from airflow_lakestream.core.codec import LedgerProperty
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import Conflict
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.restated import encode_restated
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
@@ -115,16 +115,16 @@ class EditGuard(CommitGuard):
 
 
 def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> int:
-    """Give the ledger of a group to another name; its rejected records stay its own. Raises as `start_anew` does."""
+    """Give the ledger of a group to another name; its rejected records stay its own. Raises as `restate_ledgers`."""
 
     def former(table: Table) -> Mapping[str, str]:
         names = [one for one in ledger_store.names_of(table.properties, group) if one != to]
         return {ledger_store.FORMER_NAMES + to: json.dumps(names)}
 
-    return start_anew(catalog, name, decide, former)
+    return restate_ledgers(catalog, name, decide, former)
 
 
-def start_anew(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
+def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
     """Let the ledgers that `decide` returns start anew with what it says; return the snapshot's id.
 
     Raises what `decide` raises, and EditNotDone.
@@ -177,5 +177,5 @@ def _attempt(catalog: Catalog, name: str, decide: Decide, properties: Properties
     ledgers = decide(table)
     edit_id = uuid.uuid4().hex
     guard = EditGuard(catalog, edit_id, table, ledgers, properties(table))
-    summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_anew(ledgers)}
+    summary = {codec.SUMMARY_VERSION: str(codec.VERSION), codec.SUMMARY_LANDING_ID: edit_id, **encode_restated(ledgers)}
     return AppendAttempt(catalog, name, guard, summary)

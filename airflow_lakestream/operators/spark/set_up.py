@@ -29,7 +29,7 @@ from airflow_lakestream.stores.folders import is_object_store
 from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
 
 if TYPE_CHECKING:
-    from airflow_lakestream.operators.spark.told import Told
+    from airflow_lakestream.operators.spark.task_report import TaskReport
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def limits_of(operator: StreamArguments) -> dict[str, Any]:
     }
 
 
-def trigger_of(operator: StreamArguments, driving: Driving, history: History, told: Told) -> SparkStreamTrigger:
+def trigger_of(operator: StreamArguments, driving: Driving, history: History, told: TaskReport) -> SparkStreamTrigger:
     """Return what watches the driver in the triggerer."""
     return SparkStreamTrigger(
         checkpoint_location=driving.spec.location,

@@ -1,1 +1,1 @@
-"""`lakestream mirror resnapshot`: a mirror's rows are read anew from the database, aside, and take their place."""
+"""`lakestream mirror resnapshot`: reads a mirror's rows again from the database, and replaces the mirror's by them."""

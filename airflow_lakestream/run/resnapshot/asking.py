@@ -1,4 +1,4 @@
-"""Having Debezium read a table anew, or finding where it has: where in the topic the new rows begin."""
+"""Lets Debezium read a table again, or finds where it did: the place in the topic where the new rows begin."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from airflow_lakestream.kafka.signals import Signal, SignalTopic
 from airflow_lakestream.kafka.source import KafkaSource
 
 LOOK_SECONDS = 1.0
-# So far back from the topic's end an event is looked for that names its connector.
+# How far back from the topic's end to look for an event that names its connector.
 _LOOK_BACK = 1_000
-# Who asked longer ago has given up.
+# A signal older than this is taken for given up.
 _ASKED_SECONDS = 24 * 3600
 
 
@@ -31,11 +31,11 @@ class NotAnswered(LakestreamError, Transient):
     def __init__(self, topic: str, signals: str, rows: int, timeout: float) -> None:
         what = f"{rows} rows of it came, and then none" if rows else "no row of it came"
         super().__init__(
-            f"{topic}: Debezium was asked by signal topic {signals} to read the table anew, and {what} for "
-            f"{timeout:g} s. The mirror is as it was. Is the connector running? It needs kafka in "
+            f"{topic}: Debezium was asked by signal topic {signals} to read the table again, and {what} for "
+            f"{timeout:g} s. The mirror is unchanged. Is the connector running? It needs kafka in "
             f"signal.enabled.channels, signal.kafka.topic={signals} and signal.kafka.bootstrap.servers. A table "
             "without rows sends none: TRUNCATE it in the database, and the mirror follows. Run the command again to "
-            "wait on; with --anew it asks once more."
+            "keep waiting; with --anew it asks once more."
         )
 
 
@@ -45,7 +45,7 @@ class NoSnapshot(LakestreamError, Terminal):
     def __init__(self, topic: str, ranges: RangeSet) -> None:
         super().__init__(
             f"{topic}: there is no snapshot of the whole table, from its first row to its last, in "
-            f"{ranges or 'an empty topic'}. The mirror is as it was. Leave out --no-signal to have Debezium read the "
+            f"{ranges or 'an empty topic'}. The mirror is unchanged. Leave out --no-signal to let Debezium read the "
             "table now."
         )
 
@@ -55,10 +55,10 @@ class Asking:
     """Asks for the rows of one topic.
 
     :param connection: librdkafka configuration.
-    :param where: what to call it in errors.
-    :param payload: what the topic's values hold.
-    :param timeout: seconds without a row after which Debezium does not answer.
-    :param say: is told what goes on.
+    :param where: name of the connection for errors.
+    :param payload: format of the topic's values.
+    :param timeout: seconds without a row after which Debezium counts as not answering.
+    :param say: called with progress messages.
     """
 
     connection: Mapping[str, object]
@@ -82,32 +82,34 @@ class Asking:
             raise NoSnapshot(topic, union(RangeSet.of(topic, p, begin[p], end) for p, end in looked.items()))
         return begin, found
 
-    def ask(self, signal_topic: str | None, entry: TopicEntry, *, anew: bool) -> tuple[Mapping[int, int], Snapshot]:
-        """Return where the topic ended when Debezium was asked, and what it has read. Raises NotAnswered, NotSignalled.
+    def ask(
+        self, signal_topic: str | None, entry: TopicEntry, *, start_over: bool
+    ) -> tuple[Mapping[int, int], Snapshot]:
+        """Return where the topic ended when Debezium was asked, and its snapshot. Raises NotAnswered, NotSignalled.
 
         :param entry: what the mirror has landed.
-        :param anew: whether to ask once more where it has been asked already.
+        :param start_over: ask even if Debezium was asked already.
         """
         state = self.source.look()
         recent = self._search({p: max(m.low, m.end - _LOOK_BACK) for p, m in state.marks.items()})
         recent.look(state, self.stop)
         origin = recent.origin or origin_of_topic(state.identity.topic)
         topic = SignalTopic(self.connection, self.where, signal_topic or f"{origin.prefix}-signal", origin.prefix)
-        asked = None if anew else self._asked_before(topic, origin.collection, state, entry)
+        asked = None if start_over else self._asked_before(topic, origin.collection, state, entry)
         if asked is None:
-            self.say(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} anew.")
+            self.say(f"{state.identity.topic}: asking Debezium by {topic.topic} to read {origin.collection} again.")
             asked = topic.ask(origin.collection, {p: m.end for p, m in state.marks.items()}, self._wait)
         return asked.starts, self._await(self._search(asked.starts), topic)
 
     def _asked_before(self, topic: SignalTopic, table: str, state: TopicState, entry: TopicEntry) -> Signal | None:
-        """Return the last signal, where its snapshot is still to come, or to be landed."""
+        """Return the last signal, if its snapshot is still to come or to be landed."""
         asked = topic.last(table)
         if asked is None or asked.age > _ASKED_SECONDS:
             return None
         found = self._search(asked.starts).look(state, self.stop)
         if found is not None and _is_landed(found, state.identity, entry):
             return None
-        self.say(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago, and is not asked twice.")
+        self.say(f"{state.identity.topic}: Debezium was asked {asked.age:.0f} s ago; it is not asked again.")
         return asked
 
     def _await(self, search: SnapshotSearch, topic: SignalTopic) -> Snapshot:

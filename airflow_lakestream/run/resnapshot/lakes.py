@@ -1,4 +1,4 @@
-"""A mirror and the table aside, in Iceberg or in Delta."""
+"""A mirror and its table aside, in Iceberg or Delta."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from airflow_lakestream.tables.design import TableDesign
 
 
 class SwapSink(Protocol):
-    """`cdc.swap.iceberg.SwapSink`, or that of Delta."""
+    """`cdc.swap.iceberg.SwapSink`, or its Delta counterpart."""
 
     swap: Swap | None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the mirror anew."""
+        """Look at the mirror again."""
 
     def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
         """Replace its rows; see `cdc.swap.iceberg`."""
 
 
 class Tables:
-    """The mirror `table`, and the one `aside` that is built to take its place."""
+    """The mirror `table`, and `aside`, the table that is built to replace its rows."""
 
     def __init__(self, lake: Lake, table: str) -> None:
         self._lake, self.table, self.aside = lake, table, f"{table.rstrip('/')}{ANEW}"
@@ -47,7 +47,7 @@ class Tables:
         return "/" in self.table
 
     def design(self) -> MirrorDesign:
-        """Return what the mirror is. Raises InvalidArgument for a table that is none."""
+        """Return the mirror's design. Raises InvalidArgument if the table is no mirror."""
         return self._design(self.table)
 
     def key_aside(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class Tables:
         return self._design(self.aside).key or ()
 
     def aside_id(self) -> str | None:
-        """Return the id of the table aside; None where it is not there."""
+        """Return the id of the table aside; None if it does not exist."""
         if self.is_delta:
             head = cast(Any, self._lake).open(self.aside)
             return None if head is None else str(head.table_id)
@@ -63,7 +63,7 @@ class Tables:
 
     def drop_aside(self) -> None:
         """Drop the table aside."""
-        # Itself last: as long as it is there, it is known what was done.
+        # The table itself last: it tells what was done as long as it exists.
         names = (f"{self.aside}{SUFFIX}", self.aside)
         if not self.is_delta:
             swap.drop(cast(Catalog, self._lake), *names)
@@ -73,12 +73,12 @@ class Tables:
         delta_swap.drop(cast(Any, self._lake), *names)
 
     def sink(self, consumer_group: str, *, soft_delete: bool) -> SwapSink:
-        """Return what replaces the mirror's rows."""
-        # The key that the table has is taken as it is.
+        """Return the sink that replaces the mirror's rows."""
+        # The table's key is taken as it is.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
         if not self.is_delta:
             return swap.SwapSink(cast(Catalog, self._lake), self.table, consumer_group, design, self.aside)
-        # Not a dependency of every installation.
+        # An optional dependency.
         from airflow_lakestream.cdc.swap.delta import DeltaSwapSink
 
         return DeltaSwapSink(cast(Any, self._lake), self.table, consumer_group, design, self.aside)
@@ -89,7 +89,7 @@ class Tables:
             raise InvalidArgument("table", f"there is no table {table}.")
         note = properties.get(MIRROR)
         if note is None:
-            raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read anew.")
+            raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read again.")
         held = json.loads(note)
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))
 

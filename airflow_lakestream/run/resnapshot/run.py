@@ -1,8 +1,7 @@
-"""The steps: find or ask for the new rows, build them aside, and let one commit put them in the mirror's place.
+"""The steps: find or request the new rows, build them in a table aside, and replace the mirror's rows in one commit.
 
-What Debezium reads, and all events behind it, are landed in a mirror aside, `<table>__resnapshot`, by the one algorithm
-of all landings. It has a ledger of its own, so a run that was killed is taken up where it was. Then `cdc.swap.iceberg`
-commits.
+What Debezium reads, and all later events, land in a second mirror, `<table>__resnapshot`, by the usual landing. It has
+its own ledger, so a killed run continues where it was. Then `cdc.swap.iceberg` commits.
 """
 
 from __future__ import annotations
@@ -38,30 +37,30 @@ TRIES = 10
 
 
 class AsideTooOld(LakestreamError, Terminal):
-    """An earlier run built the table aside, and Kafka no longer has what comes next."""
+    """An earlier run built the table aside, and Kafka no longer has the events that follow."""
 
     def __init__(self, aside: str, cause: DataLoss) -> None:
         super().__init__(
             f"{aside} was begun by an earlier run, and Kafka no longer has the events that it lacks: {cause.ranges}. "
-            "The mirror is as it was. Begin once more, with --anew."
+            "The mirror is unchanged. Start over with --anew."
         )
 
 
 class NotReplaced(LakestreamError, Transient):
-    """The mirror kept moving."""
+    """The mirror kept changing."""
 
     def __init__(self, table: str, last: BaseException) -> None:
         super().__init__(
             f"{table}: {TRIES} times in a row an app landed more before the new rows could be committed (last: {last}) "
-            "The mirror is as it was, and the new rows are kept aside. Stop the app, and run the command again."
+            "The mirror is unchanged, and the new rows are kept aside. Stop the app, and run the command again."
         )
 
 
 @dataclass(frozen=True)
 class Resnapshotted:
-    """What was done: the snapshot, or version, that replaced the rows, and how many there were before and after.
+    """The result: the snapshot or version that replaced the rows, and the number of rows before and after.
 
-    None for both where an earlier run had committed it.
+    Both are None if an earlier run had committed it.
     """
 
     table: str
@@ -82,18 +81,18 @@ class Resnapshotted:
 
 @dataclass(frozen=True, kw_only=True)
 class Resnapshot:
-    """Reads one mirror anew.
+    """Reads one mirror's table again.
 
-    :param table: the mirror: namespace.table, or the place of a Delta table.
+    :param table: the mirror: namespace.table, or the location of a Delta table.
     :param kafka: librdkafka configuration.
-    :param topic: default: the one that the ledger of the group has.
-    :param decoding: arguments of the app that say what a record holds: `format`, `schema_registry`, `schema`, `key`.
-    :param signal_topic: default: as Debezium's, `<topic.prefix>-signal`.
-    :param by_signal: whether Debezium is asked; else the last snapshot in the topic is taken.
-    :param since: by partition, from where on it is looked for.
-    :param anew: whether what an earlier run has left is no use.
-    :param timeout: seconds without a row after which Debezium does not answer.
-    :param say: is told what goes on.
+    :param topic: default: the one in the group's ledger.
+    :param decoding: the app's arguments for decoding: `format`, `schema_registry`, `schema`, `key`.
+    :param signal_topic: default: Debezium's, `<topic.prefix>-signal`.
+    :param by_signal: ask Debezium; otherwise use the last snapshot in the topic.
+    :param since: where to begin looking for that snapshot, by partition.
+    :param start_over: discard what an earlier run left.
+    :param timeout: seconds without a row after which Debezium counts as not answering.
+    :param say: called with progress messages.
     """
 
     table: str
@@ -105,7 +104,7 @@ class Resnapshot:
     signal_topic: str | None = None
     by_signal: bool = True
     since: Mapping[int, int] = field(default_factory=dict)
-    anew: bool = False
+    start_over: bool = False
     timeout: float = 300
     say: Callable[[str], object] = log.info
     stop: threading.Event = field(default_factory=threading.Event)
@@ -114,22 +113,22 @@ class Resnapshot:
         self._config("any")
 
     def run(self, lake: Lake) -> Resnapshotted:
-        """Read it anew. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and what a landing raises."""
+        """Replace the rows. Raises NotAnswered, NoSnapshot, NotReplaced, CannotSwap, and what a landing raises."""
         tables = Tables(lake, self.table)
         held = tables.design()
-        if self.anew:
+        if self.start_over:
             tables.drop_aside()
         begun = tables.aside_id()
         state = tables.sink(self.consumer_group, soft_delete=held.soft_delete).load(_run_of(begun or "none"))
         if begun is not None and state.landed_by_run:
-            self.say(f"{self.table}: an earlier run has replaced the rows; what it left aside is removed.")
+            self.say(f"{self.table}: an earlier run has replaced the rows; its table aside is dropped.")
             tables.drop_aside()
             return Resnapshotted(self.table, state.landed_by_run[-1][0], None, None)
         topic = self._topic_of(state.ledger)
         if begun is None:
             starts, key = self._find(topic, state.ledger, held)
         else:
-            self.say(f"{tables.aside}: an earlier run has begun to build it; this one goes on.")
+            self.say(f"{tables.aside}: an earlier run began to build it; this run continues.")
             starts, key = {}, tables.key_aside()
         return self._replace(tables, self._job(lake, topic, starts, key), key, held)
 
@@ -153,7 +152,7 @@ class Resnapshot:
         asking = Asking(self.kafka, self.where, source, payload, self.consumer_group, self.timeout, self.say, self.stop)
         if self.by_signal:
             entry = ledger.entry(source.identity())
-            begin, snapshot = asking.ask(self.signal_topic, entry, anew=self.anew)
+            begin, snapshot = asking.ask(self.signal_topic, entry, start_over=self.start_over)
         else:
             begin, snapshot = asking.find(self.since)
         starts = {**begin, **snapshot.starts}
@@ -188,7 +187,7 @@ class Resnapshot:
             except CannotSwap:
                 tables.drop_aside()
                 raise
-            self.say(f"{self.table}: all rows are replaced; what was built aside is removed.")
+            self.say(f"{self.table}: all rows are replaced; the table aside is dropped.")
             tables.drop_aside()
             assert sink.swap is not None, "it was committed"
             return Resnapshotted(self.table, snapshot_id, sink.swap.rows_before, sink.swap.rows)
@@ -196,7 +195,7 @@ class Resnapshot:
         raise NotReplaced(self.table, last)
 
     def _landing(self, run_id: str, ledger: Ledger, job: Job) -> tuple[Landing, RangeSet]:
-        """Return what the mirror's ledger lacks of all that the new rows cover, and all of that."""
+        """Return what the new rows cover and the mirror's ledger lacks, and all that they cover."""
         identity = job.source.identity()
         check_identity(ledger, identity, self.table)
         known, built = ledger.entry(identity), job.sink.load(run_id).ledger.entry(identity)
@@ -221,7 +220,7 @@ class Resnapshot:
 
 @dataclass(frozen=True)
 class _From:
-    """`core.ports.Source` of a topic from given offsets on, whose group in Kafka is left alone."""
+    """`core.ports.Source` of a topic that begins at given offsets and commits no group offsets."""
 
     inner: Source
     begin: Mapping[int, int]
@@ -231,19 +230,19 @@ class _From:
         return self.inner.look()
 
     def identity(self) -> TopicIdentity:
-        """Return which incarnation of the topic is there."""
+        """Return the topic's current identity."""
         return self.inner.identity()
 
     def starts(self, state: TopicState) -> Mapping[int, int]:
-        """Return the offsets, or where the log begins by now."""
+        """Return the offsets, or the log's start where that is higher."""
         return {p: max(marks.low, self.begin.get(p, 0)) for p, marks in state.marks.items()}
 
     def boundaries(self, state: TopicState, at_ms: int) -> Mapping[int, Boundary]:
-        """Return where a time stands."""
+        """Return the boundary of a time, by partition."""
         return self.inner.boundaries(state, at_ms)
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
-        """Do nothing: the rows are aside."""
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
+        """Do nothing: the rows are not in the mirror yet."""
 
 
 def _run_of(aside_id: str) -> str:

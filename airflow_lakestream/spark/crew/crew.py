@@ -1,7 +1,7 @@
 """Spark's executors as the crew of a landing: Spark gives them shares of the plan, and they read, decode and write.
 
-The landing stays what it is in one process: its plan, its guard, its one commit on the driver. A failed or speculative
-task leaves files behind that no snapshot has; they lie in the run's own folder, and `clean_up` deletes them.
+Plan, guard and the one commit stay on the driver. A failed or speculative task leaves files that no snapshot has; they
+are in the run's own folder, where `clean_up` deletes them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One task for each core has the fewest files and connections; of more offsets than these, a task that fails loses
+# One task per core makes the fewest files and connections. With more offsets than this per task, a failed task loses
 # much, and gives no sign of life for long.
 MOST_WIDTH = 1_000_000
 
 
 class SparkReadFailed(LakestreamError, Transient):
-    """Spark could not run the tasks, for a reason that is not one of ours."""
+    """Spark could not run the tasks, for a reason of its own."""
 
     def __init__(self, table: str, ranges: RangeSet, cause: str) -> None:
         super().__init__(
             f"Spark could not read {ranges} for {table}: {cause} Nothing of it was landed; the next try reads it "
-            "again. The log above has Spark's own account."
+            "again. See Spark's own messages in the log above."
         )
 
 
@@ -52,24 +52,24 @@ class SparkReadFailed(LakestreamError, Transient):
 class SparkCrew:
     """`core.landing.job.Crew` on the executors of a Spark session.
 
-    :param kafka: librdkafka configuration, with no path of this machine: see `kafka_options.for_executors`.
-    :param where: what to call it in errors.
+    :param kafka: librdkafka configuration, without paths of this machine: see `spark.settings.kafka.for_executors`.
+    :param where: name of the connection for errors.
     """
 
     spark: SparkSession
     config: ExtractConfig
-    # Holds passwords.
+    # repr=False: holds passwords.
     kafka: Mapping[str, Any] = field(repr=False)
     where: str
-    # The folders that tasks may have written into.
+    # The folders that tasks may have written to.
     _used: set[str] = field(default_factory=set)
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read: not for tables that records choose, or that grow with each record."""
+        """Tell whether executors read: not for tables that records choose or that grow with each record."""
         return bool(plan.ranges) and not job.careful and self.config.fan_out is None and not self.config.design.grows
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
-        """Read the plan but for what is done; see `core.landing.job.Crew`."""
+        """Read the plan except `done`; see `core.landing.job.Crew`."""
         ranges = plan.ranges - done
         if most is not None:
             ranges = at_most_offsets(ranges, most)
@@ -83,12 +83,12 @@ class SparkCrew:
         return pieces
 
     def clean_up(self, job: Job, *, repeated: bool) -> None:
-        """Delete what the tasks of a landing that is done left behind; never raises.
+        """Delete what the tasks of a finished landing left behind; never raises.
 
-        :param repeated: an earlier try of it had landed something, and may have left more.
+        :param repeated: an earlier try landed something, and may have left more.
         """
         folder = folder_of(job.run_id)
-        # Where nothing was written, there may not even be a table.
+        # If nothing was written, the table may not even exist.
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
@@ -100,16 +100,16 @@ class SparkCrew:
         try:
             left = next(list_files(target.io, data_folder(target.metadata, folder)), None)
         except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
-            log.info("%s of %s can't be listed, and may hold files of no snapshot: %r", folder, job.table, e)
+            log.info("%s of %s can't be listed. It may hold files of no snapshot: %r", folder, job.table, e)
             return
         if left is not None:
             job.sink.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
         identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
-        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
-        assert target is not None, "it was asked whether executors can write"
-        # The table that they are told of has the schema that the landing will give it: nothing is left to change.
+        assert isinstance(decoders, RowDecoders), "build_job makes RowDecoders"
+        assert target is not None, "`takes` was asked before"
+        # The described table already has the schema that the landing will give it: nothing is left to change.
         one = replace(self.config.of_topic(identity.topic), schema_evolution=SchemaEvolution.NONE)
         return Work(
             run_id=job.run_id,
@@ -131,7 +131,7 @@ class SparkCrew:
     def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Piece]:
         self._used.add(work.folder)
         context = self.spark.sparkContext
-        # What was set as spark.executorEnv stands in there already.
+        # These already include what was set as spark.executorEnv.
         context.environment = executors.ENVIRONMENT | context.environment
         try:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
@@ -139,7 +139,7 @@ class SparkCrew:
             self._raise(job, union(share.ranges for share in shares), e)
         pieces = [answer for answer in answers if isinstance(answer, Piece)]
         for piece in pieces:
-            # Taken over, they are deleted with all that the landing does not commit.
+            # Files taken over are deleted with all that the landing does not commit.
             job.sink.take_over(piece.files)
         for answer in answers:
             if isinstance(answer, Failed):

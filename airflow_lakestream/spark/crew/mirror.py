@@ -1,4 +1,4 @@
-"""Executors that write change events for a mirror: files beside its own, which the commit on the driver merges."""
+"""Executors that write a mirror's change events into files, which the driver's commit merges."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ class MirrorCrew(SparkCrew):
     """`SparkCrew` of a mirror."""
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read: whatever columns come up, the files need not agree on them."""
+        """Tell whether executors read the plan: always, since the files of events may have different columns."""
         return bool(plan.ranges) and not job.careful

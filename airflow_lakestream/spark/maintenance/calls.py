@@ -1,4 +1,4 @@
-"""Iceberg's own procedures in Spark, called for one table."""
+"""Iceberg's procedures in Spark, called for one table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Snapshots are told by id alone. Without this, Iceberg also removes all that are older than five days.
+# Together with ids: without a time, Iceberg would also expire all snapshots older than five days.
 _NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
-# What Iceberg says when another writer was first: its own retries are over, or the files are not there any more.
+# Iceberg's messages if another writer was first: its retries are used up, or the files are gone.
 _LOST = (
     "Cannot commit rewrite",
     "rewrite commits failed",
@@ -29,19 +29,19 @@ _LOST = (
 
 
 class CompactionLost(LakestreamError, Transient):
-    """Other writers were quicker each time."""
+    """Other writers were faster in each try."""
 
     def __init__(self, table: str, tries: int, last: str) -> None:
         super().__init__(
-            f"{table}: not compacted, since in each of {tries} tries another writer took files out, or committed too "
-            f"often meanwhile (last: {last}). Nothing was changed. Compact while less is replaced, narrow it by "
-            "`where`, or commit part by part: maintenance.compact.partial_progress."
+            f"{table}: not compacted, since in each of {tries} tries another writer removed the files or committed too "
+            f"often (last: {last}). Nothing was changed. Compact while less is replaced, narrow it by "
+            "`where`, or commit in parts: maintenance.compact.partial_progress."
         )
 
 
 @dataclass(frozen=True)
 class Size:
-    """The files that a table's head has, deletes included."""
+    """The files of a table's head, delete files included."""
 
     files: int
     bytes: int
@@ -51,7 +51,7 @@ class Size:
 class Procedures:
     """The procedures of one table.
 
-    :param catalog: the name of Spark's catalog, which is PyIceberg's.
+    :param catalog: the catalog's name, the same in Spark and PyIceberg.
     :param table: namespace.table.
     """
 
@@ -63,11 +63,11 @@ class Procedures:
         """Count the files of the head."""
         place = ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
         row = self.spark.sql(f"SELECT count(*) n, coalesce(sum(file_size_in_bytes), 0) size FROM {place}.files").head()  # noqa: S608  # names in backticks
-        assert row is not None, "an aggregate has one row"
+        assert row is not None, "an aggregate returns one row"
         return Size(row["n"], row["size"])
 
     def compact(self, how: Compaction) -> None:
-        """Rewrite small files. Landings that come meanwhile stay: Iceberg puts its commit on top of them.
+        """Rewrite small files. Landings meanwhile are kept: Iceberg commits on top of them.
 
         Raises CompactionLost.
         """
@@ -87,19 +87,19 @@ class Procedures:
                 return
 
     def rewrite_manifests(self) -> None:
-        """Put the entries of manifests in the order of partitions."""
+        """Rewrite manifests so that their entries are ordered by partition."""
         self._call("rewrite_manifests", {})
 
     def expire(self, snapshot_ids: Sequence[int]) -> None:
-        """Remove exactly these snapshots, and the files that only they have."""
+        """Expire exactly these snapshots, and delete the files that only they have."""
         ids = _Sql(f"ARRAY({', '.join(f'{one}L' for one in snapshot_ids)})")
         self._call("expire_snapshots", {"older_than": _Sql(_NO_OTHERS), "snapshot_ids": ids})
 
     def remove_orphans(self, age: float, *, by_prefix: bool) -> int:
-        """Delete the files in the table's folder that no snapshot has and that are older; return how many.
+        """Delete older files in the table's folder that no snapshot has; return how many.
 
-        :param age: seconds.
-        :param by_prefix: list by Iceberg's own client of the store, not by Hadoop's.
+        :param age: in seconds.
+        :param by_prefix: list with Iceberg's own client of the store, not Hadoop's.
         """
         before = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - age))
         arguments = {
@@ -116,7 +116,7 @@ class Procedures:
 
 
 class _Sql(str):
-    """Text that is SQL itself, not a value."""
+    """Text that is inserted as SQL, not quoted as a value."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What `maintain_iceberg` is told: which tables, and which of the four works are to be done on them."""
+"""The configuration of `maintain_iceberg`: which tables, and which of the four works to do on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
 
 
 class Strategy(StrEnum):
-    """How rows are put into new files: as they come, or sorted."""
+    """How rows are put into new files: in their order, or sorted."""
 
     BINPACK = "binpack"
     SORT = "sort"
@@ -33,14 +33,14 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Compaction:
-    """How small files become large ones.
+    """How small files are compacted into large ones.
 
     :param strategy: "binpack" or "sort".
     :param sort_order: for "sort", such as "user_id, timestamp DESC NULLS LAST" or "zorder(a, b)"; default: the table's.
-    :param where: only files that may hold such rows, as SQL.
-    :param partial_progress: commit part by part. A long compaction loses less to a conflict; each part is a snapshot.
-    :param tries: how often a compaction is begun that lost against another writer.
-    :param options: more of Iceberg's options of `rewrite_data_files`.
+    :param where: only files that may hold rows matching this SQL.
+    :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
+    :param tries: how often to begin a compaction that lost against other writers.
+    :param options: more options of Iceberg's `rewrite_data_files`.
     """
 
     strategy: str = Strategy.BINPACK
@@ -66,16 +66,16 @@ class Compaction:
 
     @property
     def most_tries(self) -> int:
-        """How often it is begun at most."""
+        """The greatest number of tries."""
         return arguments.count("maintenance.compact.tries", self.tries, "tries") or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expiry:
-    """Which snapshots go.
+    """Which snapshots expire.
 
     :param older_than: seconds, or text such as "5d" or "36h".
-    :param retain_last: so many of main stay, however old.
+    :param retain_last: how many of main's last snapshots stay, however old.
     """
 
     older_than: float | str = "5d"
@@ -93,10 +93,10 @@ class Expiry:
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanRemoval:
-    """Which files without a snapshot go.
+    """Which files without a snapshot are deleted.
 
-    :param older_than: seconds, or text such as "3d": younger files may be of a run under way, and stay.
-    :param longest_run: how long the longest run takes that writes into the tables, retries of its commit included.
+    :param older_than: seconds, or text such as "3d": younger files stay, since a running job may own them.
+    :param longest_run: the time that the longest run writing into the tables takes, retries of its commit included.
     """
 
     older_than: float | str = "3d"
@@ -113,13 +113,13 @@ class OrphanRemoval:
 
     @property
     def age(self) -> float:
-        """Seconds that a file has to be old."""
+        """The age in seconds from which a file is deleted."""
         return duration("maintenance.remove_orphans.older_than", self.older_than)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Maintenance:
-    """The section `maintenance`. A work is done when it is `true` or a mapping of its settings.
+    """The section `maintenance`. A work is done if it is `true` or a mapping of its settings.
 
     :param tables: names of tables, or patterns such as "lake.*" and "lake.clicks*".
     """
@@ -132,7 +132,7 @@ class Maintenance:
 
     @classmethod
     def parse(cls, given: Any) -> Maintenance:
-        """Return what a mapping says. Raises InvalidArgument, which names the key."""
+        """Read a mapping. Raises InvalidArgument, which names the key."""
         if not isinstance(given, Mapping):
             raise InvalidArgument("maintenance", f"is a {type(given).__name__}, not a mapping.")
         check_keys("maintenance", given, [one.name for one in fields(cls)])
@@ -160,7 +160,7 @@ class MaintenanceConfig(Configuration):
 
     :param maintenance: see `Maintenance`.
 
-    Raises InvalidArgument, which names the key, for what can't be.
+    Raises InvalidArgument, which names the key, for settings that can't work.
     """
 
     app: str = MAINTAIN_ICEBERG
@@ -174,17 +174,17 @@ class MaintenanceConfig(Configuration):
 
     @property
     def work(self) -> Maintenance:
-        """What is to be done."""
+        """The work to do."""
         return Maintenance.parse(self.maintenance)
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the place of the lease belongs to for good."""
+        """What the lease's location belongs to for good."""
         return {"app": self.app, "catalog": self.catalog_name}
 
     @property
     def fingerprint(self) -> str:
-        """What two configurations have in common exactly if a driver of one may be taken for one of the other."""
+        """A text that is equal for two configurations if a driver of one may serve the other."""
         same = {"maintenance": self.maintenance, "spark": self.spark}
         return fingerprint_of({**same, "catalog": identity_of(self.catalog_name, self.catalog_properties)})
 
@@ -195,7 +195,7 @@ class MaintenanceConfig(Configuration):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> MaintenanceConfig:
-        """Return the configuration that a mapping says. Raises InvalidArgument."""
+        """Read a mapping. Raises InvalidArgument."""
         check_keys("", given, [one.name for one in fields(cls)])
         for key in ("app", "catalog", "maintenance"):
             if key not in given:
@@ -204,16 +204,16 @@ class MaintenanceConfig(Configuration):
 
     @classmethod
     def read(cls, path: str | Path) -> MaintenanceConfig:
-        """Read a file. Raises InvalidArgument, never with what stands in it: it may hold passwords."""
+        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
         return cls.parse(read_object(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values, secrets among them."""
+        """Return JSON-ready values, secrets included."""
         kept = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         return {"app": self.app, **kept}
 
     def write(self, path: str | Path) -> Path:
-        """Write a file that only its owner can read, and return its path; one that is there is replaced as a whole."""
+        """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
         return write_object(path, self.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""Which tables are to be maintained: names and patterns, against what is in the catalog."""
+"""Finds the tables to maintain: names and patterns are compared with the catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WILD = "*?["
 
 
 class NoIcebergTable(InvalidArgument):
-    """A name that is no Iceberg table of the catalog."""
+    """A name that is not an Iceberg table of the catalog."""
 
     def __init__(self, name: str, catalog: str) -> None:
         super().__init__(
@@ -26,10 +26,10 @@ class NoIcebergTable(InvalidArgument):
 
 
 def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
-    """Return the names of the tables, each once, in the order they were asked for.
+    """Return the names of the tables, each once, in the order asked for.
 
-    A pattern stands for names with as many parts as it has; it may match none, and passes over what is no Iceberg
-    table. Raises NoIcebergTable for a plain name that is none.
+    A pattern matches names with as many parts as it has. It may match none, and skips what is no Iceberg table. Raises
+    NoIcebergTable for a plain name that is none.
     """
     found: dict[str, None] = {}
     for one in wanted:
@@ -46,9 +46,9 @@ def select(catalog: Catalog, wanted: Sequence[str]) -> list[str]:
 
 
 def inside(catalog: Catalog, table: Table) -> list[str]:
-    """Return the tables that have their files in this table's folder, or share it, as far as the catalog knows them.
+    """Return the tables that have their files in or around this table's folder, as far as the catalog knows.
 
-    Looked at are the tables of its namespace, and of those below it.
+    Only the tables of its namespace, and of namespaces below it, are looked at.
     """
     name = ".".join(table.name())
     folder = _folder(table.location())

@@ -1,4 +1,4 @@
-"""The maintenance of Iceberg tables that are landed into: one table after the other, the ledger kept readable."""
+"""The maintenance of Iceberg tables: one table after the other, keeping the ledger readable."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
-# It reads sort orders.
+# This extension parses sort orders.
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 class _Undone(LakestreamError):
-    """Some tables could not be maintained; the others were. `failed` says why, by the table's name."""
+    """Some tables could not be maintained; the others were. `failed` has the reasons by table."""
 
     def __init__(self, failed: Mapping[str, Exception], done: int) -> None:
-        # Texts of errors that are not ours may hold anything, and this one goes further than the log.
+        # Messages of foreign errors may hold secrets, and this text goes further than the log.
         self.failed = {
             table: str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}, of which the log says more"
             for table, e in failed.items()
@@ -49,20 +49,20 @@ class _Undone(LakestreamError):
 
 
 class TableNotMaintained(_Undone, Terminal):
-    """Some tables could not be maintained, and it would be the same again."""
+    """Some tables could not be maintained, and a retry would not help."""
 
 
 class TableToMaintainAgain(_Undone, Transient):
-    """Some tables could not be maintained, of which at least one may be, tried again."""
+    """Some tables could not be maintained; for at least one a retry may help."""
 
 
 class SharedFolder(LakestreamError, Terminal):
-    """Another table's files would look like orphans."""
+    """Another table has its files in the same folder: they would count as orphans."""
 
     def __init__(self, table: str, others: Sequence[str]) -> None:
         super().__init__(
             f"{table}: no orphan was removed, since {', '.join(others)} has its files in the same folder: they would "
-            "look like orphans. Move one of the tables, or leave remove_orphans out for this one."
+            "count as orphans. Move one of the tables, or leave out remove_orphans for this one."
         )
 
 
@@ -84,7 +84,7 @@ class TableReport:
 
 
 def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
-    """Start Spark with Iceberg, or join what `spark-submit` has started. Raises SparkLacks without Iceberg."""
+    """Start Spark with Iceberg, or join the session that `spark-submit` started. Raises SparkLacks without Iceberg."""
     packages = catalog_packages(config.catalog_properties)
     settings = {
         "spark.sql.extensions": EXTENSIONS,
@@ -98,7 +98,7 @@ def open_maintenance_session(config: MaintenanceConfig) -> SparkSession:
 
 
 def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
-    """Return a session of its own: the catalog's settings, secrets among them, are in none of the whole Spark."""
+    """Return a new session with the catalog's settings, so that no other session has its secrets."""
     session = spark.newSession()
     for key, value in config.catalog_settings.items():
         session.conf.set(key, value)
@@ -106,12 +106,12 @@ def own_session(config: MaintenanceConfig, spark: SparkSession) -> SparkSession:
 
 
 def maintain(config: MaintenanceConfig, spark: SparkSession) -> list[TableReport]:
-    """Maintain the tables; return one report for each, in the order they were asked for.
+    """Maintain the tables; return one report per table, in the order asked for.
 
-    A table that fails does not keep the others from being done: TableNotMaintained, raised at the end, names it, or
-    TableToMaintainAgain, where trying again may help. Asked to end, it ends after the work that it is at.
+    A table that fails does not keep the others from being maintained. At the end it is named in TableNotMaintained, or
+    in TableToMaintainAgain if a retry may help. If asked to end, it ends after the current work.
 
-    Raises LeaseHeld, OtherInputs for a place of the lease that is not its own.
+    Raises LeaseHeld, OtherInputs if the lease's location belongs to something else.
     """
 
     def take(location: str) -> Lease:
@@ -129,7 +129,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
     failed: dict[str, Exception] = {}
     for number, name in enumerate(select(catalog, work.tables)):
         if told.is_over():
-            log.info("Asked to end: %s and what comes after it is left as it is.", name)
+            log.info("Asked to end: %s and the tables after it are not maintained.", name)
             break
         started = time.monotonic()
         try:
@@ -137,7 +137,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
         except LeaseLost:
             raise
         except Exception as e:
-            # What it is, Spark and the catalog decide: it must not keep the other tables waiting.
+            # Any error of Spark or the catalog: the other tables must still be maintained.
             log.exception("%s was not maintained.", name)
             failed[name] = e
             continue
@@ -151,7 +151,7 @@ def _maintain(config: MaintenanceConfig, spark: SparkSession, told: Supervised) 
 
 @dataclass(frozen=True)
 class _Upkeep:
-    """The works on one table."""
+    """The work on one table."""
 
     catalog: Catalog
     procedures: Procedures
@@ -159,7 +159,7 @@ class _Upkeep:
     told: Supervised
 
     def run(self) -> TableReport:
-        """Do them: first what makes files unneeded, then what removes such files."""
+        """Do the work: first what makes files unneeded, then what deletes such files."""
         before, work = self.procedures.size(), self.work
         expired = orphans = 0
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
@@ -173,7 +173,7 @@ class _Upkeep:
         return TableReport(self.procedures.table, before, self.procedures.size(), expired, orphans)
 
     def _begins(self, what: str) -> bool:
-        """Say that a work begins; False where the app was asked to end."""
+        """Report that a work begins; return False if the app was asked to end."""
         if self.told.is_over():
             return False
         self.told.begin(f"{self.procedures.table}: {what}")

@@ -1,1 +1,1 @@
-"""Connections as Spark's settings: of the catalog, of Kafka, of S3."""
+"""Connections as Spark settings: for the catalog, Kafka and S3."""

@@ -1,7 +1,7 @@
-"""PyIceberg's properties of a catalog as the settings of Spark's Iceberg catalog, and the jars that it takes.
+"""PyIceberg's catalog properties as settings of Spark's Iceberg catalog, and the jars that the catalog needs.
 
-Whatever has no equal in Spark is refused by its name: a catalog that is another one, or that opens files by other
-credentials, would be found out late.
+A property without an equivalent in Spark is refused by name: otherwise Spark might use another catalog or other
+credentials, and that would be noticed late.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from airflow_lakestream.spark.packages import installed_spark
 
 ICEBERG_VERSION = "1.11.0"
 _SCALA = "2.13"
-# Where a setting of Spark shows its value: also `s3.access-key-id`, `credential` and headers of a REST catalog.
+# Settings whose values Spark must mask: also `s3.access-key-id`, `credential` and a REST catalog's headers.
 REDACTED = "(?i)secret|password|token|access[.-]?key|credential|authorization"
 
-# Read by both under these names.
+# Properties with the same name in both.
 _SAME = (
     "credential",
     "glue.endpoint",
@@ -36,7 +36,7 @@ _SAME = (
 )
 _RENAMED = {"s3.region": "client.region", "glue.region": "client.region", "client.region": "client.region"}
 _HEADER = "header."
-# How PyIceberg itself works: nothing that Spark has to know.
+# Settings of PyIceberg itself, which Spark does not need.
 _OF_PYICEBERG = (
     "downcast-ns-timestamp-to-us-on-write",
     "echo",
@@ -47,27 +47,27 @@ _OF_PYICEBERG = (
     "s3.request-timeout",
     "type",
 )
-# What says which catalog it is.
+# Properties that identify the catalog.
 _IDENTITY = ("type", "uri", "warehouse")
 _TYPES = ("rest", "sql", "glue", "hive")
 _JDBC_PACKAGES = {"sqlite": "org.xerial:sqlite-jdbc:3.49.1.0", "postgresql": "org.postgresql:postgresql:42.7.4"}
 
 
 def prefix_of(name: str) -> str:
-    """Return how the settings of Spark's catalog of this name begin. Raises InvalidArgument."""
+    """Return the prefix of this catalog's settings in Spark. Raises InvalidArgument."""
     if not re.fullmatch(r"[\w-]+", name):
-        # An SQL catalog keeps the tables of each name apart: Spark's has to have the very same one.
+        # An SQL catalog keeps the tables of each name apart, so Spark must use the same name.
         raise InvalidArgument("catalog.name", f"{name!r} can't be the name of a catalog in Spark.", "Use no dots.")
     return f"spark.sql.catalog.{name}"
 
 
 def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings for PyIceberg's catalog `name`, secrets among them.
+    """Return Spark's settings for PyIceberg's catalog `name`, secrets included.
 
-    :param given: Spark's settings of the configuration. A catalog that they describe (spark.sql.catalog.<name>) is
-        taken as it is.
+    :param given: Spark settings of the configuration. A catalog that they describe (spark.sql.catalog.<name>) is
+        used as it is.
 
-    Raises InvalidArgument for what Spark has no equal of.
+    Raises InvalidArgument for a property without an equivalent in Spark.
     """
     prefix = prefix_of(name)
     if prefix in given:
@@ -79,14 +79,14 @@ def catalog_settings(name: str, properties: Mapping[str, Any], given: Mapping[st
     options["type"] = "jdbc" if kind == "sql" else kind
     if _on_s3(properties):
         options["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
-    # Other writers commit between two calls: what was cached would be of an older head.
+    # No cache: other writers commit between two calls, and a cached table would have an older head.
     options["cache-enabled"] = "false"
     settings = {f"{prefix}.{key}": value for key, value in options.items()}
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **settings}
 
 
 def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = None) -> tuple[str, ...]:
-    """Return the Maven coordinates of Iceberg for the installed Spark or another version, and of the catalog's client.
+    """Return the Maven coordinates of Iceberg and of the catalog's client, for the installed Spark or another version.
 
     Raises InvalidArgument.
     """
@@ -101,12 +101,12 @@ def catalog_packages(properties: Mapping[str, Any], spark_version: str | None = 
 
 
 def identity_of(name: str, properties: Mapping[str, Any]) -> list[str | None]:
-    """Return what tells one catalog from another, without a login."""
+    """Return what tells one catalog from another, without credentials."""
     return [name, *(_without_login(properties.get(key)) for key in _IDENTITY)]
 
 
 def kind_of(properties: Mapping[str, Any]) -> str:
-    """Return PyIceberg's type of a catalog. Raises InvalidArgument for one that Spark can't open."""
+    """Return PyIceberg's type of a catalog. Raises InvalidArgument if Spark can't open it."""
     kind = str(properties.get("type") or _type_of(str(properties.get("uri", "")))).lower()
     if kind not in _TYPES:
         raise UnknownValue("catalog.type", kind, _TYPES)
@@ -119,7 +119,7 @@ def _without_login(address: str | None) -> str | None:
 
 
 def _type_of(uri: str) -> str:
-    """Return the type that PyIceberg takes an address for."""
+    """Return the type that PyIceberg derives from an address."""
     scheme = uri.partition(":")[0]
     if scheme.startswith("thrift"):
         return "hive"
@@ -136,10 +136,10 @@ def _translated(prefix: str, properties: Mapping[str, Any]) -> dict[str, str]:
         elif key == "s3.force-virtual-addressing":
             options["s3.path-style-access"] = "false" if str(value).lower() == "true" else "true"
         elif key not in _OF_PYICEBERG:
-            remedy = f"Describe the catalog whole by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
-            raise InvalidArgument(f"catalog.properties.{key}", "has no equal in Spark's catalog.", remedy)
+            remedy = f"Describe the whole catalog by Spark's own settings, {prefix} and {prefix}.*, under `spark`."
+            raise InvalidArgument(f"catalog.properties.{key}", "has no equivalent in Spark's catalog.", remedy)
     if "s3.endpoint" in options:
-        # As PyIceberg does with an endpoint: servers other than Amazon's have no host for each bucket.
+        # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
         options.setdefault("s3.path-style-access", "true")
     return options
 
@@ -154,11 +154,11 @@ def _jdbc(properties: Mapping[str, Any]) -> dict[str, str]:
             raise InvalidArgument("catalog.uri", "is an SQLite catalog in memory, which Spark can't see.")
         return {**options, "uri": f"jdbc:sqlite:{url.database}"}
     if unknown := sorted(set(url.query) - {"sslmode", "sslrootcert"}):
-        raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equal in Spark's catalog.")
+        raise InvalidArgument("catalog.uri", f"its {', '.join(unknown)} have no equivalent in Spark's catalog.")
     address = f"jdbc:postgresql://{url.host or 'localhost'}:{url.port or 5432}/{url.database or ''}"
     query = "&".join(f"{key}={value}" for key, value in url.query.items())
     options["uri"] = f"{address}?{query}" if query else address
-    # Not in the address: Spark shows it, and masks these.
+    # Not in the address, which Spark shows: it masks these settings.
     for key, value in (("jdbc.user", url.username), ("jdbc.password", url.password)):
         if value is not None:
             options[key] = str(value)

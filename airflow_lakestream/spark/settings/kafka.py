@@ -1,7 +1,7 @@
-"""librdkafka's settings as the options of Spark's Kafka source, whose client is Java's, and as executors need them.
+"""librdkafka's settings, translated for Spark's Java client, and made ready for executors.
 
-What only tunes librdkafka is left to the driver's own clients. Any other setting that has no counterpart is refused:
-left out, it would be missed in the wrong place.
+Settings that only tune librdkafka are dropped for Java. Any other setting without a counterpart is refused: if it were
+ignored, a later error would not point to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.client import NOT_FOR_US
 
-# Options of sources whose values Spark is not to show; without these, its own pattern would show JAAS and PEM texts.
+# Options whose values Spark must mask: its own pattern would show JAAS and PEM texts.
 REDACTED = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore"
 
 _LOGIN_MODULES = {
@@ -36,7 +36,7 @@ _RENAMED = {
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
 }
-# They say how librdkafka works inside, or what it logs, and nothing of what is read from where.
+# Settings of how librdkafka works or logs; they do not change what is read from where.
 _OF_LIBRDKAFKA = (
     *("queued.", "log", "debug", "statistics.", "socket.", "api.version.", "broker.", "topic.metadata.", "builtin."),
     *("fetch.queue.", "fetch.error.", "message.max.", "receive.message.max.", "max.in.flight", "enable.partition.eof"),
@@ -47,11 +47,11 @@ _SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 
 
 def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
-    """Return options for Spark's Kafka source, each beginning with "kafka.".
+    """Return options for Spark's Kafka source, each with the prefix "kafka.".
 
     :param connection: librdkafka configuration.
 
-    Raises InvalidArgument, which names the setting and never a value.
+    Raises InvalidArgument, which names the setting, never its value.
     """
     found = {"isolation.level": "read_committed"}
     left = {key: value for key, value in connection.items() if value is not None and key not in NOT_FOR_US}
@@ -69,7 +69,7 @@ def kafka_options(connection: Mapping[str, Any]) -> dict[str, str]:
 
 
 def for_executors(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the connection for a librdkafka elsewhere: what PEM files hold, which are the driver's, as text.
+    """Return the configuration for a librdkafka elsewhere: PEM files, which the driver has, become text.
 
     Raises InvalidArgument for a file that can't be read.
     """
@@ -123,9 +123,9 @@ def _tls(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _pem(given: dict[str, Any], name: str) -> str | None:
-    """Return the text of what is given as a file or as text; files are the driver's, executors need none."""
+    """Return a PEM text given as a file or as text. Executors need no files: they are read here, on the driver."""
     location, text = given.pop(f"{name}.location", None), given.pop(f"{name}.pem", None)
-    # Without one, Java trusts what its own store holds, as librdkafka does what it finds by "probe".
+    # Without one, Java trusts its own store, and librdkafka what "probe" finds.
     if text is not None or location is None or location == "probe":
         return None if text is None else str(text)
     try:

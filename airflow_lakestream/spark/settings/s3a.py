@@ -1,6 +1,6 @@
-"""Hadoop's client of S3, `s3a://`, for a checkpoint there: its jars, and what it is told by the connection.
+"""Hadoop's S3 client, `s3a://`, for a checkpoint in S3: its jars, and its settings from the connection.
 
-Only Spark's own files, those of the checkpoint, are opened by it; tables are opened by PyIceberg or delta-rs.
+It opens only Spark's own files, those of the checkpoint; PyIceberg or delta-rs open tables.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _SCHEME = "s3a"
 _SDK = "software.amazon.awssdk"
-# All of Amazon's clients in one jar of half a gigabyte, which hadoop-aws brings.
+# One jar of half a gigabyte with all of Amazon's clients, a dependency of hadoop-aws.
 _BUNDLE = f"{_SDK}:bundle"
-# The clients that are needed, of the last version whose requests are those that Hadoop 3.4 was made for.
+# The clients that are needed, in the last version whose requests match those for which Hadoop 3.4 was made.
 _SDK_OF_HADOOP = {"3.4.1": "2.29.52", "3.4.2": "2.29.52"}
 _CLIENTS = ("s3", "s3-transfer-manager", "sts")
-# Storage options of delta-rs, and what Hadoop calls them for one bucket.
+# Storage options of delta-rs, and Hadoop's names for them, per bucket.
 _SETTINGS = {
     "aws_endpoint_url": "endpoint",
     "aws_region": "endpoint.region",
@@ -34,7 +34,7 @@ _SETTINGS = {
 
 
 def is_on_s3a(location: str | None) -> bool:
-    """Whether Spark opens a location by this client."""
+    """Whether Spark opens a location with this client."""
     return str(location).startswith(f"{_SCHEME}:")
 
 
@@ -47,16 +47,16 @@ def packages() -> tuple[str, ...]:
 
 
 def left_out() -> tuple[str, ...]:
-    """Return what those packages would bring, and is not needed: the bundle of all clients, where ours are known."""
+    """Return dependencies of those packages to leave out: the bundle of all clients, if we know the needed ones."""
     return (_BUNDLE,) if jar_version("hadoop-client-api") in _SDK_OF_HADOOP else ()
 
 
 def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return what Hadoop is told of a location's bucket, secrets among it: other buckets keep what they have."""
+    """Return Hadoop's settings for a location's bucket, secrets included; other buckets keep theirs."""
     options = options_of(properties)
     found = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     if "endpoint" in found:
-        # As PyIceberg does with an endpoint: servers other than Amazon's have no host for each bucket.
+        # As PyIceberg does for an endpoint: servers other than Amazon's have no host name per bucket.
         is_host = options.get("aws_virtual_hosted_style_request", "").lower() == "true"
         found["path.style.access"] = "false" if is_host else "true"
     prefix = f"fs.s3a.bucket.{urlsplit(location).netloc}"
@@ -66,7 +66,7 @@ def settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
 def tell(spark: SparkSession, location: str, properties: Mapping[str, str]) -> None:
     """Let a session open a location.
 
-    Told here, not on the command line, they are in no log of Spark's and on no page.
+    Set here, not on the command line, the settings are in no Spark log and on no page.
     """
     if not is_on_s3a(location):
         return

@@ -1,1 +1,1 @@
-"""How new a table is."""
+"""How fresh a table is."""

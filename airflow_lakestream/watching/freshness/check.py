@@ -28,9 +28,9 @@ from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
-# A step of a look: asks, and comes to something.
+# A step of a look: asks questions, and returns a result.
 Step = Generator[Ask, Any, Any]
 
 
@@ -57,9 +57,7 @@ class FreshnessCheck:
         object.__setattr__(self, "wanted", Wanted.of(vars(self)))
         object.__setattr__(self, "missing", choose(Missing, "missing", self.missing))
         if self.wanted.complete_through is not None and not is_given(self.kafka_conn_id):
-            raise InvalidArgument(
-                "kafka_conn_id", "is missing.", "complete_through needs it, to find the offsets of the time."
-            )
+            raise InvalidArgument("kafka_conn_id", "is missing.", "complete_through needs it to find offsets by time.")
 
     @property
     def subject(self) -> str:
@@ -74,8 +72,8 @@ class FreshnessCheck:
         if self._asks_kafka(facts, now_ms):
             facts = yield from self._of_kafka(places, table, facts, now_ms)
         found = freshness(self.wanted, facts, now_ms)
-        late = Outcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else Outcome.WAITING
-        outcome = Outcome.DONE if found.fresh else late
+        late = LookOutcome.FAILED if arguments.flag("fail_when_stale", self.fail_when_stale) else LookOutcome.WAITING
+        outcome = LookOutcome.DONE if found.fresh else late
         return Verdict(outcome, found.reasons, found.to_dict())
 
     def _asks_kafka(self, facts: Facts, now_ms: int) -> bool:
@@ -86,7 +84,7 @@ class FreshnessCheck:
     def _landings(self, table: Table, now_ms: int) -> Facts:
         wanted, since = self.wanted, None
         if wanted.event_time_column is not None and wanted.max_age is not None:
-            # What landed before can hold no event that is young enough.
+            # Earlier landings can hold no event that is young enough.
             since = now_ms - int(wanted.max_age * 1000)
         history = look_back(table, wanted.consumer_group, wanted.branch, wanted.operations, since)
         return Facts(history, self._event(table, history, now_ms))
@@ -98,7 +96,7 @@ class FreshnessCheck:
         return column.newest([one.snapshot_id for one in history.recent], now_ms + CLOCK_SKEW_MS)
 
     def _of_kafka(self, places: Places, table: Table, facts: Facts, now_ms: int) -> Step:
-        """Ask for what the groups lack of their topics, and whether the time is complete."""
+        """Ask what the groups lack of their topics, and whether the time is complete."""
         wanted, found = self.wanted, []
         reasons: list[Reason] | None = [] if wanted.complete_through is not None else None
         watch: KafkaWatch = yield ask_kafka(places, str(self.kafka_conn_id))
@@ -119,7 +117,7 @@ class FreshnessCheck:
         try:
             return backlog_of(ledger, state, self.wanted.table)
         except LogTruncated:
-            # The answer may be older than the ledger, since others share it: the log is asked once more.
+            # The shared answer may be older than the ledger: ask Kafka once more.
             return backlog_of(ledger, (yield Ask((*key, False), answer, keep=0.0)), self.wanted.table)
 
     def _incomplete(self, watch: KafkaWatch, group: str, backlog: Backlog, now_ms: int) -> Step:
@@ -136,7 +134,7 @@ class FreshnessCheck:
         return found.reasons(group, iso(at_ms))
 
     def _ask_boundaries(self, watch: KafkaWatch, backlog: Backlog, at_ms: int) -> Ask:
-        # Of the very ends that were looked at: a boundary at or past them is open.
+        # Use the ends of the same look: a boundary at or past them is open.
         ends = tuple(sorted((p, marks.end) for p, marks in backlog.state.marks.items()))
         key = ("boundaries", self.kafka_conn_id, backlog.state.identity, ends, at_ms)
         return Ask(key, partial(watch.boundaries, backlog.state, at_ms))

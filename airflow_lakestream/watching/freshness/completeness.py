@@ -1,7 +1,7 @@
-"""Whether a table holds all of a topic up to a time, and nothing of it can still come.
+"""Whether a table holds all of a topic's records up to a time, and no more can come.
 
 The rule is the ledger's: B(t) is a partition's first offset with a timestamp at or after t; without such a record the
-boundary is open. All below B(t) has to be in the ledger, and no boundary may be open.
+boundary is open. The time is complete if the ledger holds all offsets below B(t), and no boundary is open.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from airflow_lakestream.watching.lag.backlog import Backlog
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """What keeps a time from being complete: nothing, if it is.
+    """What keeps a time from being complete; nothing if it is complete.
 
-    `missing` are offsets below the boundaries that are not landed; `open` the partitions whose boundary is open;
-    `before` those in which the group begins after the time; `covered`: the ledger says where the time's offsets begin.
+    `missing` are offsets below the boundaries that are not landed. `open` are the partitions whose boundary is open,
+    `before` those in which the group begins after the time. `covered`: the ledger says where the time's offsets begin.
     """
 
     topic: str
@@ -34,11 +34,11 @@ class Completeness:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all is landed, and nothing can come."""
+        """Whether everything is landed and no more can come."""
         return self.covered and not (self.missing or self.open or self.before)
 
     def reasons(self, group: str, at: str) -> list[Reason]:
-        """Tell what keeps the time from being complete.
+        """Return what keeps the time from being complete.
 
         :param at: the time, as text.
         """
@@ -62,7 +62,7 @@ class Completeness:
 
 
 def covered_part(entry: TopicEntry, at_ms: int) -> Interval | None:
-    """Return the covered time that reaches up to `at_ms`, in milliseconds since the epoch; None where there is none."""
+    """Return the covered time that reaches up to `at_ms`, in milliseconds since the epoch, or None."""
     return next((part for part in entry.covered if part[0] < at_ms <= part[1]), None)
 
 
@@ -76,11 +76,11 @@ def completeness(
 ) -> Completeness:
     """Decide whether all of a topic is landed up to a time.
 
-    :param highs: by partition, where the time stands.
-    :param lows: where the covered time that reaches up to it begins; None where none does.
+    :param highs: the boundary of the time, by partition.
+    :param lows: where the covered time that reaches up to it begins; None without one.
     :param idle_closes: a partition without a record at or after the time counts as closed once all of it is landed.
 
-    Raises DataLoss for offsets that Kafka has no more.
+    Raises DataLoss for offsets that Kafka no longer has.
     """
     state, entry, topic = backlog.state, backlog.entry, backlog.topic
     if not entry.origin and lows is None:
@@ -98,9 +98,9 @@ def completeness(
 
 
 def _begin(backlog: Backlog, lows: Mapping[int, Boundary], partition: int) -> int:
-    """Return the partition's first offset that is the group's, as far as this time is concerned."""
+    """Return the partition's first offset that belongs to the group, for this time."""
     origin = backlog.entry.origin
-    # A partition that came after the origin was fixed begins at 0.
+    # A partition added after the origin was fixed begins at 0.
     begins = [origin.get(partition, 0)] if origin else []
     begins += [lows[partition].offset] if partition in lows else []
     return min(begins, default=0)

@@ -1,4 +1,4 @@
-"""How new the newest event of a table is, by the bounds that its manifests keep of a column."""
+"""The newest event of a table, from the bounds of a column that its manifests keep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """A column of a table, read by its bounds. Times are milliseconds since the epoch; those without zone are UTC."""
+    """A column of a table, read by its bounds. Times are milliseconds since the epoch; times without zone are UTC."""
 
     table: Table
     column: str
@@ -35,7 +35,7 @@ class EventTimes:
 
     @classmethod
     def of(cls, table: Table, column: str) -> EventTimes:
-        """Find the column. Raises InvalidArgument for one that is not there, or is no time."""
+        """Find the column. Raises InvalidArgument if it does not exist or is no time."""
         try:
             field = table.schema().find_field(column)
         except ValueError as e:
@@ -46,10 +46,10 @@ class EventTimes:
         return cls(table, column, field.field_id, field.field_type)
 
     def newest(self, snapshot_ids: Iterable[int], until_ms: int) -> int | None:
-        """Return the newest event in the files that these snapshots added; None where they added no event.
+        """Return the newest event in the files that these snapshots added; None if they added none.
 
-        What is dated after `until_ms` says nothing about now, and is passed over with its file. Raises InvalidArgument
-        where the manifests keep no bounds of the column.
+        A file with an event dated after `until_ms` is skipped: that says nothing about now. Raises InvalidArgument if
+        the manifests keep no bounds of the column.
         """
         newest: int | None = None
         for file in self._files(set(snapshot_ids)):
@@ -59,7 +59,7 @@ class EventTimes:
                 continue
             at = _milliseconds(self.type, int(from_bytes(self.type, bound)))
             if at is not None and at > until_ms - _DAY_MS and isinstance(self.type, DateType):
-                # The day that has begun reaches to its end, which is still to come.
+                # A date column's day reaches to its end, which for today is in the future.
                 at = min(at, until_ms) if at - _DAY_MS < until_ms else at
             if at is not None and at <= until_ms and (newest is None or at > newest):
                 newest = at
@@ -83,18 +83,18 @@ class EventTimes:
             raise InvalidArgument(
                 _ARGUMENT,
                 f"the manifests of {_name(self.table)} keep no bounds of {self.column!r}.",
-                f"Set the table property write.metadata.metrics.column.{self.column} to full; what lands from then on "
-                "has them.",
+                f"Set the table property write.metadata.metrics.column.{self.column} to full; files that land from "
+                "then on have them.",
             )
 
 
 def _milliseconds(kind: IcebergType, value: int) -> int | None:
-    """Return a bound as milliseconds since the epoch; None for what is no time."""
+    """Return a bound as milliseconds since the epoch; None if it is no time."""
     if isinstance(kind, TimestampType | TimestamptzType):
         return value // 1000
     if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
         return value // 1_000_000
-    # A day's events reach to its end.
+    # A date stands for events up to the day's end.
     return (value + 1) * _DAY_MS - 1 if isinstance(kind, DateType) else None
 
 

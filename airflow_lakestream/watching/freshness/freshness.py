@@ -1,6 +1,6 @@
-"""Whether a table is fresh: its newest landing is young, its newest event is, or a time is complete in it.
+"""Whether a table is fresh: its newest landing or newest event is young, or it is complete up to a time.
 
-What other writers did to the table is no landing; a topic in which nothing is left to land is idle, not late.
+Changes by other writers are no landings. If nothing is left to land, the topic is idle, not late.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from airflow_lakestream.watching.causes import Cause, Reason, some, span, told
 from airflow_lakestream.watching.lag.backlog import Backlog
 from airflow_lakestream.watching.streams.landings import History
 
-# Of snapshots, as Iceberg names them.
+# Iceberg's operations of snapshots.
 _OPERATIONS = ("append", "overwrite", "replace", "delete")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a table has to be to be fresh. Ages are seconds, `complete_through` milliseconds since the epoch."""
+    """When a table counts as fresh. Ages are seconds, `complete_through` is milliseconds since the epoch."""
 
     table: str
     consumer_group: str | None = None
@@ -70,10 +70,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What a look has found: whether the table is fresh, and why, or why not.
+    """The result of a look: whether the table is fresh, and why or why not.
 
-    `age` is that of the newest landing, or event, in seconds; `through_ms` the time, in milliseconds since the epoch,
-    up to which the table is known to hold all; with `max_age` alone that of the newest landing or event.
+    `age` is that of the newest landing or event, in seconds. `through_ms` is the time, in milliseconds since the epoch,
+    up to which the table is known to be complete; with `max_age` alone the time of the newest landing or event.
     """
 
     fresh: bool
@@ -86,7 +86,7 @@ class Freshness:
 
     @property
     def message(self) -> str:
-        """The finding in one line."""
+        """The result in one line."""
         return f"{self.table} is {'fresh' if self.fresh else 'not fresh'}" + (
             f": {told(self.reasons)}" if self.reasons else ""
         )
@@ -106,10 +106,10 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen of a table. Each is asked for only where it decides something.
+    """What was seen of a table. Each fact is looked up only if it matters.
 
-    `event_ms` is the newest event, by the group `backlogs` what it lacks; `incomplete` says why the time is not
-    complete, None where nobody asked for one.
+    `event_ms` is the newest event; `backlogs` are what each group lacks; `incomplete` says why the time is not
+    complete, None if no time was asked for.
     """
 
     history: History
@@ -141,7 +141,7 @@ def freshness(wanted: Wanted, facts: Facts, now_ms: int) -> Freshness:
 
 
 def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
-    """Return the time of the newest landing, or of the newest event where that is what counts."""
+    """Return the time of the newest landing, or of the newest event if `event_time_column` is given."""
     if wanted.event_time_column is not None:
         return facts.event_ms
     newest = facts.history.newest
@@ -149,13 +149,13 @@ def reached_ms(wanted: Wanted, facts: Facts) -> int | None:
 
 
 def is_young(wanted: Wanted, facts: Facts, now_ms: int) -> bool:
-    """Tell whether `max_age` is kept, whatever the topic has."""
+    """Tell whether `max_age` is kept, whatever the topic holds."""
     reached = reached_ms(wanted, facts)
     return wanted.max_age is None or (reached is not None and now_ms - reached <= wanted.max_age * 1000)
 
 
 def nothing(wanted: Wanted, history: History) -> Reason:
-    """Return the reason of a table without a landing that counts."""
+    """Return the reason for a table without a landing that counts."""
     if history.expired:
         return Reason(Cause.EXPIRED_LANDING, "the snapshots of all landings have expired, so their age is unknown")
     if wanted.operations:
@@ -165,7 +165,7 @@ def nothing(wanted: Wanted, history: History) -> Reason:
 
 
 def _late(wanted: Wanted, facts: Facts, age: float | None, now_ms: int) -> tuple[bool, Reason]:
-    """Return whether a table that is too old is fresh all the same, and why it is old."""
+    """Return whether a table that is too old counts as fresh, and why it is old."""
     assert wanted.max_age is not None, "see the caller"
     waits = [(group, one) for group, one in facts.backlogs if one.lacking or one.lost]
     what = f"the newest {wanted.event_time_column or 'landing'} is {'unknown' if age is None else f'{span(age)} old'}"
@@ -176,7 +176,7 @@ def _late(wanted: Wanted, facts: Facts, age: float | None, now_ms: int) -> tuple
         return False, nothing(wanted, facts.history)
     lands = now_ms - facts.history.newest.at_ms <= wanted.max_age * 1000
     lacks = [f"group {group} lacks {one.lacking.width} offsets: {some(one.lacking)}" for group, one in waits]
-    text = "; ".join([f"{what}, and may be {span(wanted.max_age)}", *lacks])
+    text = "; ".join([f"{what}, allowed are {span(wanted.max_age)}", *lacks])
     return False, Reason(Cause.LATE_EVENTS if lands else Cause.STOPPED_CONSUMER, text)
 
 

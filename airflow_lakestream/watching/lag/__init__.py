@@ -1,1 +1,1 @@
-"""What waits to be read: how much, how old, and whether it is about to leave the log."""
+"""Unread records: how many, how old, and whether they are about to leave the log."""

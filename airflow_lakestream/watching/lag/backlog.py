@@ -1,4 +1,4 @@
-"""What a group still lacks of its topic: how much waits, how much of it is overdue, and what is gone for good."""
+"""What a group still lacks of its topic: how much is unread, how much of it is overdue, and what is lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_lakestream.core.ranges import RangeSet
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """One topic of one ledger, against the topic as it is now.
+    """One topic of a ledger, compared with the topic now.
 
-    `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` what Kafka has no
-    more; `overdue` and `crowded` as in `waiting.Unread`.
+    `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` are offsets that
+    Kafka no longer has; `overdue` and `crowded` are as in `waiting.Unread`.
     """
 
     state: TopicState
@@ -53,8 +53,8 @@ def _wanted(entry: TopicEntry, state: TopicState) -> RangeSet:
 
 def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int) -> int:
     if entry.origin:
-        # A partition that came after the origin was fixed begins at 0.
+        # A partition added after the origin was fixed begins at 0.
         return entry.origin.get(partition, 0)
-    # A group that never resumed promises nothing of what lies between its ranges.
+    # A group that never resumed promises nothing about the offsets between its ranges.
     held = entry.held.intervals(identity.topic, partition)
     return held[-1][1] if held else low

@@ -16,14 +16,14 @@ from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import Source
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition: unread offsets (records, or holes between them), and the age of the oldest record seen of them.
+    """One partition: unread offsets (records, or holes between them), and the age of the oldest unread record seen.
 
-    `crowded`: there are more than a look reads, so that older ones may be among them.
+    `crowded`: more records are unread than a look reads, so older ones may be among them.
     """
 
     topic: str
@@ -35,13 +35,13 @@ class PartitionLag:
     def __str__(self) -> str:
         age = "" if self.seconds is None else f", the oldest {span(self.seconds)} old"
         if self.crowded:
-            age += f" (more than {MOST_READ} are not looked at one by one: they count as overdue)"
+            age += f" (more than {MOST_READ} are not read one by one: all count as overdue)"
         return f"{self.topic}[{self.partition}] with {self.records} unread{age}"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is still near enough; None does not matter. Ages are seconds."""
+    """The allowed lag; None: no limit. Ages are seconds."""
 
     records: int | None = None
     age: float | None = None
@@ -49,7 +49,7 @@ class Limits:
     per_partition: bool = True
 
     def far(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
-        """Return the partitions that are too far behind; in sum, all that are behind where the sum is."""
+        """Return the partitions that are too far behind; if the sum is too large, all that are behind."""
         behind = [lag for lag in lags if lag.records]
         too_many = [lag for lag in behind if self._too_many(lag, sum(one.records for one in behind))]
         return [lag for lag in behind if lag in too_many or self._too_old(lag)]
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Lag:
-    """A consumer's lag at one moment, `now` in seconds since the epoch."""
+    """A consumer's lag at one moment; `now` is in seconds since the epoch."""
 
     books: Books
     unread: Sequence[Unread]
@@ -82,25 +82,25 @@ class Lag:
 
     @property
     def batch_age(self) -> float | None:
-        """How long ago the consumer last got on; None where its books do not tell."""
+        """How long ago the consumer last made progress; None if unknown."""
         return None if self.books.newest_at is None else max(0.0, self.now - self.books.newest_at)
 
     def judge(self, limits: Limits, *, fail: bool) -> Verdict:
-        """Say whether that is near enough. One that is not fails with `fail`, and waits without."""
+        """Compare with the limits. A consumer that is too far behind fails with `fail`, and waits without."""
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
         lost = self._lost()
         if not behind:
-            return Verdict(Outcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
+            return Verdict(LookOutcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
         worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
         far = limits.far(lags)
         is_old = limits.batch_age is not None and (self.batch_age is None or self.batch_age > limits.batch_age)
         value = self._value(lags, worst)
         if not far and not is_old:
-            near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is near enough, {self._text(behind, worst)}")
-            return Verdict(Outcome.DONE, (near, *lost), value)
-        outcome = Outcome.FAILED if fail else Outcome.WAITING
-        # A partition that nothing ever came to is no other one.
+            near = Reason(Cause.CAUGHT_UP, f"{self.books.name} is within the limits, {self._text(behind, worst)}")
+            return Verdict(LookOutcome.DONE, (near, *lost), value)
+        outcome = LookOutcome.FAILED if fail else LookOutcome.WAITING
+        # A partition without any record is not compared with the others.
         used = sum(marks.end > 0 for one in self.unread for marks in one.state.marks.values())
         late = 0 < len(far) < used and len(behind) < used
         return Verdict(outcome, (*self._causes(behind, worst, is_old, late), *lost), value)
@@ -130,9 +130,7 @@ class Lag:
 
     def _lost(self) -> list[Reason]:
         gone = [some(one.lost) for one in self.unread if one.lost]
-        return (
-            [Reason(Cause.LOST_RECORDS, f"Kafka has removed before they were read: {', '.join(gone)}")] if gone else []
-        )
+        return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
         partitions: dict[str, dict[str, int]] = {}
@@ -150,7 +148,7 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class LagCheck(Source):
-    """Waits until a consumer is near enough to the end of its topics; the arguments are the sensor's."""
+    """Waits until a consumer is near the end of its topics; the arguments are the sensor's."""
 
     max_lag_records: Any = None
     max_lag_seconds: Any = None

@@ -1,8 +1,8 @@
-"""When unread records leave the log, at the rates at which it is written and read now: arithmetic alone.
+"""When unread records leave the log, at the current rates of writing and reading: arithmetic only.
 
-By time, a record leaves once it is older than `retention.ms`, at the earliest. A consumer that reads on pushes that
-moment away, as fast as it gets through the time in which the records were written. By size, it leaves once so much
-was written behind it that the log is full; a consumer moves away from that end as it reads.
+By time, a record leaves at the earliest when it is older than `retention.ms`. A consumer that keeps reading puts that
+moment off, as fast as it reads through the time in which the records were written. By size, a record leaves once enough
+was written behind it to fill the log; a consumer that reads moves away from that end.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# No rate is trusted in the last part of the time that is asked for: a consumer may stop at any moment.
+# In the last part of the wanted time no rate is trusted: a consumer may stop at any moment.
 LAST_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """One partition at one moment. Rates are records a second; times are seconds since the epoch.
+    """One partition at one moment. Rates are records per second; times are seconds since the epoch.
 
-    `unread` is how many records are left to read, `first_at` the timestamp of the first of them. `capacity` is how many
-    records the log holds before it is full by size, None without such a limit.
+    `unread` is the number of unread records, `first_at` the timestamp of the first of them. `capacity` is the number of
+    records that fit into the log by size; None without a limit.
     """
 
     unread: int
@@ -32,13 +32,13 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Seconds until the first unread record leaves: at today's rates, and if nothing more is read."""
+    """Seconds until the first unread record leaves: at current rates, and if reading stops."""
 
     going_on: float = math.inf
     stopped: float = math.inf
 
     def is_short(self, wanted: float) -> bool:
-        """Whether that is less than what is wanted."""
+        """Whether that is less than `wanted` seconds."""
         return self.going_on < wanted or self.stopped < wanted / LAST_PART
 
 
@@ -54,7 +54,7 @@ def _by_time(view: PartitionView, now: float) -> TimeLeft:
     if view.retention is None or view.first_at is None:
         return TimeLeft()
     stopped = max(0.0, view.first_at + view.retention - now)
-    # So many records of what is unread were written in each second of it: reading as many gains a second.
+    # This many unread records were written in each second: reading as many gains a second.
     density = view.unread / max(1.0, now - view.first_at)
     gained = view.landed / density
     return TimeLeft(math.inf if gained >= 1 else stopped / (1 - gained), stopped)
@@ -69,7 +69,7 @@ def _by_size(view: PartitionView) -> TimeLeft:
 
 
 def rate_to_catch_up(view: PartitionView, left: TimeLeft) -> float:
-    """Return the records a second that read everything within half of the time that is left."""
+    """Return the rate (records per second) that reads everything within half of the time left."""
     if not view.unread:
         return 0.0
     within = left.stopped / 2

@@ -1,4 +1,4 @@
-"""Whether unread records are about to leave the log, and how large a run would have to be to catch up."""
+"""Whether unread records are about to leave the log, and how large a run must be to catch up."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate
 from airflow_lakestream.watching.lag.waiting import Asking, Unread
 from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import Source, ask_kafka
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
-# Rates are those of so many seconds, or of less where Kafka keeps little.
+# Seconds over which rates are measured; less if Kafka keeps little.
 _WINDOW = 900.0
 _PARTS_OF_RETENTION = 4
-# A consumer that lands by runs has its rate taken over several of them.
+# For a consumer that lands by runs, the rate is measured over several runs.
 _RUNS = 3
-# Of a record beyond its key and value, in the log.
+# Bytes of a record in the log besides its key and value.
 _OVERHEAD = 10
 _SETTINGS_KEPT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What Kafka keeps of a topic, and how many records came to each partition in the last `window` seconds."""
+    """What Kafka keeps of a topic, and the records that came to each partition in the last `window` seconds."""
 
     retention: Retention
     produced: Mapping[int, int]
@@ -55,7 +55,7 @@ class PartitionRisk:
 
 @dataclass(frozen=True)
 class Risk:
-    """All partitions of a consumer at one moment; `every`: so many seconds apart are its runs, where that is known."""
+    """All partitions of a consumer at one moment; `every` is the seconds between its runs, if known."""
 
     books: Books
     unread: Sequence[Unread]
@@ -63,12 +63,12 @@ class Risk:
     every: float | None
 
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
-        """Fail where less than `wanted` seconds are left, or records are gone; else be done after `watch_for`."""
+        """Fail if less than `wanted` seconds are left or records are lost; otherwise be done after `watch_for`."""
         short = [one for one in self.partitions if one.left.is_short(wanted)]
         reasons = [*self._short(short, wanted), *self._lost()]
         if reasons:
-            return Verdict(Outcome.FAILED, (*reasons, *self.books.reasons), self._value())
-        outcome = Outcome.WAITING if watch_for is not None and waited < watch_for else Outcome.DONE
+            return Verdict(LookOutcome.FAILED, (*reasons, *self.books.reasons), self._value())
+        outcome = LookOutcome.WAITING if watch_for is not None and waited < watch_for else LookOutcome.DONE
         least = min(self.partitions, key=lambda one: one.left.going_on, default=None)
         text = f"no unread record of {self.books.name} leaves within {span(wanted)}"
         if least is not None and math.isfinite(least.left.going_on):
@@ -77,12 +77,12 @@ class Risk:
 
     @property
     def rate(self) -> float:
-        """The records a second that would catch up."""
+        """The rate (records per second) that would catch up."""
         return sum(rate_to_catch_up(one.view, one.left) for one in self.partitions)
 
     @property
     def max_records(self) -> int | None:
-        """The records of one run that would catch up; None where nobody knows how often it runs."""
+        """The records per run that would catch up; None if the time between runs is unknown."""
         return None if self.every is None else math.ceil(self.rate * self.every)
 
     def _short(self, short: Sequence[PartitionRisk], wanted: float) -> list[Reason]:
@@ -108,9 +108,7 @@ class Risk:
 
     def _lost(self) -> list[Reason]:
         gone = [some(one.lost) for one in self.unread if one.lost]
-        return (
-            [Reason(Cause.LOST_RECORDS, f"Kafka has removed before they were read: {', '.join(gone)}")] if gone else []
-        )
+        return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
     def _value(self) -> dict[str, Any]:
         partitions: dict[str, dict[str, int | None]] = {}
@@ -164,7 +162,7 @@ class RiskCheck(Source):
         )
         window = window_of(retention, every)
         since_ms = int((now - window) * 1000)
-        # To the second: sensors that look in the same moment ask the same.
+        # Rounded to the second, so that sensors that look at the same moment share the answer.
         key = ("offsets at", self.kafka_conn_id, state.identity, since_ms // 1000)
         starts = yield Ask(key, lambda: watch.offsets_at(state, since_ms))
         produced = {p: max(0, marks.end - starts[p]) for p, marks in state.marks.items() if p in starts}
@@ -172,7 +170,7 @@ class RiskCheck(Source):
 
 
 def every_of(found: Books) -> float | None:
-    """Return how many seconds apart the consumer's runs begin, by its last commits; None where they do not tell."""
+    """Return the seconds between the consumer's runs, from its last commits; None if unknown."""
     first: dict[str, float] = {}
     for step in found.steps or ():
         first[step.run] = min(step.at, first.get(step.run, step.at))
@@ -205,7 +203,7 @@ def risks(
 
 
 def window_of(retention: Retention, every: float | None) -> float:
-    """Return the seconds over which the rate of writing is taken: as for reading, at most a part of what is kept."""
+    """Return the seconds over which the rate of writing is measured: at most a part of what is kept."""
     part = math.inf if retention.milliseconds is None else retention.milliseconds / 1000 / _PARTS_OF_RETENTION
     return min(max(_WINDOW, _RUNS * (every or 0.0)), part)
 
@@ -214,20 +212,20 @@ def _landing_window(settings: TopicSettings, found: Books, every: float | None, 
     window = max(settings.window, _RUNS * (every or 0.0))
     if every is None or not found.steps:
         return window
-    # One that began lately has not been at it for so long; what its first run landed came in the time before that.
+    # A consumer that began lately has a shorter window; its first run landed what came in the interval before it.
     return min(window, now - min(step.at for step in found.steps) + every)
 
 
 def _capacity(retention: Retention, sizes: Sequence[int], held: int) -> float | None:
-    """Return how many records a partition can hold at least before it is full by size."""
+    """Return the least number of records with which a partition is full by size."""
     if retention.size is None or not sizes:
         return None
-    # Records are compressed, and the size of these is not. What the log holds now it can hold, but for the segment
-    # that goes next.
+    # The log is compressed, and these sizes are not. So take at least what the log holds now, without the segment that
+    # is removed next.
     share = retention.size / (retention.size + retention.segment_size)
     return max(retention.size / (sum(sizes) / len(sizes)), held * share)
 
 
 def _whole(value: float) -> int | None:
-    """Return seconds for JSON, which knows no infinity: None is for ever."""
+    """Return seconds as JSON, which has no infinity: None stands for forever."""
     return int(value) if math.isfinite(value) else None

@@ -1,8 +1,9 @@
-"""What waits to be read of a topic, and what of it for too long. Sensors, `status` and metrics answer from here.
+"""What is unread of a topic, and what of it for too long. Sensors, `status` and metrics use this.
 
-Overdue is any unread record from before a time, wherever it stands: producers give timestamps in any order. Where the
-first unread record is older, that is proven. Else all of them are read, since no request to Kafka can tell that there
-is none. A record dated beyond now has just come, and hides no other. One without a timestamp is older than any time.
+Overdue is any unread record with a timestamp before a given time, wherever it stands: producers send timestamps in any
+order. If the first unread record is older, that is proof enough. Otherwise all are read, since no request to Kafka can
+tell that none is older. A record dated in the future counts as just come, and does not hide others. A record without a
+timestamp is older than any time.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, KafkaWatch
 from airflow_lakestream.watching.asking import Ask
 
-# Offsets of a partition whose timestamps are read; where more are unread, they count as overdue.
+# At most this many timestamps are read per partition; if more records are unread, all count as overdue.
 MOST_READ = 100_000
-# Holes at the beginning of what is unread that are looked behind, one after the other.
+# How many holes at the beginning of the unread offsets are skipped, one after the other.
 _HOLES = 5
 
 Asking = Generator[Ask, Any, Any]
@@ -29,9 +30,9 @@ Asking = Generator[Ask, Any, Any]
 class Unread:
     """What a consumer has not read of one topic.
 
-    `firsts` are the first records of it, by partition, and `oldest` the least timestamps that were seen, in
-    milliseconds since the epoch. `overdue` are those offsets of it that are proven to be from before the time that was
-    asked for; `crowded` the partitions with more than could be looked at, all of which counts as overdue.
+    `firsts` are the first unread records, by partition. `oldest` are the least timestamps seen, in milliseconds since
+    the epoch. `overdue` are the offsets that count as from before the given time; `crowded` the partitions with more
+    records than a look reads, all of which count as overdue.
     """
 
     state: TopicState
@@ -43,7 +44,7 @@ class Unread:
     crowded: frozenset[int] = frozenset()
 
     def records(self, partition: int) -> int:
-        """Return how many offsets of a partition are unread: records, or holes between them."""
+        """Return the number of unread offsets of a partition: records, or holes between them."""
         return self._of(partition).width
 
     def _of(self, partition: int) -> RangeSet:
@@ -58,10 +59,10 @@ class Looking:
     watch: KafkaWatch
     state: TopicState
 
-    def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, anew: bool = False) -> Asking:
-        """Find the first unread records: markers and aborted records in front of them, or alone, are no lag.
+    def behind_holes(self, ranges: RangeSet, lost: RangeSet, *, reread: bool = False) -> Asking:
+        """Find the first unread records. Markers and aborted records are no lag, in front of records or alone.
 
-        Returns `Unread`, whose `oldest` are the first ones.
+        Returns `Unread`, whose `oldest` are the timestamps of the first records.
         """
         topic = self.state.identity.topic
         firsts: dict[int, First] = {}
@@ -70,7 +71,7 @@ class Looking:
             asked = {p: begin for p, begin in begins.items() if p not in firsts or firsts[p].offset < begin}
             if not asked:
                 break
-            found = yield self._ask_firsts(asked, anew)
+            found = yield self._ask_firsts(asked, reread)
             for p in asked:
                 first = found.get(p)
                 if first is None:
@@ -82,16 +83,16 @@ class Looking:
                 firsts[p] = first
             if not any(p in found and found[p] for p in asked):
                 break
-        # With more holes than were looked behind, what was found last may be one that is read.
+        # If holes remain after the last try, the record found may be one that is read already: leave it out.
         firsts = {p: one for p, one in firsts.items() if [one.offset] == [a for a, _ in ranges.intervals(topic, p)[:1]]}
         return Unread(self.state, ranges, lost, firsts, {p: first.timestamp_ms for p, first in firsts.items()})
 
     def waiting(self, ranges: RangeSet, lost: RangeSet, before_ms: int | None) -> Asking:
         """Find what is unread, and what of it is from before a time.
 
-        Without a time so many timestamps are read in all as of one partition with one. Returns `Unread`.
+        Without a time the partitions share the number of timestamps that are read for one. Returns `Unread`.
         """
-        unread = yield from self.behind_holes(ranges, lost, anew=before_ms is not None)
+        unread = yield from self.behind_holes(ranges, lost, reread=before_ms is not None)
         topic = self.state.identity.topic
         there = [p for _, p in unread.ranges.partitions]
         proven = [p for p in there if before_ms is not None and unread.oldest.get(p, before_ms) < before_ms]
@@ -117,17 +118,17 @@ class Looking:
         """
         if not proven or before_ms is None:
             return RangeSet()
-        # To the second: sensors that look in the same moment ask the same.
+        # Rounded to the second, so that sensors that look at the same moment share the answer.
         key = ("offsets at", self.conn_id, self.state.identity, before_ms // 1000)
         bounds = yield Ask(key, lambda: self.watch.offsets_at(self.state, before_ms))
         topic = self.state.identity.topic
         ends = {p: max(bounds.get(p, 0), unread.firsts[p].offset + 1) for p in proven}
         return unread.ranges & union(RangeSet.of(topic, p, 0, end) for p, end in ends.items())
 
-    def _ask_firsts(self, positions: Mapping[int, int], anew: bool) -> Ask:
+    def _ask_firsts(self, positions: Mapping[int, int], reread: bool) -> Ask:
         ends = tuple((p, self.state.marks[p].end) for p in sorted(positions))
-        key = ("firsts", self.conn_id, self.state.identity, tuple(sorted(positions.items())), ends, anew)
-        return Ask(key, lambda: self.watch.firsts(self.state, positions, anew=anew))
+        key = ("firsts", self.conn_id, self.state.identity, tuple(sorted(positions.items())), ends, reread)
+        return Ask(key, lambda: self.watch.firsts(self.state, positions, reread=reread))
 
     def _ask_stamps(self, ranges: RangeSet, before_ms: int | None) -> Ask:
         second = None if before_ms is None else before_ms // 1000

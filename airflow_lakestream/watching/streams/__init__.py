@@ -1,1 +1,1 @@
-"""The streams of tables: what landed in them, and what each is doing."""
+"""The streams of tables: what landed, and the state of each."""

@@ -1,4 +1,4 @@
-"""The streams of a Delta table, and what its log says of their landings: what `landings` tells of an Iceberg table."""
+"""The streams of a Delta table and their landings, read from its log; `landings` does the same for Iceberg."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.landings import RECENT, History, Seen
 
-# Each is a small file to read: landings of the time that was asked for, and versions on top of the newest one.
+# Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
 MOST_RECENT = 50
 MOST_SINCE = 100
 
@@ -30,7 +30,7 @@ class DeltaStreams:
 
     @classmethod
     def at(cls, storage: DeltaStorage, location: str) -> DeltaStreams | None:
-        """Open a table; None where there is none."""
+        """Open a table; None if it does not exist."""
         head = storage.open(location)
         return None if head is None else cls(head, storage.store(location))
 
@@ -44,15 +44,15 @@ class DeltaStreams:
         return ledger_store.read_ledger(self.head, consumer_group)
 
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
-        """Return what a group landed, of a topic or of all; see `look_back`. Raises UnreadableLedger."""
+        """Return what a group landed, of one topic or all; see `look_back`. Raises UnreadableLedger."""
         return look_back(self.head, self.store, consumer_group, since_ms, topic)
 
 
 def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = "") -> History:
-    """Return what the log says of the group's landings; `snapshot_id` is the version.
+    """Return the group's landings from the log; `snapshot_id` is the version.
 
-    :param store: whose root is the table's folder.
-    :param since_ms: take in those from then on, MOST_RECENT at most, not only the last few.
+    :param store: a store whose root is the table's folder.
+    :param since_ms: include landings from then on, MOST_RECENT at most, not only the last few.
     :param topic: only landings of this topic count.
 
     Raises UnreadableLedger.

@@ -1,6 +1,6 @@
-"""What a table's history says of its landings: the newest ones, what other writers did since, what was rolled back.
+"""A table's history: its newest landings, what other writers did since, and which landings were rolled back.
 
-A landing is a snapshot with a change of a ledger in its summary. Only the ancestors of a branch's head count.
+A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
-from airflow_lakestream.core.anew import decode_anew
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
+from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.watching.causes import Cause, Reason, span
@@ -28,9 +28,9 @@ _BATCH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(\d+|before/)")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A snapshot, as far as it matters here; `at_ms` is milliseconds since the epoch.
+    """A snapshot, with what matters here; `at_ms` is milliseconds since the epoch.
 
-    `landing` is None for one of another writer; `rows` are those that it added.
+    `landing` is None for another writer's snapshot; `rows` are the rows that it added.
     """
 
     snapshot_id: int
@@ -53,12 +53,12 @@ class Seen:
 
     @property
     def engine(self) -> Engine | None:
-        """What landed it; None for another writer's, and for a change of the books that landed nothing."""
+        """The engine that landed it; None for another writer's, and for a ledger change that landed nothing."""
         if self.landing is None:
             return None
         if self.landing.engine is not None:
             return self.landing.engine
-        # Of a version that did not write it down; a query's run is named by the query's id and the batch.
+        # Older versions did not write the engine down; a Spark run is named by the query's id and the batch.
         if _BATCH.match(self.landing.run_id):
             return Engine.SPARK
         landed = any(entry.held or entry.replaced for entry in self.landing.topics.values())
@@ -69,9 +69,9 @@ class Seen:
 class History:
     """A branch's history, newest first.
 
-    `recent` are the newest snapshots that count; `since` those on top of them, which do not; `rolled_back` landings
-    that are newer than all that count, and in no branch's history any more. `expired`: there were landings, and their
-    snapshots are gone.
+    `recent` are the newest snapshots that count; `since` are those on top of them, which do not count. `rolled_back`
+    are landings newer than all that count, and in no branch's history. `expired`: there were landings, but their
+    snapshots have expired.
     """
 
     recent: tuple[Seen, ...] = ()
@@ -81,11 +81,11 @@ class History:
 
     @property
     def newest(self) -> Seen | None:
-        """The newest one that counts."""
+        """The newest snapshot that counts."""
         return self.recent[0] if self.recent else None
 
     def reasons(self, now_ms: int) -> list[Reason]:
-        """Tell what a look at the table's newest snapshot alone would be mistaken about."""
+        """Return reasons for which the table's newest snapshot alone would mislead."""
         found = []
         if self.rolled_back:
             ids = ", ".join(str(one.snapshot_id) for one in self.rolled_back)
@@ -109,14 +109,14 @@ def look_back(
     since_ms: int | None = None,
     topic: str | None = None,
 ) -> History:
-    """Return what a branch's history says of its landings.
+    """Return a branch's landings.
 
-    :param consumer_group: whose landings count; None: those of every group.
-    :param operations: only snapshots of these operations count; without a group, those of other writers too.
-    :param since_ms: take in all that count from then on, not only the last few.
-    :param topic: only landings of this topic count; those of others are of no interest.
+    :param consumer_group: whose landings count; None: every group's.
+    :param operations: only snapshots of these operations count; without a group, also those of other writers.
+    :param since_ms: include all that count from then on, not only the last few.
+    :param topic: only landings of this topic count; those of others are left out.
 
-    Raises InvalidArgument for a branch that is not there, UnreadableLedger.
+    Raises InvalidArgument if the branch does not exist, UnreadableLedger.
     """
     metadata = table.metadata
     names = None if consumer_group is None else ledger_store.names_of(metadata.properties, consumer_group)
@@ -136,7 +136,7 @@ def look_back(
             recent.append(seen)
         elif not recent and codec.SUMMARY_LANDING_ID not in ledger_store.summary_of(snapshot):
             since.append(seen)
-        if consumer_group is not None and _begins_anew(snapshot, consumer_group):
+        if consumer_group is not None and _starts_over(snapshot, consumer_group):
             break
     expired = not met and any(ledger.topics for ledger in ledgers(table, consumer_group, branch).values())
     rolled_back = (one for one in _rolled_back(metadata, names, recent) if topic is None or topic in one.topics)
@@ -144,9 +144,9 @@ def look_back(
 
 
 def ledgers(table: Table, consumer_group: str | None, branch: str = MAIN_BRANCH) -> Mapping[str, Ledger]:
-    """Return the ledgers at a branch's head by group: of one group, or of all.
+    """Return the ledgers at a branch's head by group: one group's, or all.
 
-    Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument for a branch that is not there.
+    Raises UndecidedLedger, UnreadableLedger, FormatVersionTooOld, and InvalidArgument if the branch does not exist.
     """
     if table.metadata.format_version < 2:
         raise ledger_store.FormatVersionTooOld(ledger_store.name_of(table))
@@ -177,7 +177,7 @@ def _ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
 def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
-        # A cherry-pick carries its source's rows but none of its lakestream.* keys.
+        # A cherry-pick has its source's rows but none of its lakestream.* keys.
         picked = metadata.snapshot_by_id(int(source))
         summary = {**summary, **ledger_store.summary_of(picked)} if picked is not None else summary
     group = summary.get(codec.SUMMARY_GROUP)
@@ -190,15 +190,15 @@ def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | 
     return Seen(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)
 
 
-def _begins_anew(snapshot: Snapshot, consumer_group: str) -> bool:
-    """Tell whether the ledger was removed here: what was landed before is none of the group's any more."""
+def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
+    """Tell whether the snapshot restates the ledger without landings: earlier ones no longer belong to the group."""
     summary = ledger_store.summary_of(snapshot)
-    ledger = decode_anew(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
+    ledger = decode_restated(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
     return ledger is not None and not ledger.topics
 
 
 def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
-    """Yield the landings that are in no branch's history, and newer than all that count: they may come again."""
+    """Yield the landings that are in no branch's history and newer than all that count: they may be landed again."""
     kept = {one.snapshot_id for branch in {MAIN_BRANCH, *metadata.refs} for one in _ancestors(metadata, branch)}
     last = max((one.at_ms for one in recent), default=0)
     for snapshot in metadata.snapshots:
@@ -210,7 +210,7 @@ def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent:
 
 
 def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
-    """Tell whether the snapshot put other files in the place of its files, and as many rows."""
+    """Tell whether the snapshot replaced files by others with the same number of rows."""
     if operation != "overwrite":
         return operation == "replace"
     return summary.get("added-records", "0") == summary.get("deleted-records", "0") != "0"

@@ -1,4 +1,4 @@
-"""Looks at streams: the ledgers of tables, their topics, and the folders of Spark's queries."""
+"""Looks at streams: the ledgers of tables, their topics, and the folders of Spark queries."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from airflow_lakestream.watching.streams.streams import IcebergStreams, Streams
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
-# What is wrong with one stream alone, as are the problems of its ledger; all else keeps every stream from being looked
-# at.
+# Errors of one stream alone, like those of its ledger. Any other error ends the look at all streams.
 _OF_ONE = (TopicReplaced, LogTruncated, TopicMissing)
 
 
 class Lakes(Protocol):
-    """Where tables and checkpoints lie. Opened when a look first needs it: who has no Iceberg needs no catalog."""
+    """Where tables and checkpoints are. Opened on first use: without Iceberg tables no catalog is needed."""
 
     def catalog(self) -> Catalog:
         """Return the catalog of Iceberg tables. Raises InvalidArgument, CatalogUnavailable."""
@@ -49,10 +48,10 @@ class Lakes(Protocol):
 class StreamSearch:
     """Where streams are looked for.
 
-    :param tables: `namespace.table`, or the path or URI of a Delta table, each.
-    :param namespaces: all of whose tables with a ledger are looked at.
-    :param checkpoints: of Spark's queries; the tables of the bundled apps' are looked at, too.
-    :param group: only the streams of this consumer group.
+    :param tables: each `namespace.table`, or the path or URI of a Delta table.
+    :param namespaces: all their tables with a ledger are looked at.
+    :param checkpoints: of Spark queries; the tables of the bundled apps' queries are looked at, too.
+    :param group: look only at the streams of this consumer group.
     """
 
     lakes: Lakes
@@ -63,10 +62,10 @@ class StreamSearch:
     group: str | None = None
 
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
-        """Look at all of them; see `status.status` for the arguments.
+        """Look at all streams; see `status.status` for the arguments.
 
-        Raises InvalidArgument for a table or a namespace that is not there, NotThere, CheckpointDamaged and
-        ForeignCheckpoint for a checkpoint; KafkaUnavailable, KafkaRefused.
+        Raises InvalidArgument if a table or namespace does not exist; NotThere, CheckpointDamaged and ForeignCheckpoint
+        for a checkpoint; KafkaUnavailable, KafkaRefused.
         """
         found, queries, before_ms = [], [], int(now_ms - max_age * 1000)
         for location in self.checkpoints:
@@ -89,7 +88,7 @@ class StreamSearch:
         return list(names | dict.fromkeys(query.inputs["table"] for query in queries))
 
     def _query(self, location: str) -> Query | None:
-        """Return a query of a bundled app; None for one of another application, which keeps no lease."""
+        """Return the query of a bundled app; None for another application's, which keeps no lease."""
         properties = self.lakes.properties(location)
         lease = read_lease(location, properties)
         if lease is None or not lease.inputs.get("table"):
@@ -97,7 +96,7 @@ class StreamSearch:
         return Query(location, lease, read_progress(location, properties))
 
     def _of_checkpoint(self, location: str, before_ms: int) -> Iterator[Facts]:
-        """Tell of another application's query, by its checkpoint alone."""
+        """Return what the checkpoint alone tells of another application's query."""
         known = of_checkpoint(location, self.lakes.properties(location))
         got_on = None if known.newest_at is None else int(known.newest_at * 1000)
         for topic in known.topics:
@@ -128,7 +127,7 @@ class StreamSearch:
     def _streams(self, name: str) -> Streams | None:
         if is_place(name):
             storage = self.lakes.storage()
-            # Imports Delta's libraries, which the storage has told of where they are not installed.
+            # Imports Delta's libraries; the storage has already raised an error if they are missing.
             from airflow_lakestream.watching.streams.delta import DeltaStreams
 
             return DeltaStreams.at(storage, name)
@@ -158,7 +157,7 @@ class StreamSearch:
         return replace(backlog, overdue=unread.overdue, crowded=unread.crowded)
 
     def _of_query(self, query: Query, name: str) -> Facts:
-        """Tell of a query that has landed nothing yet."""
+        """Return the facts of a query that has landed nothing yet."""
         return Facts(name, query.inputs.get("group", ""), query.inputs.get("topic", ""), query=query)
 
 
@@ -167,5 +166,5 @@ def _entry(ledger: Ledger, topic: str) -> TopicEntry:
 
 
 def is_place(table: str) -> bool:
-    """Tell whether it is the path or URI of a Delta table, not the name of one in a catalog."""
+    """Tell whether this is the path or URI of a Delta table, not a name in a catalog."""
     return "/" in table

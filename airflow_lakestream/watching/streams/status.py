@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_lakestream.core.ledger import Engine, TopicEntry
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.lag.backlog import Backlog
@@ -58,11 +58,11 @@ class Query:
         state, ago = lease.state(now), span(max(0.0, now - lease.beat_at))
         if state is LeaseState.VANISHED:
             return Reason(Cause.VANISHED_QUERY, f"its driver, {lease}, was last heard of {ago} ago")
-        if lease.outcome is Outcome.FAILED:
+        if lease.outcome is DriverOutcome.FAILED:
             return Reason(Cause.FAILED_QUERY, f"its driver failed {ago} ago: {lease.error or 'its log says why'}")
-        if lease.outcome is Outcome.STOPPED:
+        if lease.outcome is DriverOutcome.STOPPED:
             return Reason(Cause.STOPPED_QUERY, f"it was stopped {ago} ago{f': {lease.error}' if lease.error else ''}")
-        if lease.outcome is Outcome.DONE:
+        if lease.outcome is DriverOutcome.DONE:
             return None
         still = now - max(self.progress.moved_at, lease.taken_at)
         if still > max_age:

@@ -1,4 +1,4 @@
-"""The streams of one table, of Iceberg or of Delta: the groups that land in it, their ledgers and what they landed."""
+"""The streams of an Iceberg or Delta table: the groups that land in it, their ledgers and their landings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Streams(Protocol):
 
     @property
     def problems(self) -> tuple[type[Exception], ...]:
-        """The errors that say that a group's ledger can't be told."""
+        """The errors raised if a group's ledger can't be read."""
 
     def groups(self) -> tuple[str, ...]:
         """Return the groups that have a ledger."""
@@ -33,7 +33,7 @@ class Streams(Protocol):
 
 @dataclass(frozen=True)
 class IcebergStreams:
-    """Those of an Iceberg table."""
+    """The streams of an Iceberg table."""
 
     table: Table
     problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)

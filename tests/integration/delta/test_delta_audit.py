@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_lakestream.audit.books import NoLedger
 from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.rows import NoPositions
 from airflow_lakestream.cli.app import run
 from airflow_lakestream.core.ranges import RangeSet
@@ -40,7 +40,7 @@ def test_what_is_landed_once_with_its_rejects_is_clean(
     produce(filled, 0, ["bad", *events(0, EACH + 1, 3)])
     lake.land(filled)
     result = audited(lake, full=full)
-    assert result.verdict is Verdict.CLEAN, result.render()
+    assert result.verdict is AuditVerdict.CLEAN, result.render()
     assert result.snapshot_id == 1
     if full:
         assert {(one.partition, one.rows, one.rejected) for one in result.partitions} == {
@@ -60,7 +60,7 @@ def test_rows_taken_out_doubled_and_put_in_are_named(lake: DeltaLake, filled: st
 
     result = audited(lake)
 
-    assert result.verdict is Verdict.DAMAGE
+    assert result.verdict is AuditVerdict.DAMAGE
     first, second = sorted(result.partitions, key=lambda found: found.partition)
     assert first.missing == RangeSet.of(filled, 0, 10, 20)
     [doubled] = second.doubled
@@ -68,7 +68,7 @@ def test_rows_taken_out_doubled_and_put_in_are_named(lake: DeltaLake, filled: st
     assert (doubled.from_offset, doubled.until_offset, doubled.times) == (offset, offset + 1, 2)
     assert second.unexpected == RangeSet.of(filled, 1, 900, 901)
     # By the files' statistics alone the number of rows tells.
-    assert audited(lake, full=False).verdict is Verdict.DAMAGE
+    assert audited(lake, full=False).verdict is AuditVerdict.DAMAGE
 
 
 def test_after_a_restore_and_an_optimize_the_ledger_and_the_rows_still_agree(
@@ -78,10 +78,10 @@ def test_after_a_restore_and_an_optimize_the_ledger_and_the_rows_still_agree(
     produce(filled, 0, events(0, EACH, 10))
     lake.land(filled)
     DeltaTable(lake.place).optimize.compact()
-    assert audited(lake).verdict is Verdict.CLEAN
+    assert audited(lake).verdict is AuditVerdict.CLEAN
     DeltaTable(lake.place).restore(0)
     result = audited(lake, topic=filled)
-    assert result.verdict is Verdict.CLEAN
+    assert result.verdict is AuditVerdict.CLEAN
     assert sum(one.rows for one in result.partitions) == 2 * EACH
 
 

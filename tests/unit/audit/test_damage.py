@@ -86,4 +86,4 @@ def test_rows_missing_where_kafka_shows_nothing_are_gone_by_the_count() -> None:
 
 def test_rows_missing_of_compacted_records_are_said() -> None:
     count = RowCount("t, beyond the ranges named", 100, 98, "t")
-    assert only_left(damage_of(look(count), books()), "2 rows more are missing")
+    assert only_left(damage_of(look(count), books()), "2 more rows are missing")

@@ -12,7 +12,7 @@ from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound
 from airflow_lakestream.audit.quick import look_at_files
-from airflow_lakestream.audit.result import AuditResult, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.rows import RowsFound
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
 from airflow_lakestream.audit.tally import Tally
@@ -85,8 +85,8 @@ def test_nor_the_quick_one(files: list[list]) -> None:
     result = empty(full=False)
     told = [facts(number, file) for number, file in enumerate([LANDED, *files])]
     look_at_files(result, BOOKS, TableFiles(told), ("t",))
-    assert result.verdict is not Verdict.COULD_NOT_LOOK
+    assert result.verdict is not AuditVerdict.COULD_NOT_LOOK
     # Statistics see a row without an offset only where another column of its file has fewer NULLs.
     if any(None not in one for file in files for one in file):
-        assert result.verdict is Verdict.DAMAGE, result.render()
+        assert result.verdict is AuditVerdict.DAMAGE, result.render()
     result.to_dict()

@@ -9,7 +9,7 @@ import pytest
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import Doubled, PartitionAudit
 from airflow_lakestream.audit.quick import look_at_files
-from airflow_lakestream.audit.result import AuditResult, RowCount, Verdict
+from airflow_lakestream.audit.result import AuditResult, AuditVerdict, RowCount
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -42,12 +42,12 @@ def quick(*files: FileFacts, topics: tuple[str, ...] = ("t",), deletes: int = 0)
 
 def test_damage_counts_whatever_was_not_seen() -> None:
     damaged = PartitionAudit("t", 0, missing=RangeSet.of("t", 0, 3, 5), rows_missing=2)
-    assert result(PartitionAudit("t", 0)).verdict is Verdict.CLEAN
-    assert result(PartitionAudit("t", 0), blind=["why"]).verdict is Verdict.COULD_NOT_LOOK
-    assert result(damaged, blind=["why"]).verdict is Verdict.DAMAGE
-    assert result(counts=[RowCount("t", 5, 4)]).verdict is Verdict.DAMAGE
-    assert result(findings=["a file"]).verdict is Verdict.DAMAGE
-    assert [v.exit_code for v in Verdict] == [0, 1, 2]
+    assert result(PartitionAudit("t", 0)).verdict is AuditVerdict.CLEAN
+    assert result(PartitionAudit("t", 0), blind=["why"]).verdict is AuditVerdict.COULD_NOT_LOOK
+    assert result(damaged, blind=["why"]).verdict is AuditVerdict.DAMAGE
+    assert result(counts=[RowCount("t", 5, 4)]).verdict is AuditVerdict.DAMAGE
+    assert result(findings=["a file"]).verdict is AuditVerdict.DAMAGE
+    assert [v.exit_code for v in AuditVerdict] == [0, 1, 2]
 
 
 def test_the_text_names_each_damage_and_is_cut_where_the_json_is_not() -> None:
@@ -65,7 +65,7 @@ def test_the_text_names_each_damage_and_is_cut_where_the_json_is_not() -> None:
 
 def test_quick_does_not_claim_what_it_did_not_look_at() -> None:
     told = quick(file(100, (0, 0), (0, 99)), file(50, (1, 1), (0, 49)))
-    assert told.verdict is Verdict.CLEAN
+    assert told.verdict is AuditVerdict.CLEAN
     assert not {"missing", "not_verifiable", "readable"} & set(told.to_dict()["partitions"][0])
     assert "Not seen: which offsets" in told.render()
 
@@ -80,16 +80,16 @@ def test_quick_sees_dense_files_that_overlap_and_rows_outside(topic: str) -> Non
 
 
 def test_quick_judges_files_of_several_partitions_by_what_their_bounds_rule_out() -> None:
-    assert quick(file(150, (0, 1), (0, 99))).verdict is Verdict.CLEAN
+    assert quick(file(150, (0, 1), (0, 99))).verdict is AuditVerdict.CLEAN
     for wrong in (file(150, (0, 1), (0, 100)), file(150, (0, 7), (0, 99)), file(150, (0, 1), (0, 99), "zzz")):
         assert quick(wrong).findings
 
 
 def test_quick_can_not_count_without_null_counts_or_with_deletes() -> None:
     whole = file(150, (0, 1), (0, 99), nulls=None)
-    assert quick(whole).verdict is Verdict.COULD_NOT_LOOK
-    assert quick(file(150, (0, 1), (0, 99)), deletes=1).verdict is Verdict.COULD_NOT_LOOK
-    assert quick(file(153, (0, 1), (0, 99), nulls=3)).verdict is Verdict.CLEAN
+    assert quick(whole).verdict is AuditVerdict.COULD_NOT_LOOK
+    assert quick(file(150, (0, 1), (0, 99)), deletes=1).verdict is AuditVerdict.COULD_NOT_LOOK
+    assert quick(file(153, (0, 1), (0, 99), nulls=3)).verdict is AuditVerdict.CLEAN
 
 
 def test_quick_counts_by_topic_where_files_tell_them_apart_and_together_where_not() -> None:

@@ -24,7 +24,7 @@ from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta.storage import DeltaStorage
@@ -96,7 +96,7 @@ class Mirror:
         self.config = MirrorConfig(**{**given, "key": ["id"], **arguments})
         self._next = 0
 
-    def land(self, *values: bytes) -> Outcome:
+    def land(self, *values: bytes) -> DecodedBatch:
         """Land events in one commit."""
         config = self.config
         sink: Any = (
@@ -108,7 +108,7 @@ class Mirror:
         batch = records(self._next, values)
         decoder = decoders(config)(schema, batch)
         assert decoder is not None
-        outcome: Outcome = decoder.decode(batch)
+        outcome: DecodedBatch = decoder.decode(batch)
         sink.write(outcome.rows, IDENTITY)
         sink.commit(landing_of([Event("c", 0, None, 0, 0, 0, offset) for offset in batch.offsets]))
         self._next += len(values)
@@ -265,7 +265,7 @@ def test_as_text_each_value_has_its_place(tmp_path: Path, table_format: str) -> 
 
 def test_a_key_is_never_clamped(tmp_path: Path, table_format: str) -> None:
     mirror = Mirror(tmp_path, table_format, out_of_range="clamp")
-    with pytest.raises(InvalidArgument, match="would make one row of several: the key's column id"):
+    with pytest.raises(InvalidArgument, match="would merge several rows: the key's column id"):
         mirror.land(event("c", {"id": 1}, {"id": "date"}))
 
 

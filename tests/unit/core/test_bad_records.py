@@ -17,7 +17,7 @@ from airflow_lakestream.core.bad_records import (
     USUAL,
     BadRecords,
     Kind,
-    MostRejected,
+    RejectLimit,
     TooManyRejected,
 )
 from airflow_lakestream.core.codec import decode_summary, encode_summary
@@ -25,7 +25,7 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.core.sharing.pieces import Piece
 from airflow_lakestream.exceptions import Terminal
 from tests.unit.core.test_landing import GROUP, IDENTITY, TABLE, TOPIC, FakeTable, FakeTopic, job, span
@@ -34,12 +34,12 @@ CAUSE = "the values look like JSON"
 FEW = st.integers(0, 40)
 LIMITS = st.one_of(
     st.just(USUAL),
-    st.builds(MostRejected, count=FEW),
-    st.builds(MostRejected, share=st.integers(0, 100).map(lambda percent: percent / 100), least=st.integers(0, 20)),
+    st.builds(RejectLimit, count=FEW),
+    st.builds(RejectLimit, share=st.integers(0, 100).map(lambda percent: percent / 100), least=st.integers(0, 20)),
 )
 
 
-def too_many(limit: MostRejected, read: int, bad: int) -> bool:
+def too_many(limit: RejectLimit, read: int, bad: int) -> bool:
     """Tell, by fractions, whether a run with so many bad records may not commit."""
     if limit.count is not None:
         return bad > limit.count
@@ -48,12 +48,12 @@ def too_many(limit: MostRejected, read: int, bad: int) -> bool:
 
 
 @given(LIMITS, FEW, FEW)
-@example(MostRejected(share=0.29), 71, 29)
+@example(RejectLimit(share=0.29), 71, 29)
 @example(USUAL, 10, 10)
 @example(USUAL, 9, 10)
 @example(USUAL, 0, 9)
 @example(USUAL, 0, 10)
-def test_a_run_may_commit_while_no_more_than_the_limit_is_bad(limit: MostRejected, good: int, bad: int) -> None:
+def test_a_run_may_commit_while_no_more_than_the_limit_is_bad(limit: RejectLimit, good: int, bad: int) -> None:
     assert limit.allows(good + bad, bad, at_commit=True) is not too_many(limit, good + bad, bad)
     # In between, a count is all that can be told.
     assert limit.allows(good + bad, bad, at_commit=False) is (limit.count is None or bad <= limit.count)
@@ -63,7 +63,7 @@ def test_a_run_may_commit_while_no_more_than_the_limit_is_bad(limit: MostRejecte
 def test_all_of_them_may_be_bad_where_max_rejected_is_one_as_a_share(good: int, bad: int) -> None:
     for written in ("1.0", 1.0, "100%"):
         assert most_rejected("max_rejected", written).allows(good + bad, bad, at_commit=True)
-    assert most_rejected("max_rejected", 1) == MostRejected(count=1)
+    assert most_rejected("max_rejected", 1) == RejectLimit(count=1)
 
 
 @dataclass
@@ -73,11 +73,11 @@ class Judge:
     bad: Sequence[bool]
     skips: bool
 
-    def decode(self, batch: RawBatch) -> Outcome:
+    def decode(self, batch: RawBatch) -> DecodedBatch:
         rows = [(batch.partition, offset) for offset in batch.offsets if not self.bad[offset]]
         count = len(batch) - len(rows)
         counts = Counts(len(batch), len(rows), 0 if self.skips else count, count if self.skips else 0)
-        return Outcome(rows, counts, bad=BadRecords(count))
+        return DecodedBatch(rows, counts, bad=BadRecords(count))
 
 
 @given(
@@ -88,7 +88,7 @@ class Judge:
     st.integers(0, 80),
 )
 def test_a_run_counts_what_it_read_so_far_before_each_commit_and_keeps_what_it_committed(
-    bad: list[bool], limit: MostRejected, chunk: int, skips: bool, before: int
+    bad: list[bool], limit: RejectLimit, chunk: int, skips: bool, before: int
 ) -> None:
     """Each chunk is a commit. The first try takes some records, the second one the rest."""
     topic, table = FakeTopic({0: (0, len(bad))}, chunk_size=chunk), FakeTable()
@@ -167,12 +167,12 @@ def test_the_error_names_the_reasons_by_how_many_there_are_the_cause_and_what_to
     assert text.startswith(f"{TABLE}: 14 of 20 records of this run are bad, more than 50% of them, and max_rejected is")
     assert "10 at stage decode: t[0] offset 5: a 1; 2 at stage sql: t[0] offset 7: b; 2 others" in text
     assert f"Likely cause: {CAUSE}." in text
-    assert "The 4 records that it had committed before stay landed." in text
+    assert "The 4 records that it committed before stay landed." in text
     assert "1.0 for any number" in text
     with pytest.raises(TooManyRejected, match=r"more than max_rejected=12\.5%\."):
-        MostRejected(share=0.125).check(TABLE, 20, bad, 0, at_commit=True)
+        RejectLimit(share=0.125).check(TABLE, 20, bad, 0, at_commit=True)
     with pytest.raises(TooManyRejected, match=r"more than max_rejected=3\."):
-        MostRejected(count=3).check(TABLE, 20, bad, 0, at_commit=False)
+        RejectLimit(count=3).check(TABLE, 20, bad, 0, at_commit=False)
 
 
 @pytest.mark.parametrize(("counts", "bad", "told"), [((9, 0, 0, 9), 5, "5"), ((9, 0, 9), 9, None)])

@@ -8,7 +8,7 @@ from airflow_lakestream.core.landing.batch import EARLY_BYTES, Batch, Decoded, L
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import Outcome
+from airflow_lakestream.core.records import DecodedBatch
 
 MIB = 2**20
 LIMITS = Limits(max_batch_bytes=256 * MIB, checkpoint_interval=3600)
@@ -18,7 +18,7 @@ def read(planned: int, size: int, *, early: bool, records: int = 100) -> Batch:
     """Return a batch that has read `size` bytes in `records` of as many as planned."""
     state = TopicState(TopicIdentity("t", "id", "cluster"), {})
     batch = Batch(Plan(state, RangeSet([OffsetRange("t", 0, 0, planned)])), early=early)
-    outcome = Outcome([None] * records, Counts(read=records, written=records))
+    outcome = DecodedBatch([None] * records, Counts(read=records, written=records))
     batch.add(Decoded(OffsetRange("t", 0, 0, records), range(records), size, outcome))
     return batch
 

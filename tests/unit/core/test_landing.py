@@ -25,7 +25,7 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import Boundary, Chunk, LedgerConflict, OffsetsGone, TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
 
 TOPIC, TABLE, GROUP = "orders", "lake.orders", "g"
@@ -52,7 +52,7 @@ class FakeTopic:
     def starts(self, state: TopicState) -> Mapping[int, int]:
         return {p: marks.low for p, marks in state.marks.items()}
 
-    def mirror(self, offsets: Mapping[int, int]) -> None:
+    def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         self.mirrored = dict(offsets)
 
     def read(self, plan: Plan, cancelled: threading.Event) -> Iterator[Chunk]:
@@ -132,9 +132,9 @@ class FakeDecoder:
 
     drops: bool = False
 
-    def decode(self, batch: RawBatch) -> Outcome:
+    def decode(self, batch: RawBatch) -> DecodedBatch:
         rows = [(batch.partition, offset) for offset in batch.offsets]
-        return Outcome(rows[1:] if self.drops else rows, Counts(len(rows), len(rows)))
+        return DecodedBatch(rows[1:] if self.drops else rows, Counts(len(rows), len(rows)))
 
 
 def decoders(schema: object, first: RawBatch | None) -> FakeDecoder | None:
@@ -389,7 +389,7 @@ def test_a_truncated_log_is_refused() -> None:
 def test_another_groups_records_are_refused_without_the_explicit_word() -> None:
     topic, table = FakeTopic({0: (0, 10)}), FakeTable()
     table.others_land("earlier", (0, 3, 8), group="other")
-    with pytest.raises(LandedByAnotherGroup, match=r"'other' has landed orders\[0\] \[3,8\)"):
+    with pytest.raises(LandedByAnotherGroup, match=r"'other' has already landed orders\[0\] \[3,8\)"):
         land(job(topic, table))
     assert not table.landed
 

@@ -106,7 +106,7 @@ def test_a_piece_survives_json(ranges: RangeSet, read: dict[int, Counts], epochs
 def test_what_another_version_wrote_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(UnreadablePiece, match=what) as caught:
         Piece.from_dict(piece((0, 0, 5)).to_dict() | change)
-    assert "Clear the tasks of the group" in str(caught.value)
+    assert "Clear the group's tasks" in str(caught.value)
 
 
 def fits(files: Files) -> None:

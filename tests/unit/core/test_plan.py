@@ -112,7 +112,7 @@ def test_a_log_that_went_below_what_was_landed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("found", "what"),
     [
-        (TopicIdentity(TOPIC, "another-id", "cluster-id"), "deleted and created anew"),
+        (TopicIdentity(TOPIC, "another-id", "cluster-id"), "deleted and created again"),
         (TopicIdentity(TOPIC, "topic-id", "another-cluster"), "another Kafka cluster"),
     ],
 )

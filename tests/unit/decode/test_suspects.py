@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.core.policies import OnError, Tombstones
-from airflow_lakestream.core.records import Outcome, RawBatch
+from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.metadata import HEADERS
 from airflow_lakestream.decode.rows import RowDecoders
@@ -29,7 +29,7 @@ def framed(schema_id: int, payload: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + payload
 
 
-def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **given: Any) -> Outcome:
+def decoded(values: list[bytes | None], on_error: OnError = OnError.REJECT, **given: Any) -> DecodedBatch:
     registry = RegistryConfig.parse("http://registry") if given.get("format", "json") != "json" else None
     payload = Payload(registry=registry, **given)
     # Of the real one only the answers are wanted.

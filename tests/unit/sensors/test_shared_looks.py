@@ -12,7 +12,7 @@ import pytest
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.triggers.shared_looks import SharedLooks, next_look, shared_looks
 from airflow_lakestream.watching.asking import Ask, Looking
-from airflow_lakestream.watching.verdict import Outcome, Verdict
+from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 
 
 class Counted:
@@ -35,7 +35,7 @@ def looking(*asks: Ask) -> Looking:
     answers = []
     for ask in asks:
         answers.append((yield ask))
-    return Verdict(Outcome.DONE, value={"answers": answers})
+    return Verdict(LookOutcome.DONE, value={"answers": answers})
 
 
 def run(work: Callable[[SharedLooks], Coroutine[Any, Any, Any]]) -> Any:
@@ -78,7 +78,7 @@ def test_an_error_is_everybodys_and_connections_are_opened_anew_after_it() -> No
             yield Ask(("catalog",), opened, keep=600)
             yield Ask(("table",), failing)
         except LakestreamError as e:
-            return Verdict(Outcome.WAITING, value={"error": str(e)})
+            return Verdict(LookOutcome.WAITING, value={"error": str(e)})
         raise AssertionError("no error")
 
     async def both(looks: SharedLooks) -> list[Verdict]:

@@ -32,7 +32,7 @@ END = "\n\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.s
         ),
         (
             f"{TASK}ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: worker lost\n",
-            "an executor was lost .*ExecutorLostFailure.*Look into its own log",
+            "an executor was lost .*ExecutorLostFailure.*Look into its log",
         ),
         (f"{TASK}java.lang.OutOfMemoryError\n", r"ran out of memory \(.*OutOfMemoryError"),
         (

@@ -132,6 +132,6 @@ def test_when_a_batch_was_begun_is_told(folder: Path) -> None:
 def test_what_spark_reads_is_looked_at_before_it_starts(folder: Path, file: str, left: bytes) -> None:
     read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
     (folder / file).write_bytes(left)
-    with pytest.raises(CheckpointDamaged, match=rf"{file} .*Delete the checkpoint: nothing is lost") as error:
+    with pytest.raises(CheckpointDamaged, match=rf"{file} .*Delete the checkpoint. Nothing is lost") as error:
         read_checkpoint(str(folder)).check_whole()  # type: ignore[union-attr]  # it is there
     assert isinstance(error.value, Terminal)

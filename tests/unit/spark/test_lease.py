@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.driver.lease import Lease, LeaseHeld, LeaseLost, OtherInputs, read_lease, request_stop
-from airflow_lakestream.driver.lease_record import TTL_SECONDS, LeaseState, Outcome, fingerprint_of
+from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseState, fingerprint_of
 from airflow_lakestream.driver.progress import BatchProgress, Progress, ProgressLog, read_progress
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from airflow_lakestream.stores.folders import open_folder
@@ -69,8 +69,8 @@ def test_a_second_driver_is_refused_by_name_while_the_first_lives(location: str)
     assert refused.value.record == read_lease(location)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_released_lease_is_taken_by_the_next_generation(location: str, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(DriverOutcome))
+def test_a_released_lease_is_taken_by_the_next_generation(location: str, outcome: DriverOutcome) -> None:
     first = take(location)
     first.release(outcome, "why")
     known = read_lease(location)
@@ -82,7 +82,7 @@ def test_a_released_lease_is_taken_by_the_next_generation(location: str, outcome
 def test_many_generations_leave_few_files(tmp_path: Path) -> None:
     location = str(tmp_path / "checkpoint")
     for _ in range(10):
-        take(location).release(Outcome.DONE)
+        take(location).release(DriverOutcome.DONE)
     assert len(list(Path(f"{location}.lakestream").iterdir())) <= 3
 
 
@@ -153,7 +153,7 @@ def test_who_was_taken_over_learns_it_at_the_next_beat_and_no_longer_writes(tmp_
         old.beat()
     with pytest.raises(LeaseLost):
         old.check()
-    old.release(Outcome.DONE)
+    old.release(DriverOutcome.DONE)
     assert read_lease(location) == new.record
 
 
@@ -175,7 +175,7 @@ def test_a_lease_in_use_beats_by_itself_and_is_released(location: str) -> None:
             assert time.monotonic() < until
     record = read_lease(location)
     assert record is not None
-    assert record.outcome is Outcome.DONE
+    assert record.outcome is DriverOutcome.DONE
 
 
 def test_a_driver_that_fails_says_so_without_the_text_of_foreign_errors(location: str) -> None:
@@ -183,7 +183,7 @@ def test_a_driver_that_fails_says_so_without_the_text_of_foreign_errors(location
         raise RuntimeError("password=canary")
     record = read_lease(location)
     assert record is not None
-    assert (record.outcome, record.error) == (Outcome.FAILED, "RuntimeError")
+    assert (record.outcome, record.error) == (DriverOutcome.FAILED, "RuntimeError")
 
 
 def test_a_driver_says_whether_a_restart_can_help(location: str) -> None:
@@ -203,14 +203,14 @@ def test_a_stop_reaches_the_driver_that_it_was_meant_for_and_no_later_one(locati
         assert lease.stop_requested()
     record = read_lease(location)
     assert record is not None
-    assert record.outcome is Outcome.STOPPED
+    assert record.outcome is DriverOutcome.STOPPED
     assert not request_stop(location, "a person")
     assert not take(location).stop_requested()
 
 
 @pytest.mark.parametrize("name", list(INPUTS))
 def test_a_checkpoint_of_something_else_is_refused_even_when_nobody_uses_it(location: str, name: str) -> None:
-    take(location).release(Outcome.DONE)
+    take(location).release(DriverOutcome.DONE)
     with pytest.raises(OtherInputs, match=rf"it belongs to {name} '{INPUTS[name]}', not 'other'.*of its own"):
         take(location, inputs={**INPUTS, name: "other"})
     assert take(location).record.generation == 2
@@ -218,11 +218,11 @@ def test_a_checkpoint_of_something_else_is_refused_even_when_nobody_uses_it(loca
 
 @pytest.mark.parametrize("left", [b"", b'{"generation": 2, "hol', b"\x00" * 300, b"null"])
 def test_a_damaged_lease_is_held_for_its_time_and_nobodys_after_it(location: str, left: bytes) -> None:
-    take(location).release(Outcome.DONE)
+    take(location).release(DriverOutcome.DONE)
     lost = take(location)
     damage(location, 2, left)
     assert read_lease(location) is None
-    with pytest.raises(LeaseHeld, match=r"lease-00000002\.json of its lease is damaged: 60 s after.*nobody's"):
+    with pytest.raises(LeaseHeld, match=r"lease file lease-00000002\.json is damaged; it can be taken over 60 s after"):
         take(location)
     # Its duration is over as soon as it began.
     with pytest.raises(OtherInputs, match="topic 'clicks', not 'other'"):

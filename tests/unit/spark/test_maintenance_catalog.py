@@ -65,7 +65,7 @@ def test_rest_glue_and_hive_with_files_in_s3() -> None:
         ({"type": "sql", "uri": "mysql://db/x"}, "'mysql' can't be opened by Spark"),
         ({"type": "sql", "uri": "sqlite:///:memory:"}, "in memory"),
         ({"type": "rest", "uri": "u", "adls.account-key": "hidden"}, "catalog.properties.adls.account-key"),
-        ({"type": "sql", "uri": "postgresql://db/x?options=hidden"}, "its options have no equal"),
+        ({"type": "sql", "uri": "postgresql://db/x?options=hidden"}, "its options have no equivalent"),
     ],
 )
 def test_what_spark_has_no_equal_of_is_refused_by_its_name(properties: dict[str, Any], words: str) -> None:

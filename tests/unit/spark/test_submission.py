@@ -12,9 +12,9 @@ import pytest
 
 from airflow_lakestream.driver.backends import BackendKind, Handle
 from airflow_lakestream.driver.lease import Lease, OtherInputs, request_stop
-from airflow_lakestream.driver.lease_record import Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.process_identity import ProcessIdentity
-from airflow_lakestream.driver.submission import Overtaken, Submissions, Verdict
+from airflow_lakestream.driver.submission import Overtaken, Submissions, SubmitAction
 
 INPUTS = {"topic": "clicks"}
 
@@ -47,7 +47,7 @@ def test_of_many_that_find_nothing_one_submits(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(won) == 1
-    assert submissions(tmp_path).find().verdict is Verdict.ADOPT
+    assert submissions(tmp_path).find().action is SubmitAction.ADOPT
 
 
 def test_a_driver_that_was_launched_is_waited_for_while_it_lives(tmp_path: Path) -> None:
@@ -56,26 +56,26 @@ def test_a_driver_that_was_launched_is_waited_for_while_it_lives(tmp_path: Path)
         claimed = mine.claim(mine.find(), "one")
         mine.launched(claimed, "one", handle_of(process.pid))
         found = submissions(tmp_path).find()
-        assert (found.verdict, found.generation, found.handle) == (Verdict.ADOPT, 1, handle_of(process.pid))
+        assert (found.action, found.generation, found.handle) == (SubmitAction.ADOPT, 1, handle_of(process.pid))
         with pytest.raises(OtherInputs, match="its driver, one, runs with another configuration"):
             submissions(tmp_path, "another").find()
         process.kill()
     found = submissions(tmp_path).find()
-    assert (found.verdict, found.attempt) == (Verdict.SUBMIT, 1)
+    assert (found.action, found.attempt) == (SubmitAction.SUBMIT, 1)
     assert submissions(tmp_path).claim(found, "two").attempt == 2
 
 
 def test_a_submitter_that_died_before_it_launched_is_waited_for_no_longer_than_a_start_takes(tmp_path: Path) -> None:
     mine = submissions(tmp_path)
     mine.claim(mine.find(), "one")
-    assert mine.find().verdict is Verdict.ADOPT
-    assert submissions(tmp_path, start_timeout=0).find().verdict is Verdict.SUBMIT
+    assert mine.find().action is SubmitAction.ADOPT
+    assert submissions(tmp_path, start_timeout=0).find().action is SubmitAction.SUBMIT
 
 
 def test_a_launch_that_failed_leaves_the_right_to_the_next(tmp_path: Path) -> None:
     mine = submissions(tmp_path)
     mine.failed(mine.claim(mine.find(), "one"))
-    assert mine.find().verdict is Verdict.SUBMIT
+    assert mine.find().action is SubmitAction.SUBMIT
 
 
 def test_a_driver_that_holds_the_lease_is_adopted_refused_or_waited_for(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_a_driver_that_holds_the_lease_is_adopted_refused_or_waited_for(tmp_path
     mine.launched(mine.claim(mine.find(), "one"), "one", handle_of(os.getpid()))
     lease = Lease.take(location, "f", "one", inputs=INPUTS)
     found = submissions(tmp_path).find()
-    assert (found.verdict, found.lease, found.handle) == (Verdict.ADOPT, lease.record, handle_of(os.getpid()))
+    assert (found.action, found.lease, found.handle) == (SubmitAction.ADOPT, lease.record, handle_of(os.getpid()))
     with pytest.raises(OtherInputs, match="another configuration"):
         submissions(tmp_path, "another").find()
     with pytest.raises(OtherInputs, match="it belongs to topic 'clicks', not 'orders'"):
         Submissions(location, "f", {"topic": "orders"}, 300).find()
     request_stop(location, "a person")
-    assert submissions(tmp_path, "another").find().verdict is Verdict.WAIT
+    assert submissions(tmp_path, "another").find().action is SubmitAction.WAIT
     assert mine.current().handle == handle_of(os.getpid())
-    lease.release(Outcome.STOPPED)
+    lease.release(DriverOutcome.STOPPED)
     found = submissions(tmp_path, "another").find()
-    assert (found.verdict, found.generation) == (Verdict.SUBMIT, 2)
+    assert (found.action, found.generation) == (SubmitAction.SUBMIT, 2)

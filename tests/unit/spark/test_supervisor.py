@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import Action, DriverState, History, JobState, Limits, Sight, decide, sight_of
 
@@ -115,11 +115,11 @@ def test_an_unknown_state_is_borne_for_a_time_that_begins_anew_when_the_driver_i
         ({}, RUNNING, 1061, DriverState.UNKNOWN),
         ({}, UNKNOWN, 1061, DriverState.UNKNOWN),
         ({}, JobState.FINISHED, 1061, DriverState.VANISHED),
-        ({"outcome": Outcome.DONE}, UNKNOWN, 9999, DriverState.DONE),
-        ({"outcome": Outcome.STOPPED}, JobState.VANISHED, 9999, DriverState.DONE),
-        ({"outcome": Outcome.FAILED}, JobState.FINISHED, 1001, DriverState.FAILED),
+        ({"outcome": DriverOutcome.DONE}, UNKNOWN, 9999, DriverState.DONE),
+        ({"outcome": DriverOutcome.STOPPED}, JobState.VANISHED, 9999, DriverState.DONE),
+        ({"outcome": DriverOutcome.FAILED}, JobState.FINISHED, 1001, DriverState.FAILED),
         # A lease of an earlier driver says nothing of this one.
-        ({"generation": 3, "outcome": Outcome.DONE}, RUNNING, 1001, DriverState.STARTING),
+        ({"generation": 3, "outcome": DriverOutcome.DONE}, RUNNING, 1001, DriverState.STARTING),
         ({"generation": 3}, UNKNOWN, 9999, DriverState.STARTING),
         ({"generation": 3}, JobState.FINISHED, 1001, DriverState.FAILED),
         ({"generation": 3}, JobState.VANISHED, 1001, DriverState.FAILED),
@@ -134,13 +134,13 @@ def test_without_any_lease_the_driver_starts() -> None:
 
 
 def test_an_error_that_would_come_again_is_not_tried_again() -> None:
-    failed = replace(LEASE, outcome=Outcome.FAILED, error="no such table", terminal=True)
+    failed = replace(LEASE, outcome=DriverOutcome.FAILED, error="no such table", terminal=True)
     decision = decide(History(0), LIMITS, sight_of(failed, 4, JobState.UNKNOWN, 0, 0), 1)
     assert (decision.action, decision.terminal, decision.reason) == (Action.GIVE_UP, True, "failed: no such table")
 
 
 def test_what_a_driver_said_is_the_reason() -> None:
-    failed = replace(LEASE, outcome=Outcome.FAILED, error="topic 'x' is gone")
+    failed = replace(LEASE, outcome=DriverOutcome.FAILED, error="topic 'x' is gone")
     sight = sight_of(failed, 4, JobState.UNKNOWN, 0, 0)
     assert decide(History(0), LIMITS, sight, 1).reason == "failed: topic 'x' is gone"
 

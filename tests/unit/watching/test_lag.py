@@ -14,7 +14,7 @@ from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.check import Lag, LagCheck, Limits
 from airflow_lakestream.watching.lag.waiting import Unread
-from airflow_lakestream.watching.verdict import Missing, Outcome, Verdict, verdict_of
+from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 NOW = 1_800_000_000.0
 
@@ -46,8 +46,8 @@ def lag(records: dict[int, int], ages: dict[int, float] | None = None, **books: 
 def test_each_limit_holds(records: dict[int, int], ages: dict[int, float], limits: Limits, is_near: bool) -> None:
     waiting = lag(records, ages).judge(limits, fail=False)
     checked = lag(records, ages).judge(limits, fail=True)
-    assert waiting.outcome is (Outcome.DONE if is_near else Outcome.WAITING)
-    assert checked.outcome is (Outcome.DONE if is_near else Outcome.FAILED)
+    assert waiting.outcome is (LookOutcome.DONE if is_near else LookOutcome.WAITING)
+    assert checked.outcome is (LookOutcome.DONE if is_near else LookOutcome.FAILED)
     assert not checked.terminal
     assert waiting.value is not None
     assert waiting.value["lag"] == sum(records.values())
@@ -56,12 +56,12 @@ def test_each_limit_holds(records: dict[int, int], ages: dict[int, float], limit
 @pytest.mark.parametrize(("newest", "is_near"), [(NOW - 59, True), (NOW - 61, False), (None, False)])
 def test_a_batch_may_be_so_old_while_something_is_unread(newest: float | None, is_near: bool) -> None:
     verdict = lag({0: 1}, newest_at=newest).judge(Limits(batch_age=60), fail=False)
-    assert (verdict.outcome is Outcome.DONE) is is_near
+    assert (verdict.outcome is LookOutcome.DONE) is is_near
 
 
 def test_an_old_batch_is_right_where_nothing_came_since() -> None:
     verdict = lag({0: 0}, newest_at=NOW - 7200).judge(Limits(batch_age=60), fail=True)
-    assert (verdict.outcome, verdict.reasons[0].cause) == (Outcome.DONE, Cause.IDLE_TOPIC)
+    assert (verdict.outcome, verdict.reasons[0].cause) == (LookOutcome.DONE, Cause.IDLE_TOPIC)
     assert "nothing came to orders since" in verdict.text
 
 
@@ -141,13 +141,13 @@ def test_arguments_may_be_text_as_templates_leave_it() -> None:
 
 
 def test_a_bad_argument_fails_even_where_missing_things_are_awaited() -> None:
-    assert verdict_of(InvalidArgument("max_lag_records", "is bad"), Missing.WAIT).outcome is Outcome.FAILED
-    assert verdict_of(InvalidArgument("kafka_conn_id", "is not there"), Missing.WAIT).outcome is Outcome.WAITING
+    assert verdict_of(InvalidArgument("max_lag_records", "is bad"), Missing.WAIT).outcome is LookOutcome.FAILED
+    assert verdict_of(InvalidArgument("kafka_conn_id", "is not there"), Missing.WAIT).outcome is LookOutcome.WAITING
     assert verdict_of(InvalidArgument("kafka_conn_id", "is not there"), Missing.FAIL).terminal
-    assert verdict_of(OSError("reset"), Missing.WAIT).outcome is Outcome.WAITING
+    assert verdict_of(OSError("reset"), Missing.WAIT).outcome is LookOutcome.WAITING
     assert not verdict_of(OSError("reset"), Missing.FAIL).terminal
 
 
 def test_a_verdict_survives_its_way_through_the_database() -> None:
-    verdict = Verdict(Outcome.TIMED_OUT, (Reason(Cause.ROLLBACK, "two landings"),), {"lag": 3}, terminal=True)
+    verdict = Verdict(LookOutcome.TIMED_OUT, (Reason(Cause.ROLLBACK, "two landings"),), {"lag": 3}, terminal=True)
     assert Verdict.parse(verdict.to_dict()) == verdict

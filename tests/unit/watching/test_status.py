@@ -10,7 +10,7 @@ import pytest
 from airflow_lakestream.core.landing.plan import TopicState, Watermarks
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.driver.lease_record import LeaseRecord, Outcome
+from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason
@@ -87,7 +87,7 @@ def test_overdue_records_of_a_consumer_that_lands_no_more_are_a_stopped_consumer
 @pytest.mark.parametrize(
     ("changes", "cause", "text"),
     [
-        ({"outcome": Outcome.STOPPED}, Cause.STOPPED_QUERY, "stopped 60 s ago"),
+        ({"outcome": DriverOutcome.STOPPED}, Cause.STOPPED_QUERY, "stopped 60 s ago"),
         ({"process": ProcessIdentity(1, 1, 1, "h", "other")}, Cause.VANISHED_QUERY, "last heard of 60 s ago"),
     ],
 )
@@ -109,18 +109,18 @@ def test_a_query_that_is_there_and_does_not_move_is_stuck() -> None:
 
 
 def test_a_query_that_failed_is_failing_with_its_error() -> None:
-    stream = look(query=query(outcome=Outcome.FAILED, error="no such column"))
+    stream = look(query=query(outcome=DriverOutcome.FAILED, error="no such column"))
     assert (stream.state, causes(stream)) == (State.FAILING, [Cause.FAILED_QUERY])
     assert "no such column" in stream.reasons[0].text
 
 
 def test_a_query_that_was_stopped_on_an_idle_topic_is_idle_and_told() -> None:
-    stream = look(history=OLD, query=query(outcome=Outcome.STOPPED))
+    stream = look(history=OLD, query=query(outcome=DriverOutcome.STOPPED))
     assert (stream.state, causes(stream)) == (State.IDLE, [Cause.STOPPED_QUERY, Cause.IDLE_TOPIC])
 
 
 def test_a_query_that_has_done_its_work_is_no_news() -> None:
-    assert look(query=query(outcome=Outcome.DONE)).reasons == ()
+    assert look(query=query(outcome=DriverOutcome.DONE)).reasons == ()
 
 
 def test_records_that_kafka_has_no_more_are_failing() -> None:
@@ -175,9 +175,9 @@ def test_a_query_counts_until_something_else_lands_after_its_last_sign_of_life()
     by_extract = by(Engine.EXTRACT)
     at = by_extract.at_ms / 1000
     for history, one, engine in (
-        (History(), query(outcome=Outcome.DONE), Engine.SPARK),
-        (History((by_extract,)), query(outcome=Outcome.DONE, beat_at=at + 5), Engine.SPARK),
-        (History((by_extract,)), query(outcome=Outcome.DONE, beat_at=at - 5), Engine.EXTRACT),
+        (History(), query(outcome=DriverOutcome.DONE), Engine.SPARK),
+        (History((by_extract,)), query(outcome=DriverOutcome.DONE, beat_at=at + 5), Engine.SPARK),
+        (History((by_extract,)), query(outcome=DriverOutcome.DONE, beat_at=at - 5), Engine.EXTRACT),
         # Its driver is there.
         (History((by_extract,)), query(beat_at=at - 5), Engine.SPARK),
     ):

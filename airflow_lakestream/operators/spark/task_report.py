@@ -24,7 +24,7 @@ _COUNTS = ("batches", "rows_in", "rows_out", "rejected", "skipped", "filtered", 
 DOING_EVERY_S = 60.0
 
 
-class Told:
+class TaskReport:
     """Tells each thing once.
 
     :param begun: what was there before the run began, as `Progress.sums` gave it: sums are told without it.

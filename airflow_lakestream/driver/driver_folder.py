@@ -1,6 +1,6 @@
-"""The folder beside a checkpoint, `<checkpoint_location>.lakestream/`: JSON files, each written as a whole.
+"""The driver's folder, `<checkpoint_location>.lakestream/`: JSON files, each written as a whole.
 
-Beside it, not in it: Spark owns the checkpoint, and who deletes the checkpoint keeps the lease.
+It stands next to the checkpoint: Spark owns the checkpoint, and the lease survives when the checkpoint is deleted.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 from airflow_lakestream.stores.folders import open_folder
 
 _SUFFIX = ".lakestream"
-# Tells what this process has created from what another one has, were it the same.
+# A random value per file: `create` recognizes its own file by it, even if another process wrote the same content.
 _NONCE = "nonce"
 
 
-class Beside:
-    """The folder of one checkpoint.
+class DriverFolder:
+    """The folder of one checkpoint's driver.
 
     :param checkpoint_location: a path, or a URI as Spark takes it.
-    :param properties: what opens its object store, see `open_folder`.
+    :param properties: opens its object store, see `open_folder`.
     """
 
     def __init__(self, checkpoint_location: str, properties: Mapping[str, str] | None = None) -> None:
         self._store = open_folder(checkpoint_location.rstrip("/") + _SUFFIX, properties)
 
     def names(self) -> list[str]:
-        """Return the names of the files, sorted; none where the folder is missing."""
+        """Return the names of the files, sorted; an empty list if the folder is missing."""
         return self._store.names()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what a file holds; None where it is missing, or damaged."""
+        """Return a file's content; None if it is missing or damaged."""
         content = self._store.read(name)
         try:
             value = json.loads(content or b"")
@@ -41,15 +41,15 @@ class Beside:
         return {key: item for key, item in value.items() if key != _NONCE} if isinstance(value, dict) else None
 
     def modified(self, name: str) -> float | None:
-        """Return when a file was last written, in seconds since 1970; None where that can't be told."""
+        """Return when a file was last written, in seconds since 1970; None if unknown."""
         return self._store.modified(name)
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Put a file in the place of what is there."""
+        """Write a file, replacing any earlier one."""
         self._store.write(name, _encoded(value))
 
     def create(self, name: str, value: Mapping[str, Any]) -> bool:
-        """Make a file; False where somebody else has made it."""
+        """Create a file. Returns False if another process created it first."""
         return self._store.create(name, _encoded({**value, _NONCE: uuid.uuid4().hex}))
 
     def remove(self, name: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.core import codec, lineage
-from airflow_lakestream.core.anew import SUMMARY_ANEW, encode_anew
 from airflow_lakestream.core.codec import JournalEntry, LedgerProperty, UnreadableLedger
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.lineage import SnapshotFacts, TableFacts, UndecidedLedger
 from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.restated import SUMMARY_RESTATED, encode_restated
 
 IDENTITY = TopicIdentity("t", "id", "cluster")
 
@@ -27,7 +27,7 @@ def starts_anew(number: int, parent: int, *offsets: int, group: str = "g", **sum
     ledger = Ledger(group)
     for offset in offsets:
         ledger = ledger.add(landing(offset))
-    return SnapshotFacts(number, parent, number, {**encode_anew({group: ledger}), **summary})
+    return SnapshotFacts(number, parent, number, {**encode_restated({group: ledger}), **summary})
 
 
 def facts(head: int, *snapshots: SnapshotFacts, ledger: LedgerProperty | None = None) -> TableFacts:
@@ -75,7 +75,7 @@ def test_picked_into_another_history_it_decides_nothing() -> None:
 def test_a_damaged_or_newer_text_is_refused() -> None:
     for text in ("[]", "{", '{"g": "{\\"version\\": 99}"}'):
         with pytest.raises(UnreadableLedger):
-            held(facts(2, lands(1, None, 0), SnapshotFacts(2, 1, 2, {SUMMARY_ANEW: text})))
+            held(facts(2, lands(1, None, 0), SnapshotFacts(2, 1, 2, {SUMMARY_RESTATED: text})))
 
 
 def test_a_receipt_of_a_deletion_is_kept_and_counted() -> None:
