@@ -26,7 +26,7 @@ from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
 from airflow_lakestream.delta.design import DeltaDesign, Fit
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.replace.replace import Replacement, what_it_replaces
+from airflow_lakestream.delta.replace.replace import Replacement
 from airflow_lakestream.delta.replace.takeout import Finder, check_columns
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
@@ -37,6 +37,7 @@ from airflow_lakestream.delta.write.files import Add, delete_files, unwritable, 
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.delta.write.orphans import delete_unreferenced
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.replacing import what_it_replaces
 from airflow_lakestream.tables.trial import is_of_rows
 
 log = logging.getLogger(__name__)

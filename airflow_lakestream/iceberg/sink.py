@@ -39,7 +39,7 @@ from airflow_lakestream.iceberg.commit.guard import CommitGuard, StaleFiles
 from airflow_lakestream.iceberg.commit.new_table import NewTable
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
+from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.since import FirstLook
 from airflow_lakestream.iceberg.replace.takeout import Finder, check_columns
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
@@ -47,6 +47,7 @@ from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
 from airflow_lakestream.iceberg.write.orphans import delete_unreferenced
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.replacing import what_it_replaces
 from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in
 from airflow_lakestream.tables.schema.columns import (
@@ -227,6 +228,7 @@ class IcebergSink:
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Take files that another worker handed over for the next commit."""
         self._adopted += handover.decode_files(files)
+        self._passed_over += handover.decode_passed_over(files)
 
     def sweep(self, folder: str) -> None:
         """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
@@ -367,7 +369,7 @@ class IcebergSink:
         guard = self._guard(landing, ReplaceGuard, first=self._first or FirstLook(), own=self._landed)
         metadata = self._target(None).metadata
         write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = Finder(ranges, self._files, write, self._passed_over)
+        finder = Finder(ranges, [*self._files, *self._adopted], write, self._passed_over)
         return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
@@ -397,6 +399,7 @@ class IcebergSink:
     def _leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""
         self._files, self._adopted, self._handed_over, self._staged = [], [], 0, None
+        self._passed_over = []
 
     def _io(self) -> FileIO:
         return self._target(None).io

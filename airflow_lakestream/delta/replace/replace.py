@@ -16,6 +16,7 @@ from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import Finder
 from airflow_lakestream.delta.write.files import Add
+from airflow_lakestream.tables.replacing import what_it_replaces
 
 
 @dataclass
@@ -87,12 +88,6 @@ class Replacement:
     def _completed(self, head: Head, identity: TopicIdentity, rows: int) -> Landing:
         before = ledger_store.read_ledger(head, self.consumer_group).entry(identity)
         return with_removed(self.landing, identity, rows, before)
-
-
-def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
-    """Return the one topic that a landing replaces ranges of, and the ranges."""
-    ((identity, entry),) = landing.topics.items()
-    return identity, entry.replaced
 
 
 def with_removed(landing: Landing, identity: TopicIdentity, rows: int, before: TopicEntry) -> Landing:

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity, union
+from airflow_lakestream.core.ledger import Landing, Ledger, union
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
@@ -26,17 +26,10 @@ from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
 from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
 from airflow_lakestream.iceberg.replace.since import FirstLook
 from airflow_lakestream.iceberg.replace.takeout import Finder, Takeout
+from airflow_lakestream.tables.replacing import what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
-
-
-def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
-    """Return the one topic that a landing replaces ranges of, and the ranges."""
-    changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
-    if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
-        raise AssertionError(f"landing {landing.landing_id} is not one that replaces ranges of one topic only")
-    return changes[0][0], changes[0][1].replaced
 
 
 class ReplaceGuard(HeadGuard):
