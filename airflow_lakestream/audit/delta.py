@@ -42,7 +42,7 @@ class DeltaAudit(Audit):
         """Raise InvalidArgument for what can't be the place of a Delta table."""
         check_location(self.table)
 
-    def look(self, storage: DeltaStorage) -> AuditResult:
+    def run(self, storage: Any) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
         Raises InvalidArgument where there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,

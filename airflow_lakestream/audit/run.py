@@ -22,6 +22,7 @@ from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_posi
 from airflow_lakestream.audit.statistics import TableFiles, table_files
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
@@ -66,7 +67,7 @@ class Audit:
         """Raise InvalidArgument for what can't be the table's name."""
         check_table_name(self.table)
 
-    def run(self, catalog: Catalog) -> AuditResult:
+    def run(self, catalog: Any) -> AuditResult:
         """Look. Nothing is changed, in Kafka or in the table.
 
         Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
@@ -161,7 +162,7 @@ def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[L
 
 def load(catalog: Catalog, table: str) -> Table:
     """Load a table. Raises TableMissing, and InvalidArgument for the place of a Delta table."""
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         problem = f"{table!r} is the place of a Delta table; audits and repairs are for Iceberg tables."
         raise InvalidArgument("table", problem, "What a Delta table holds says `lakestream ledger show`.")
     try:

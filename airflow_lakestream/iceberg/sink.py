@@ -45,7 +45,7 @@ from airflow_lakestream.iceberg.replace.takeout import Finder, check_columns
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
-from airflow_lakestream.iceberg.write.orphans import delete_unreferenced
+from airflow_lakestream.iceberg.write.orphans import delete_unreferenced, list_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.replacing import what_it_replaces
 from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
@@ -234,7 +234,12 @@ class IcebergSink:
         """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
         try:
             # What is written for a table that is still to be created lies where that is going to be.
-            table = self._staged.table if self._staged is not None else self._catalog.load_table(self._name)
+            staged = self._staged and self._staged.table
+            known = staged or self._table or self._catalog.load_table(self._name)
+            # Most often nothing is left, and neither table nor manifests are to be read for that.
+            if next(list_files(known.io, data_folder(known.metadata, folder)), None) is None:
+                return
+            table = staged or self._catalog.load_table(self._name)
             deleted, left = delete_unreferenced(table, data_folder(table.metadata, folder))
         except NoSuchTableError:
             return

@@ -139,16 +139,20 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         """Look; see the class."""
         with late_imports():
             from airflow_lakestream.audit.result import Verdict
-            from airflow_lakestream.audit.run import Audit
             from airflow_lakestream.config.landing import DECODING
-            from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.lakes.formats import lake_of
             from airflow_lakestream.run.repair import Repair
 
         with airflow_errors():
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
+            lake = lake_of(self.table)
+            if repair and not lake.has_catalog:
+                problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
+                raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
             hook = KafkaHook(self.kafka_conn_id)
             told: dict[str, Any] = {
                 "table": self.table,
@@ -159,16 +163,13 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
                 "where": hook.where,
                 "stop": self._stop,
             }
-            if "/" in self.table:
-                result = self._look_at_delta(told, repair)
-            elif repair:
+            work: Any = lake.part("audit")(**told)
+            if repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
                 decoding["schema_registry"] = registry_of(self.schema_registry, hook, self.format, self.key_format)
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                work = Repair(audit=Audit(**told), **decoding, **more)
-                result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
-            else:
-                result = Audit(**told).run(IcebergHook(self.iceberg_conn_id).open_catalog())
+                work = Repair(audit=work, **decoding, **more)
+            result: AuditResult = work.run(open_tables(lake, self.iceberg_conn_id, self.storage_conn_id))
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is Verdict.DAMAGE:
@@ -178,18 +179,6 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         if result.verdict is Verdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
-
-    def _look_at_delta(self, told: Mapping[str, Any], repair: bool) -> AuditResult:
-        if repair:
-            problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
-            raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
-        from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
-
-        given = None if self.storage_conn_id in ("", "None") else self.storage_conn_id
-        storage = DeltaStorageHook(given).open_storage()
-        from airflow_lakestream.audit.delta import DeltaAudit
-
-        return DeltaAudit(**told).look(storage)
 
     def on_kill(self) -> None:
         """Stop reading; what is not committed leaves no trace."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
 
-from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import Job
@@ -22,7 +21,6 @@ from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.iceberg.fan_out.sink import FanOut, FanOutSink
 from airflow_lakestream.iceberg.rejects import RejectingSink
-from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 
@@ -91,31 +89,14 @@ def _router(fan_out: FanOut, sink: Sink) -> Router:
     return Router(fan_out.template, sink.inner.refusals)
 
 
-def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
-    if config.is_delta:
-        return _delta_sink(config, cast("Tables", lake))
-    catalog, group, overlap = cast(Catalog, lake), config.consumer_group, config.allow_group_overlap
+def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None) -> Sink:
+    lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
+    table = config.table if fan_out is None else fan_out.home
     if fan_out is not None:
-        home: Sink = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
-        return RejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
-    if isinstance(config, MirrorConfig):
-        mirror = MirrorSink(catalog, config.table, group, config.mirror, allow_group_overlap=overlap)
-        return RejectingSink(mirror, catalog, config.table, group, RECORD_SCHEMA)
-    sink = IcebergSink(catalog, config.table, group, config.design, allow_group_overlap=overlap)
-    return RejectingSink(sink, catalog, config.table, group, RECORD_SCHEMA)
-
-
-def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
-    # Not a dependency of every installation.
-    from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
-    from airflow_lakestream.delta.sink import DeltaSink
-
-    assert config.delta is not None
-    table, group, overlap = config.table, config.consumer_group, config.allow_group_overlap
-    if isinstance(config, MirrorConfig):
-        from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
-
-        mirror = DeltaMirrorSink(tables, table, group, config.mirror, allow_group_overlap=overlap)
-        return RejectingDeltaSink(mirror, tables, table, group, RECORD_SCHEMA)
-    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=overlap)
-    return RejectingDeltaSink(sink, tables, table, group, RECORD_SCHEMA)
+        inner: Sink = FanOutSink(cast(Catalog, opened), fan_out, group, config.design, allow_group_overlap=overlap)
+    elif isinstance(config, MirrorConfig):
+        inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
+    else:
+        inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap)
+    sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
+    return sink

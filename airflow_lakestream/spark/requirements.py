@@ -27,7 +27,6 @@ _MODULES = {
     "numpy": "numpy",
     "duckdb": "duckdb",
 }
-_OF_DELTA = {"deltalake": "deltalake", "obstore": "obstore"}
 _OF_PROTOBUF = {"google.protobuf": "protobuf", "grpc_tools": "grpcio-tools"}
 
 # The module's version by its name, None where it is missing, by host.
@@ -46,8 +45,7 @@ class ExecutorsLack(LakestreamError, Terminal):
 
 def modules_for(config: ExtractConfig) -> dict[str, str]:
     """Return the modules that executors import for a landing, with what to install for each."""
-    of_delta = _OF_DELTA if config.is_delta else {}
-    return _MODULES | of_delta | (_OF_PROTOBUF if config.format == Format.PROTOBUF else {})
+    return _MODULES | dict(config.lake.modules) | (_OF_PROTOBUF if config.format == Format.PROTOBUF else {})
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:

@@ -35,7 +35,7 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class DeltaSwapSink(DeltaMirrorSink):
+class SwapSink(DeltaMirrorSink):
     """Commits what was read anew into the table at `aside`.
 
     :param design: of the mirror; its key is left out, since it may be another one now.
@@ -142,6 +142,18 @@ def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema
 
 def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
     return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
+
+
+def aside_id(tables: Tables, name: str) -> str | None:
+    """Return the id of a table that is there."""
+    head = tables.open(name)
+    return None if head is None else head.table_id
+
+
+def properties_of(tables: Tables, name: str) -> Mapping[str, str] | None:
+    """Return a table's properties; None where it is not there."""
+    head = tables.open(name)
+    return None if head is None else head.properties
 
 
 def drop(tables: Tables, *names: str) -> None:

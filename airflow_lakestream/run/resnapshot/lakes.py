@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap import iceberg as swap
 from airflow_lakestream.cdc.swap.exchange import Swap
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.mirrors import MIRROR
@@ -19,6 +17,7 @@ from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import Lake
 from airflow_lakestream.tables.design import TableDesign
 
@@ -40,11 +39,7 @@ class Tables:
 
     def __init__(self, lake: Lake, table: str) -> None:
         self._lake, self.table, self.aside = lake, table, f"{table.rstrip('/')}{ANEW}"
-
-    @property
-    def is_delta(self) -> bool:
-        """Whether they are Delta tables."""
-        return "/" in self.table
+        self._swap = lake_of(table).part("swap")
 
     def design(self) -> MirrorDesign:
         """Return what the mirror is. Raises InvalidArgument for a table that is none."""
@@ -56,35 +51,23 @@ class Tables:
 
     def aside_id(self) -> str | None:
         """Return the id of the table aside; None where it is not there."""
-        if self.is_delta:
-            head = cast(Any, self._lake).open(self.aside)
-            return None if head is None else str(head.table_id)
-        return swap.aside_id(cast(Catalog, self._lake), self.aside)
+        found: str | None = self._swap.aside_id(self._lake, self.aside)
+        return found
 
     def drop_aside(self) -> None:
         """Drop the table aside."""
         # Itself last: as long as it is there, it is known what was done.
-        names = (f"{self.aside}{SUFFIX}", self.aside)
-        if not self.is_delta:
-            swap.drop(cast(Catalog, self._lake), *names)
-            return
-        from airflow_lakestream.cdc.swap import delta as delta_swap
-
-        delta_swap.drop(cast(Any, self._lake), *names)
+        self._swap.drop(self._lake, f"{self.aside}{SUFFIX}", self.aside)
 
     def sink(self, consumer_group: str, *, soft_delete: bool) -> SwapSink:
         """Return what replaces the mirror's rows."""
         # The key that the table has is taken as it is.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
-        if not self.is_delta:
-            return swap.SwapSink(cast(Catalog, self._lake), self.table, consumer_group, design, self.aside)
-        # Not a dependency of every installation.
-        from airflow_lakestream.cdc.swap.delta import DeltaSwapSink
-
-        return DeltaSwapSink(cast(Any, self._lake), self.table, consumer_group, design, self.aside)
+        sink: SwapSink = self._swap.SwapSink(self._lake, self.table, consumer_group, design, self.aside)
+        return sink
 
     def _design(self, table: str) -> MirrorDesign:
-        properties = self._properties(table)
+        properties: Mapping[str, str] | None = self._swap.properties_of(self._lake, table)
         if properties is None:
             raise InvalidArgument("table", f"there is no table {table}.")
         note = properties.get(MIRROR)
@@ -92,9 +75,3 @@ class Tables:
             raise InvalidArgument("table", f"{table} is no mirror.", "Only a mirror can be read anew.")
         held = json.loads(note)
         return MirrorDesign(TableDesign(metadata=pa.schema([])), tuple(held["key"]), bool(held["soft_delete"]))
-
-    def _properties(self, table: str) -> Mapping[str, str] | None:
-        if self.is_delta:
-            head = cast(Any, self._lake).open(table)
-            return None if head is None else dict(head.properties)
-        return swap.properties_of(cast(Catalog, self._lake), table)

@@ -21,8 +21,6 @@ from airflow_lakestream.core.sharing.parallel import LEAST_WIDTH, folder_of
 from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg.write.files import data_folder
-from airflow_lakestream.iceberg.write.orphans import list_files
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
@@ -92,18 +90,7 @@ class SparkCrew:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        if self.config.is_delta:
-            job.sink.sweep(folder)
-            return
-        if (target := job.sink.outline()) is None:
-            return
-        try:
-            left = next(list_files(target.io, data_folder(target.metadata, folder)), None)
-        except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
-            log.info("%s of %s can't be listed, and may hold files of no snapshot: %r", folder, job.table, e)
-            return
-        if left is not None:
-            job.sink.sweep(folder)
+        job.sink.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
         identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
@@ -119,6 +106,8 @@ class SparkCrew:
             where=self.where,
             target=target,
             design=one.design,
+            table=job.table,
+            lake=one.lake,
             decoders=executors.for_executors(decoders),
             folder=folder_of(job.run_id),
             passes_over=job.replaces,

@@ -17,11 +17,8 @@ from airflow_lakestream.core.sharing.pieces import Piece, Share
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.iceberg.rejects import RejectingSink as IcebergRejectingSink
-from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.handover import Outline
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.tables.design import TableDesign
@@ -39,7 +36,7 @@ class Work:
 
     :param kafka: librdkafka configuration, with no path of the driver's machine.
     :param where: what to call it in errors.
-    :param target: the table, as it is or is going to be.
+    :param target: the table, as it is or is going to be; `lake` is its format.
     :param design: what the table is held to; it has all columns already, so that nothing is left to change.
     :param folder: of the table's data, for the files.
     :param passes_over: records that become no row are told, too: the files are to replace rows.
@@ -52,6 +49,8 @@ class Work:
     poll_timeout: float
     where: str
     target: Any
+    lake: LakeFormat
+    table: str
     design: TableDesign
     decoders: RowDecoders
     folder: str
@@ -97,19 +96,11 @@ class Work:
         )
 
     def _sink(self) -> RejectingSink:
-        # A catalog that knows the one table, and no ledger to change.
-        group, catalog = self.consumer_group, self.target
-        if not isinstance(catalog, Outline):
-            from airflow_lakestream.delta import rejects as delta_rejects
-            from airflow_lakestream.delta.sink import DeltaSink
-
-            # Files that grow with their records are a mirror's events, which are of no table.
-            design = delta_design(self.design, widens=self.design.grows)
-            delta = DeltaSink(catalog, catalog.table, group, design, allow_group_overlap=True)
-            return delta_rejects.RejectingSink(delta, catalog, catalog.table, group, RECORD_SCHEMA)
-        known: Any = catalog
-        inner = IcebergSink(known, catalog.name, group, self.design, allow_group_overlap=True)
-        return IcebergRejectingSink(inner, known, catalog.name, group, RECORD_SCHEMA)
+        # The target knows the one table, and no ledger to change.
+        group, target = self.consumer_group, self.target
+        inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
+        sink: RejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
+        return sink
 
     def _take(self, share: Share, chunk: Decoded, sink: RejectingSink) -> None:
         if (outcome := chunk.outcome) is not None:

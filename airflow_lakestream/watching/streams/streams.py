@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.codec import UnreadableLedger
@@ -37,6 +39,14 @@ class IcebergStreams:
 
     table: Table
     problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)
+
+    @classmethod
+    def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
+        """Open a table; None where there is none."""
+        try:
+            return cls(catalog.load_table(name))
+        except NoSuchTableError:
+            return None
 
     def groups(self) -> tuple[str, ...]:
         """Return the groups that have a ledger."""
