@@ -20,7 +20,7 @@ from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.iceberg.fan_out.sink import FanOut, FanOutSink
-from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.rejects import OneWorkerRejectingSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 
@@ -84,17 +84,19 @@ def build_job(
 
 
 def _router(fan_out: FanOut, sink: Sink) -> Router:
-    assert isinstance(sink, RejectingSink), "that is what there is for Iceberg"
+    assert isinstance(sink, OneWorkerRejectingSink), "that is what there is for Iceberg"
     assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
     return Router(fan_out.template, sink.inner.refusals)
 
 
 def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None) -> Sink:
     lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
-    table = config.table if fan_out is None else fan_out.home
+    table = config.table
     if fan_out is not None:
-        inner: Sink = FanOutSink(cast(Catalog, opened), fan_out, group, config.design, allow_group_overlap=overlap)
-    elif isinstance(config, MirrorConfig):
+        catalog = cast(Catalog, opened)
+        home = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
+        return OneWorkerRejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+    if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
     else:
         inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap)

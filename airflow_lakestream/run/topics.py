@@ -28,13 +28,13 @@ from airflow_lakestream.core.routing import (
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic
-from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.own_topics import OwnTopics
 from airflow_lakestream.runtime.processes import Children
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 log = logging.getLogger(__name__)
 

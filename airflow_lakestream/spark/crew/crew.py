@@ -90,10 +90,10 @@ class SparkCrew:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        job.sink.sweep(folder)
+        job.shared.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
-        identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
+        identity, decoders, target = plan.state.identity, job.decoders, job.shared.outline()
         assert isinstance(decoders, RowDecoders), "that is what build_job makes"
         assert target is not None, "it was asked whether executors can write"
         # The table that they are told of has the schema that the landing will give it: nothing is left to change.
@@ -129,7 +129,7 @@ class SparkCrew:
         pieces = [answer for answer in answers if isinstance(answer, Piece)]
         for piece in pieces:
             # Taken over, they are deleted with all that the landing does not commit.
-            job.sink.take_over(piece.files)
+            job.shared.take_over(piece.files)
         for answer in answers:
             if isinstance(answer, Failed):
                 raise answer.error

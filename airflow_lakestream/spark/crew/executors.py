@@ -22,7 +22,7 @@ from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.rejects.sink import RejectingSink
+from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
 
 # Arrow's allocator, too, is to keep what is freed. It is told by its environment, as soon as it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
@@ -95,14 +95,14 @@ class Work:
             with_headers=self.decoders.needs_headers,
         )
 
-    def _sink(self) -> RejectingSink:
+    def _sink(self) -> SharedRejectingSink:
         # The target knows the one table, and no ledger to change.
         group, target = self.consumer_group, self.target
         inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
-        sink: RejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
+        sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
 
-    def _take(self, share: Share, chunk: Decoded, sink: RejectingSink) -> None:
+    def _take(self, share: Share, chunk: Decoded, sink: SharedRejectingSink) -> None:
         if (outcome := chunk.outcome) is not None:
             sink.write(outcome.rows, share.identity)
             if outcome.rejected is not None:

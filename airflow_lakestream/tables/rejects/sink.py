@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
-from airflow_lakestream.core.ports import Sink, TableState
+from airflow_lakestream.core.ports import SharedSink, Sink, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.rejects.pending import Pending, of_topic
 from airflow_lakestream.tables.rejects.settlement import Settlement
@@ -63,8 +63,6 @@ class RejectingSink(ABC):
         self._rejects = rejects
         self._held: list[pa.Table] = []
         self._run_id = ""
-        self._folder = ""
-        self._handed: list[str] = []
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and remove rejected records that turned out not to count."""
@@ -99,62 +97,11 @@ class RejectingSink(ABC):
     def discard(self) -> None:
         """Forget what was taken since the last commit; never raises."""
         self._held = []
-        handed, self._handed = self._handed, []
-        for path in self._delete_handed(handed) if handed else ():
-            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
         self.inner.discard()
-
-    def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
-        self._folder = folder
-        self.inner.write_below(folder)
-
-    def hand_over(self) -> Mapping[str, Any]:
-        """Write out what was taken; see `core.ports.Sink`."""
-        files = dict(self.inner.hand_over())
-        if self._held:
-            # Before it is written: half a file is deleted, too.
-            self._handed.append(path := self._new_path())
-            self._store(path, pa.concat_tables(self._held))
-            files[HANDED] = path
-            self._held = []
-        return files
-
-    def let_go(self) -> None:
-        """Leave what was handed over to who took it."""
-        self._handed = []
-        self.inner.let_go()
-
-    def outline(self) -> Any:
-        """Return what a sink in another process needs; that process hands its rejected records over by itself."""
-        return self.inner.outline()
-
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
-        if (path := files.get(HANDED)) is not None:
-            self._held.append(self._take_handed(path))
-        self.inner.take_over(files)
-
-    def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't be used; None if they can."""
-        path = files.get(HANDED)
-        if path is not None and not self._is_there(path):
-            return f"the records that were rejected are gone: {path}"
-        return self.inner.misfit(files)
 
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Say what a landing changed in the table's schema."""
         return self.inner.schema_changes(snapshot_id)
-
-    def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
-        if (path := files.get(HANDED)) is not None:
-            self._held.append(self._read_handed(path))
-        self.inner.adopt(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
-        self.inner.sweep(folder)
 
     def write_down(self, landing: Landing) -> Landing:
         """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
@@ -203,6 +150,72 @@ class RejectingSink(ABC):
     @abstractmethod
     def _settlement(self) -> Settlement:
         """Ask the main table for what it has decided."""
+
+
+class SharedRejectingSink(RejectingSink):
+    """`core.ports.SharedSink`: files and rejected records go from one worker to another."""
+
+    inner: SharedSink
+
+    def __init__(self, inner: SharedSink, rejects: RejectBook, consumer_group: str) -> None:
+        super().__init__(inner, rejects, consumer_group)
+        self._folder = ""
+        self._handed: list[str] = []
+
+    def discard(self) -> None:
+        """Forget what was taken since the last commit; never raises."""
+        handed, self._handed = self._handed, []
+        for path in self._delete_handed(handed) if handed else ():
+            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
+        super().discard()
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on."""
+        self._folder = folder
+        self.inner.write_below(folder)
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out what was taken; see `core.ports.Sink`."""
+        files = dict(self.inner.hand_over())
+        if self._held:
+            # Before it is written: half a file is deleted, too.
+            self._handed.append(path := self._new_path())
+            self._store(path, pa.concat_tables(self._held))
+            files[HANDED] = path
+            self._held = []
+        return files
+
+    def let_go(self) -> None:
+        """Leave what was handed over to who took it."""
+        self._handed = []
+        self.inner.let_go()
+
+    def outline(self) -> Any:
+        """Return what a sink in another process needs; that process hands its rejected records over by itself."""
+        return self.inner.outline()
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._take_handed(path))
+        self.inner.take_over(files)
+
+    def misfit(self, files: Mapping[str, Any]) -> str | None:
+        """Say why handed files can't be used; None if they can."""
+        path = files.get(HANDED)
+        if path is not None and not self._is_there(path):
+            return f"the records that were rejected are gone: {path}"
+        return self.inner.misfit(files)
+
+    def adopt(self, files: Mapping[str, Any]) -> None:
+        """Take files that another worker handed over for the next commit."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._read_handed(path))
+        self.inner.adopt(files)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+        self.inner.sweep(folder)
 
     @abstractmethod
     def _new_path(self) -> str:
