@@ -39,6 +39,7 @@ def build_job(
     run_id: str,
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
+    parts: int = 1,
 ) -> Job:
     """Put the parts together. Nothing is connected yet.
 
@@ -47,11 +48,12 @@ def build_job(
     :param run_id: the same for every try of one task run, another for another run.
     :param where: what to call the Kafka connection in errors.
     :param stop: set it to stop the run between two batches.
+    :param parts: so many processes, each with such a job, share the memory that one may have for rows.
     """
     fan_out = config.fan_out
     on_error = choose(OnError, "on_error", config.on_error)
     table = config.table if fan_out is None else fan_out.home
-    sink = _sink(config, catalog, fan_out)
+    sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
@@ -89,7 +91,7 @@ def _router(fan_out: FanOut, sink: Sink) -> Router:
     return Router(fan_out.template, sink.inner.refusals)
 
 
-def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None) -> Sink:
+def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:
     lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
     table = config.table
     if fan_out is not None:
@@ -99,6 +101,6 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None) -> Sink:
     if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
     else:
-        inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap)
+        inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap, parts=parts)
     sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
     return sink

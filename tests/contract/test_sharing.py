@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.noop import NoopCatalog
 
+from airflow_lakestream.core.ports import SharedSink
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.run.job import ExtractConfig, build_job
 from tests.contract.conftest import versions
 from tests.support.replacing import ORDERS, Run, offsets_of, ranges
 from tests.support.table_formats import FormatTable
@@ -163,3 +167,16 @@ def test_offsets_of_records_without_a_row_are_handed_over_as_ranges(made: Format
     run.replace(ranges((0, 3, 8)), again=[])
     assert made.rows() == [row for row in versions(WHOLE, ((0, 3, 5), "new")) if row[1] not in (5, 6, 7)]
     made.assert_whole()
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_workers_share_the_sinks_of_all_formats(empty: FormatTable, rejects: bool) -> None:
+    assert isinstance(empty.run(rejects=rejects).sink, SharedSink)
+
+
+def test_tables_that_records_choose_are_written_by_one_worker() -> None:
+    config = ExtractConfig(topic="t", table="lake.events_{kind}", consumer_group="g", schema="kind string")
+    job = build_job(config, {}, NoopCatalog("none"), run_id="r")
+    assert not isinstance(job.sink, SharedSink)
+    with pytest.raises(InvalidArgument, match="are written by one worker"):
+        _ = job.shared

@@ -107,15 +107,14 @@ class RepairSink(IcebergSink):
         if table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        self._write_out()
-        self._collect(0)
+        files = self._files
         guard = RepairGuard(
             self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
         )
         write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
         finder = RepairFinder(
             ranges,
-            self._files,
+            files,
             write,
             self._passed_over,
             kept=repairing.kept,
@@ -124,7 +123,7 @@ class RepairSink(IcebergSink):
             lost=repairing.lost,
         )
         attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
-        snapshot_id = self._drive(attempt, landing)
+        snapshot_id = self._drive(attempt, landing, files)
         return RepairDone(snapshot_id, attempt.rows_out(snapshot_id))
 
 

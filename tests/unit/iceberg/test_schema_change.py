@@ -17,10 +17,10 @@ from pyiceberg.table.update import SetCurrentSchemaUpdate
 from pyiceberg.types import StringType
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.commit.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.tables import row_buffer
 from tests.support.evolving import Evolving
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, LateCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole, compact
@@ -188,7 +188,7 @@ def test_rows_that_bring_columns_of_their_own(made: Evolving) -> None:
 
 
 def test_rows_that_bring_columns_of_their_own_in_several_files(made: Evolving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "FILE_BYTES", 1)
+    monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
     test_rows_that_bring_columns_of_their_own(made)
     assert len(made.table().current_snapshot().manifests(made.table().io)) >= 1
 
