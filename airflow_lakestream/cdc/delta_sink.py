@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,6 @@ from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import TableState
-from airflow_lakestream.delta.commit.committing import Committer
 from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_removable
@@ -36,7 +34,7 @@ from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage, Tables
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields
-from airflow_lakestream.delta.write.files import Add, delete_files, path_of
+from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.lakes.delta_design import delta_design
 
@@ -141,21 +139,11 @@ class DeltaMirrorSink(DeltaSink):
             merged = merger.merge(None if head is None else DeltaHead(self._store, head, schema))
             merger.remember(merged)
             kept[:] = [*merged.new, *merger.write_out(merged.rows)]
-            now = time.time_ns() // 1_000_000
-            files = [*(remove_action(add, now) for add in merged.out), *({"add": dict(add)} for add in kept)]
+            files = [*(remove_action(add) for add in merged.out), *({"add": dict(add)} for add in kept)]
             operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
             return self._actions(head, target, landing, files, operation)
 
-        committer = Committer(self._tables, self._name, landing.landing_id, make)
-        try:
-            version = self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, merger.written)
-            raise
-        names = {add["path"] for add in kept}
-        delete_files(self._store, [add for add in merger.written if add["path"] not in names])
-        return version
+        return self._drive_and_clean(landing, make, lambda done: beside(merger.written, kept if done else ()))
 
     def _take(self, mirror: MirrorDesign) -> None:
         self._mirror, design = mirror, delta_design(mirror.table)

@@ -24,7 +24,7 @@ from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
 from airflow_lakestream.delta.design import DeltaDesign, Fit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.replace import Replacement
-from airflow_lakestream.delta.replace.takeout import Finder, check_columns
+from airflow_lakestream.delta.replace.takeout import Finder
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
@@ -33,7 +33,7 @@ from airflow_lakestream.delta.write.files import Add, delete_files, unwritable, 
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.delta.write.orphans import delete_unreferenced
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.replacing import what_it_replaces
+from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.sink import TableSink
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,6 @@ class DeltaSink(TableSink[Add]):
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
         files, target = self._files, self._target()
-        finder = Finder(self._store, ranges, files, self._write_files, self._passed_over)
         replacement = Replacement(
             store=self._store,
             table=self._name,
@@ -133,20 +132,13 @@ class DeltaSink(TableSink[Add]):
             landing=landing,
             target=target,
             files=files,
-            finder=finder,
+            finder=Finder(ranges, files, self._write_files, self._passed_over),
             since=self._first_version or 0,
             own=self._landed,
             notes=dict(self._design.notes),
         )
-        committer = Committer(self._tables, self._name, landing.landing_id, replacement.make)
-        try:
-            version = self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, finder.written)
-            raise
+        version = self._drive_and_clean(landing, replacement.make, replacement.unneeded)
         assert replacement.made is not None
-        delete_files(self._store, [add for add in finder.written if add not in replacement.kept])
         self._landed.add(landing.landing_id)
         return version, replacement.made
 
@@ -165,6 +157,23 @@ class DeltaSink(TableSink[Add]):
     def schema_changes(self, snapshot_id: int) -> Sequence[str]:
         """Say what a landing changed in the table's schema; nothing once the log does not go back to it."""
         return ledger_store.schema_changes(self._store, snapshot_id)
+
+    def _drive_and_clean(
+        self, landing: Landing, make: Callable[[Head | None], Sequence[Action]], unneeded: Callable[[bool], list[Add]]
+    ) -> int:
+        """Commit actions that take files out, then delete what was written for it and is not in the version.
+
+        :param unneeded: returns these files, told whether the last actions made are committed.
+        """
+        committer = Committer(self._tables, self._name, landing.landing_id, make)
+        try:
+            version = self._drive(committer)
+        except BaseException:
+            if not committer.may_be_applied():
+                delete_files(self._store, unneeded(False))
+            raise
+        delete_files(self._store, unneeded(True))
+        return version
 
     def _drive(self, committer: Committer) -> int:
         try:

@@ -38,13 +38,13 @@ from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
 from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import Finder, check_columns
+from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
 from airflow_lakestream.iceberg.write.orphans import delete_unreferenced, list_files
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.replacing import what_it_replaces
+from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in
 from airflow_lakestream.tables.schema.columns import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,6 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.committing import Committer
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE
@@ -29,7 +27,7 @@ from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
-from airflow_lakestream.delta.write.files import Add, delete_files
+from airflow_lakestream.delta.write.files import Add, beside
 from airflow_lakestream.lakes.delta_design import DesignedColumns
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import fits, to_schema
@@ -84,21 +82,12 @@ class SwapSink(DeltaMirrorSink):
             if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
                 raise LedgerConflict(self._name, more)
             mirror = DeltaHead(self._store, head, head.schema)
-            out, now = mirror.files(), time.time_ns() // 1_000_000
+            out = mirror.files()
             kept[:] = swap.make(mirror)
-            files = [*(remove_action(add, now) for add in out), *({"add": dict(add)} for add in kept)]
+            files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in kept)]
             return self._actions(head, target, landing, files, OVERWRITE)
 
-        committer = Committer(self._tables, self._name, landing.landing_id, make)
-        try:
-            version = self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, swap.written)
-            raise
-        names = {add["path"] for add in kept}
-        delete_files(self._store, [add for add in swap.written if add["path"] not in names])
-        return version
+        return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
 
     def _remember(self, aside: Head, key: Sequence[str]) -> None:
         """Let the mirror know what was deleted after it was read anew."""

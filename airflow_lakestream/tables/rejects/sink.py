@@ -7,13 +7,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
 from airflow_lakestream.core.ports import SharedSink, Sink, TableState
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.rejects.book import RejectBook
 from airflow_lakestream.tables.rejects.pending import Pending, of_topic
 from airflow_lakestream.tables.rejects.settlement import Settlement
 
@@ -21,33 +21,6 @@ log = logging.getLogger(__name__)
 
 # What a handed piece says of its rejected records: where they lie, as Arrow's IPC stream.
 HANDED = "rejected"
-
-
-class RejectBook(Protocol):
-    """The reject table of one table, as it is written for one consumer group."""
-
-    @property
-    def exists(self) -> bool:
-        """Whether the table was there at the last look."""
-
-    @property
-    def pending(self) -> list[Pending]:
-        """The landings that were noted as pending at the last look."""
-
-    def load(self, run_id: str) -> TableState:
-        """Look at the table anew."""
-
-    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Any) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
-
-    def write_down(self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Any) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way."""
-
-    def rolled_back(self, settlement: Any) -> list[Pending]:
-        """Return, as pending ones, the landings with rows here that were rolled back and have no note."""
-
-    def settle(self, settlement: Any, pending: Sequence[Pending], run_id: str) -> None:
-        """Remove the rows that do not count, and note others, in a commit of its own."""
 
 
 class RejectingSink(ABC):

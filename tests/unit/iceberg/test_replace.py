@@ -16,7 +16,7 @@ from pyiceberg.types import IntegerType, LongType, StringType
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg.replace import takeout
+from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.lake import assert_files_are_whole, compact
