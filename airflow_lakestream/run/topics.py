@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
@@ -171,6 +172,8 @@ def job_of(
     if is_pattern(config.topic) and config.template.by_topic:
         check_name_by_topic(one.table, topic)
         sink = _inner(job)
+        if isinstance(sink, Mirror):
+            sink = sink.table
         # With tables that records choose, too, the home knows its topic.
         if isinstance(sink, IcebergSink):
             sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))

@@ -11,10 +11,10 @@ import obstore
 import pyarrow as pa
 
 from airflow_lakestream.cdc.delta import DeltaEntries, DeltaHead
-from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+from airflow_lakestream.cdc.delta_sink import DeltaMirror
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, beyond, check_key, is_required, note_for
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
@@ -28,44 +28,48 @@ from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
 from airflow_lakestream.delta.write.files import Add, beside
-from airflow_lakestream.lakes.delta_design import DesignedColumns
+from airflow_lakestream.lakes.delta_design import DesignedColumns, delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class SwapSink(DeltaMirrorSink):
-    """Commits what was read anew into the table at `aside`.
-
-    :param design: of the mirror; its key is left out, since it may be another one now.
-    """
+class SwapSink(Swapping):
+    """`cdc.swap.exchange.Swapping` of Delta tables."""
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(tables, table, consumer_group, design, allow_group_overlap=False)
-        self._aside = aside
-        self.swap: Swap | None = None
-        self._swapped: Target | None = None
+        held = _SwapTable(tables, table, consumer_group, delta_design(design.table))
+        super().__init__(held, table, design, aside)
 
-    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the version. Raises Conflict where the new rows do not reach far enough any more."""
+
+class _SwapTable(DeltaMirror):
+    """`cdc.swap.exchange.SwapTable` in Delta."""
+
+    swap: Swap | None = None
+    _swapped: Target | None = None
+
+    def exchange(
+        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
+    ) -> int:
+        """Commit; return the version."""
         assert self._head is not None, "it was looked at, and is there"
-        check_key(self._name, self._mirror, key)
-        head, aside = self._head, self._tables.open(self._aside)
+        head, aside = self._head, self._tables.open(aside_name)
         assert aside is not None, "it was built before"
         schema = aside.schema
-        if _types(head.schema, self._mirror.key or ()) != _types(schema, key):
+        if _types(head.schema, held.key or ()) != _types(schema, key):
             # What is remembered of another key is no use, and its table has other columns.
             self._id = str(uuid4())
             drop(self._tables, self._name + SUFFIX)
-        self._take(self._mirror.with_key(key))
-        notes = {**self._design.notes, **note_for(aside.properties, self._mirror)}
+        design = held.with_key(key)
+        self.take(design)
+        notes = {**self._design.notes, **note_for(aside.properties, design)}
         self._design = replace(self._design, notes=notes)
         columns, self._swapped = changed(head, schema, key)
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
         self._fit = DesignedColumns(made).asked_for()
-        self._remember(aside, key)
-        read = DeltaHead(self._tables.store(self._aside), aside, schema)
-        self.swap = Swap(self._name, columns, read, key, self._mirror.soft_delete, self._write_files)
+        self._remember(aside_name, aside, key)
+        read = DeltaHead(self._tables.store(aside_name), aside, schema)
+        self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
     def _target(self) -> Target:
@@ -89,11 +93,11 @@ class SwapSink(DeltaMirrorSink):
 
         return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
 
-    def _remember(self, aside: Head, key: Sequence[str]) -> None:
+    def _remember(self, name: str, aside: Head, key: Sequence[str]) -> None:
         """Let the mirror know what was deleted after it was read anew."""
         assert self._fit is not None, "its columns are known by now"
         own, fields = aside.properties.get(MIRROR_ID, aside.table_id), pa.schema([aside.schema.field(k) for k in key])
-        entries = DeltaEntries(self._tables, self._aside, own, fields).read()
+        entries = DeltaEntries(self._tables, name, own, fields).read()
         if entries is not None and len(entries):
             held = pa.schema([self._fit.schema.field(name) for name in key])
             DeltaEntries(self._tables, self._name, self._id, held).add(entries)

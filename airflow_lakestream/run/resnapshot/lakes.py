@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Protocol
 
 import pyarrow as pa
 
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
-from airflow_lakestream.cdc.swap.exchange import Swap
-from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.cdc.swap.exchange import Swapping
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.names import ANEW
-from airflow_lakestream.core.ports import TableState
-from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import Lake
 from airflow_lakestream.tables.design import TableDesign
-
-
-class SwapSink(Protocol):
-    """`cdc.swap.iceberg.SwapSink`, or that of Delta."""
-
-    swap: Swap | None
-
-    def load(self, run_id: str) -> TableState:
-        """Look at the mirror anew."""
-
-    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Replace its rows; see `cdc.swap.iceberg`."""
 
 
 class Tables:
@@ -59,11 +43,11 @@ class Tables:
         # Itself last: as long as it is there, it is known what was done.
         self._swap.drop(self._lake, f"{self.aside}{SUFFIX}", self.aside)
 
-    def sink(self, consumer_group: str, *, soft_delete: bool) -> SwapSink:
+    def sink(self, consumer_group: str, *, soft_delete: bool) -> Swapping:
         """Return what replaces the mirror's rows."""
         # The key that the table has is taken as it is.
         design = MirrorDesign(TableDesign(metadata=pa.schema([])), soft_delete=soft_delete)
-        sink: SwapSink = self._swap.SwapSink(self._lake, self.table, consumer_group, design, self.aside)
+        sink: Swapping = self._swap.SwapSink(self._lake, self.table, consumer_group, design, self.aside)
         return sink
 
     def _design(self, table: str) -> MirrorDesign:

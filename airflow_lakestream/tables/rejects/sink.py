@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.ports import SharedSink, Sink, TableState
 from airflow_lakestream.tables.rejects.book import RejectBook
 from airflow_lakestream.tables.rejects.pending import Pending, of_topic
 from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 HANDED = "rejected"
 
 
-class RejectingSink(ABC):
+class RejectingSink(WrappedSink, ABC):
     """`core.ports.Sink` and `core.ports.Rejects`: a table's sink, and its reject table.
 
     :param inner: the sink of the table whose ledger decides.
@@ -31,7 +32,7 @@ class RejectingSink(ABC):
     """
 
     def __init__(self, inner: Sink, rejects: RejectBook, consumer_group: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._group = consumer_group
         self._rejects = rejects
         self._held: list[pa.Table] = []
@@ -49,14 +50,6 @@ class RejectingSink(ABC):
         """Take rejected records for the next commit."""
         self._held.append(records)
 
-    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit."""
-        self.inner.write(rows, identity)
-
-    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Be told of records that became no row."""
-        self.inner.pass_over(identity, partition, offsets)
-
     def commit(self, landing: Landing) -> int:
         """Write down what was rejected, then commit; see `core.ports.Sink`."""
         return self.inner.commit(self.write_down(landing))
@@ -70,11 +63,7 @@ class RejectingSink(ABC):
     def discard(self) -> None:
         """Forget what was taken since the last commit; never raises."""
         self._held = []
-        self.inner.discard()
-
-    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what a landing changed in the table's schema."""
-        return self.inner.schema_changes(snapshot_id)
+        super().discard()
 
     def write_down(self, landing: Landing) -> Landing:
         """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
@@ -125,7 +114,7 @@ class RejectingSink(ABC):
         """Ask the main table for what it has decided."""
 
 
-class SharedRejectingSink(RejectingSink):
+class SharedRejectingSink(RejectingSink, WrappedSharedSink):
     """`core.ports.SharedSink`: files and rejected records go from one worker to another."""
 
     inner: SharedSink
@@ -163,10 +152,6 @@ class SharedRejectingSink(RejectingSink):
         self._handed = []
         self.inner.let_go()
 
-    def outline(self) -> Any:
-        """Return what a sink in another process needs; that process hands its rejected records over by itself."""
-        return self.inner.outline()
-
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
         if (path := files.get(HANDED)) is not None:
@@ -185,10 +170,6 @@ class SharedRejectingSink(RejectingSink):
         if (path := files.get(HANDED)) is not None:
             self._held.append(self._read_handed(path))
         self.inner.adopt(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
-        self.inner.sweep(folder)
 
     @abstractmethod
     def _new_path(self) -> str:
