@@ -89,13 +89,10 @@ class DeltaEntries(DeltaSink):
     def add(self, entries: pa.Table) -> None:
         """Write entries down; in the same commit many files become one."""
         name = f"entries {uuid.uuid4().hex}"
-        try:
+        with self.or_discard():
             self.load(name)
             self.write(entries, NO_TOPIC)
             self.commit(Landing(name, name, {}))
-        except BaseException:
-            self.discard()
-            raise
 
     def commit(self, landing: Landing) -> int:
         """Commit the entries taken."""

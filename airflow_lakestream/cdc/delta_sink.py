@@ -46,18 +46,8 @@ class ColumnBecameWider(LakestreamError, Terminal):
 class DeltaMirrorSink(Mirror):
     """`cdc.mirror.Mirror` in a Delta table."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        table: str,
-        consumer_group: str,
-        design: MirrorDesign,
-        *,
-        allow_group_overlap: bool = False,
-    ) -> None:
-        asked = delta_design(design.table)
-        held = DeltaMirror(tables, table, consumer_group, asked, allow_group_overlap=allow_group_overlap)
-        super().__init__(held, table, design)
+    def __init__(self, tables: Tables, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
+        super().__init__(DeltaMirror(tables, table, group, delta_design(design.table), **settings), table, design)
 
 
 class DeltaMirror(DeltaSink):

@@ -36,17 +36,8 @@ from airflow_lakestream.tables.schema.columns import to_schema
 class MirrorSink(Mirror):
     """`cdc.mirror.Mirror` in an Iceberg table."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        table: str,
-        consumer_group: str,
-        design: MirrorDesign,
-        *,
-        allow_group_overlap: bool = False,
-    ) -> None:
-        held = IcebergMirror(catalog, table, consumer_group, design.table, allow_group_overlap=allow_group_overlap)
-        super().__init__(held, table, design)
+    def __init__(self, catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
+        super().__init__(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
 
 
 class IcebergMirror(IcebergSink):

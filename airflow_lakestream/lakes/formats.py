@@ -14,6 +14,7 @@ from airflow_lakestream.core.names import check_table_name
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.delta.location import check_location
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
+from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 
 # Columns that readers of Iceberg find in each table; Spark compacts no table that has one of its own of the name.
@@ -47,8 +48,12 @@ class LakeFormat:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str) -> Any:
-        """Return one of its parts."""
-        return resolve_name(getattr(self, name))
+        """Return one of its parts. Raises InvalidArgument where a package that it needs is missing."""
+        try:
+            return resolve_name(getattr(self, name))
+        except ModuleNotFoundError as e:
+            problem = f'"{self.format}" needs the package {e.name}, which is not installed here.'
+            raise InvalidArgument("table_format", problem, f"Install airflow-lakestream[{self.format}].") from e
 
     def check_design(self, design: TableDesign) -> None:
         """Refuse a design that no table of the format can have. Raises InvalidArgument."""
@@ -69,7 +74,7 @@ _ROWS = (
         rejecting="airflow_lakestream.iceberg.rejects:RejectingSink",
         books="airflow_lakestream.watching.streams.streams:IcebergStreams",
         audit="airflow_lakestream.audit.run:Audit",
-        swap="airflow_lakestream.cdc.swap.iceberg",
+        swap="airflow_lakestream.cdc.swap.iceberg:",
         columns_taken=_OF_ICEBERG,
     ),
     LakeFormat(
@@ -81,7 +86,7 @@ _ROWS = (
         check="airflow_lakestream.lakes.delta_design:delta_design",
         books="airflow_lakestream.watching.streams.delta:DeltaStreams",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
-        swap="airflow_lakestream.cdc.swap.delta",
+        swap="airflow_lakestream.cdc.swap.delta:",
         characters_refused=REFUSED_CHARACTERS,
         modules={"deltalake": "deltalake", "obstore": "obstore"},
     ),

@@ -6,7 +6,8 @@ import itertools
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic
 
 import pyarrow as pa
@@ -90,6 +91,15 @@ class TableSink(ABC, Generic[File]):
             return
         if deleted or left:
             log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
+
+    @contextmanager
+    def or_discard(self) -> Iterator[None]:
+        """Discard what was taken where anything is raised within."""
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
 
     @property
     def _files(self) -> list[File]:

@@ -85,14 +85,15 @@ class Source:
 
     def _of_table(self, places: Places, with_steps: bool) -> Asking:
         name, group = str(self.table), str(self.consumer_group)
-        if not self.lake.has_catalog:
+        if self.lake.has_catalog:
+            table = yield from ask_table(places, self.iceberg_conn_id, name)
+            place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
+        else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
-            asked = ("delta", conn_id, name, group, with_steps)
-            return (yield Ask(asked, lambda: books.of_delta(storage, name, group, with_steps)))
-        table = yield from ask_table(places, self.iceberg_conn_id, name)
-        key = ("ledger", self.iceberg_conn_id, name, group, with_steps)
-        return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))
+            place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
+        key = (*place, name, group, with_steps)
+        return (yield Ask(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
     def unread(self, places: Places, found: Books) -> Asking:
         """Find out what the consumer has not read. Returns a list of `Unread`, by topic, with the first records of it.

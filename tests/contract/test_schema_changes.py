@@ -228,13 +228,14 @@ def test_another_schema_change_meanwhile_is_a_conflict_that_leaves_nothing(
 def test_one_adds_while_another_appends(made: FormatTable) -> None:
     """The one that appends wrote its files for a schema that is no more: it plans anew. The other way both land."""
     appends = made.evolving("id int, name string")
-    adds = made.evolving(WITH_SCORE, "add")
+    adds, later = made.evolving(WITH_SCORE, "add"), made.evolving(WITH_SCORE, "add")
 
     made.evolving("id int, name string").land(3, [{"id": 3}])
     assert adds.land(4, [{"id": 4, "score": 4.5}]) == ["add column score double"]
     with pytest.raises(StaleFiles):
         appends.land(5, [{"id": 5}])
-    assert [row["id"] for row in made.payload()] == [0, 1, 2, 3, 4]
+    assert later.land(6, [{"id": 6}]) == []
+    assert [row["id"] for row in made.payload()] == [0, 1, 2, 3, 4, 6]
     made.assert_whole()
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,15 +64,18 @@ class RejectBook(ABC):
 
         Raises what a commit raises.
         """
-        rows = [(one, of_topic(part, one.identity.topic)) for part in records for one in pending]
-        if not self.exists and not rows:
+        if not self.exists and not records:
             raise AssertionError("without rejected records there is nothing to note before the table is there")
-        made = [(one, rows_of(part, one, run_id)) for one, part in rows]
-        self._commit_or_discard(made, Landing(pending[0].landing_id, run_id, {}), pending, settlement)
+        with self.or_discard():
+            for part in records:
+                for one in pending:
+                    self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
+            self._note(Landing(pending[0].landing_id, run_id, {}), pending, settlement)
 
     def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
         """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
-        self._commit_or_discard([], Landing(f"settle-{uuid.uuid4().hex}", run_id, {}), pending, settlement)
+        with self.or_discard():
+            self._note(Landing(f"settle-{uuid.uuid4().hex}", run_id, {}), pending, settlement)
 
     def rolled_back(self, settlement: Settlement) -> list[Pending]:
         """Return, as pending ones, the landings with rows here that were rolled back and have no note.
@@ -91,21 +95,6 @@ class RejectBook(ABC):
             Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now, after=settlement.marks(key[1]))
             for key, ranges in found.items()
         ]
-
-    def _commit_or_discard(
-        self,
-        rows: Sequence[tuple[Pending, pa.Table]],
-        landing: Landing,
-        pending: Sequence[Pending],
-        settlement: Settlement,
-    ) -> None:
-        try:
-            for one, part in rows:
-                self.write(part, one.identity)
-            self._note(landing, pending, settlement)
-        except BaseException:
-            self.discard()
-            raise
 
     @property
     @abstractmethod
@@ -129,5 +118,5 @@ class RejectBook(ABC):
         """Take rows for the next commit."""
 
     @abstractmethod
-    def discard(self) -> None:
-        """Delete what was taken since the last commit; never raises."""
+    def or_discard(self) -> AbstractContextManager[None]:
+        """Discard what was taken where anything is raised within."""

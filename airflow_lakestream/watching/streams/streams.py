@@ -29,8 +29,8 @@ class Streams(Protocol):
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger. Raises one of `problems`."""
 
-    def history(self, consumer_group: str, topic: str) -> History:
-        """Return what a group landed of a topic. Raises one of `problems`."""
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,6 @@ class IcebergStreams:
         """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
         return ledgers(self.table, consumer_group)[consumer_group]
 
-    def history(self, consumer_group: str, topic: str) -> History:
-        """Return what a group landed of a topic. Raises UnreadableLedger, UndecidedLedger."""
-        return look_back(self.table, consumer_group, topic=topic)
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
+        return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)

@@ -193,29 +193,6 @@ def test_rows_that_bring_columns_of_their_own_in_several_files(made: Evolving, m
     assert len(made.table().current_snapshot().manifests(made.table().io)) >= 1
 
 
-def test_two_runs_that_add_the_same_column_both_land(made: Evolving) -> None:
-    schema = "id int, name string, score double"
-    first, second = made.run(schema, "add"), made.run(schema, "add")
-
-    assert first.land(3, [{"id": 3, "score": 3.5}]) == ["add column score double"]
-    # Files of the second have the very field ids that the first has assigned: nothing is to be read again.
-    assert second.land(4, [{"id": 4, "score": 4.5}]) == []
-    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
-    assert len(made.table().schemas()) == 2
-    assert_files_are_whole(made.table())
-
-
-def test_two_runs_that_add_the_same_column_between_the_look_and_the_commit_of_one(made: Evolving) -> None:
-    schema = "id int, name string, score double"
-    other = made.run(schema, "add")
-    catalog = BeforeCommit(made.catalog(), lambda: other.land(3, [{"id": 3, "score": 3.5}]))
-
-    assert made.run(schema, "add", catalog).land(4, [{"id": 4, "score": 4.5}]) == []
-    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
-    assert len(made.table().schemas()) == 2
-    assert_files_are_whole(made.table())
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["before the look of the commit", "in the commit"])
 def test_a_type_that_another_widens_meanwhile_is_a_conflict_that_leaves_nothing(made: Evolving, late: bool) -> None:
     other = made.run("id bigint", "widen")
@@ -227,21 +204,6 @@ def test_a_type_that_another_widens_meanwhile_is_a_conflict_that_leaves_nothing(
         run.land(4, [{"id": 4, "score": 4.5}])
 
     assert made.offsets() == [0, 1, 2, 3]
-    assert_files_are_whole(made.table())
-
-
-def test_one_adds_while_another_appends(made: Evolving) -> None:
-    """The one that appends wrote its files for a schema that is no more: it plans anew. The other way both land."""
-    appends = made.run("id int, name string")
-    adds = made.run("id int, name string, score double", "add")
-    later = made.run("id int, name string, score double", "add")
-
-    made.run("id int, name string").land(3, [{"id": 3}])
-    assert adds.land(4, [{"id": 4, "score": 4.5}]) == ["add column score double"]
-    with pytest.raises(StaleFiles):
-        appends.land(5, [{"id": 5}])
-    assert later.land(6, [{"id": 6}]) == []
-    assert made.offsets() == [0, 1, 2, 3, 4, 6]
     assert_files_are_whole(made.table())
 
 
