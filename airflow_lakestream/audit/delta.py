@@ -42,7 +42,7 @@ class DeltaAudit(Audit):
         """Raise InvalidArgument if this can't be the path or URI of a Delta table."""
         check_location(self.table)
 
-    def look(self, storage: DeltaStorage) -> AuditResult:
+    def run(self, storage: Any) -> AuditResult:
         """Audit the table. Nothing is changed, in Kafka or in the table.
 
         Raises InvalidArgument if there is no Delta table, IsMirror, NoLedger, NoPositions, LedgerTakenAway,

@@ -22,6 +22,7 @@ from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_posi
 from airflow_lakestream.audit.statistics import TableFiles, table_files
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
@@ -66,7 +67,7 @@ class Audit:
         """Raise InvalidArgument if this can't be a table's name."""
         check_table_name(self.table)
 
-    def run(self, catalog: Catalog) -> AuditResult:
+    def run(self, catalog: Any) -> AuditResult:
         """Audit the table. Nothing is changed, in Kafka or in the table.
 
         Raises TableMissing, IsMirror, PartOfFanOut, NoLedger, NoPositions, UndecidedLedger, UnreadableTable, and the
@@ -159,7 +160,7 @@ def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[L
 
 def load(catalog: Catalog, table: str) -> Table:
     """Load a table. Raises TableMissing, and InvalidArgument for a Delta table's path or URI."""
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         problem = f"{table!r} is the path of a Delta table; audits and repairs are for Iceberg tables."
         raise InvalidArgument("table", problem, "`lakestream ledger show` says what a Delta table holds.")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from airflow_lakestream.cdc.columns import no_rows, version_schema
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.delta.commit.committing import Committer
 from airflow_lakestream.delta.commit.guard import check_fit
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_removable
@@ -23,7 +21,7 @@ from airflow_lakestream.delta.replace.takeout import live_files, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.files import Add, delete_files, read_file
+from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.lakes.delta_design import delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -91,13 +89,10 @@ class DeltaEntries(DeltaSink):
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""
         name = f"entries {uuid.uuid4().hex}"
-        try:
+        with self.or_discard():
             self.load(name)
             self.write(entries, NO_TOPIC)
             self.commit(Landing(name, name, {}))
-        except BaseException:
-            self.discard()
-            raise
 
     def commit(self, landing: Landing) -> int:
         """Commit the entries taken."""
@@ -113,19 +108,10 @@ class DeltaEntries(DeltaSink):
             # Entries of a dropped mirror no longer count.
             kept = self._write_files(condensed(self._read(head, old), self._key)) if is_own else []
             made.extend(kept)
-            now = time.time_ns() // 1_000_000
-            files = [*(remove_action(add, now) for add in old), *({"add": dict(add)} for add in (*kept, *adds))]
+            files = [*(remove_action(add) for add in old), *({"add": dict(add)} for add in (*kept, *adds))]
             return self._actions(head, target, landing, files, OVERWRITE)
 
-        return self._drive_and_clean(Committer(self._tables, self._name, landing.landing_id, make), made)
-
-    def _drive_and_clean(self, committer: Committer, made: Sequence[Add]) -> int:
-        try:
-            return self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, made)
-            raise
+        return self._drive_and_clean(landing, make, lambda is_committed: [] if is_committed else made)
 
     def _is_own(self, head: Head) -> bool:
         properties: Mapping[str, str] = head.properties

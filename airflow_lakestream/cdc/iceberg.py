@@ -130,13 +130,10 @@ class EntryTable(IcebergSink):
             # Of a mirror that was dropped.
             self._catalog.drop_table(self._name)
         name = f"entries {uuid.uuid4().hex}"
-        try:
+        with self.or_discard():
             self.load(name)
             self.write(entries, NO_TOPIC)
             self.commit(Landing(name, name, {}))
-        except BaseException:
-            self.discard()
-            raise
 
     def _load(self) -> Table | None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +17,9 @@ from airflow_lakestream.cli.connections import (
     KafkaConn,
     StorageConn,
     aside,
-    open_catalog,
     open_kafka,
+    open_lake,
     open_registry,
-    open_storage,
 )
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.exceptions import InvalidArgument
@@ -28,8 +27,6 @@ from airflow_lakestream.exceptions import InvalidArgument
 if TYPE_CHECKING:
     from airflow_lakestream.audit.result import AuditResult
     from airflow_lakestream.audit.run import Audit
-
-Look = TypeVar("Look", bound="Audit")
 
 
 @takes_decoding("with --repair: ")
@@ -63,7 +60,7 @@ def audit(
     With --repair the exit code is about the table after it; 2 says that nothing was changed.
     """
     with aside():
-        from airflow_lakestream.audit.run import Audit
+        from airflow_lakestream.lakes.formats import lake_of
         from airflow_lakestream.run.repair import Repair
 
         more = {"tombstones": tombstones, "on_data_loss": on_data_loss}
@@ -71,32 +68,21 @@ def audit(
         if options and not repair:
             name = next(iter(options)).replace("_", "-")
             raise InvalidArgument(f"--{name}", "belongs to --repair: an audit decodes nothing.")
-        if "/" in table:
-            result = _of_delta(table, group, topic, kafka_conn, storage_conn, full=full, repair=repair)
-        else:
-            look = _with_kafka(Audit(table=table, consumer_group=group, topic=topic, full=full or repair), kafka_conn)
-            if repair:
-                options |= open_registry(decoding, kafka_conn)
-            work = Repair(audit=look, **options) if repair else look
-            result = work.run(open_catalog(iceberg_conn))
+        lake = lake_of(table)
+        if repair and not lake.has_catalog:
+            problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
+            raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
+        look = lake.part("audit")(table=table, consumer_group=group, topic=topic, full=full or repair)
+        work: Any = _with_kafka(look, kafka_conn)
+        if repair:
+            options |= open_registry(decoding, kafka_conn)
+            work = Repair(audit=work, **options)
+        result: AuditResult = work.run(open_lake(table, iceberg_conn, storage_conn))
     typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else result.render())
     raise typer.Exit(result.verdict.exit_code)
 
 
-def _of_delta(
-    table: str, group: str, topic: str | None, kafka_conn: str, storage_conn: str | None, *, full: bool, repair: bool
-) -> AuditResult:
-    if repair:
-        problem = f"{table!r} is the path of a Delta table; repairs are for Iceberg tables."
-        raise InvalidArgument("--repair", problem, 'Land the ranges again: mode="ranges", replace=True.')
-    storage = open_storage(storage_conn)
-    from airflow_lakestream.audit.delta import DeltaAudit
-
-    look = DeltaAudit(table=table, consumer_group=group, topic=topic, full=full)
-    return _with_kafka(look, kafka_conn).look(storage)
-
-
-def _with_kafka(look: Look, conn_id: str) -> Look:
+def _with_kafka(look: Audit, conn_id: str) -> Audit:
     if not look.full:
         return look
     kafka = open_kafka(conn_id)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.core.policies import TableFormat
+
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
@@ -22,7 +24,7 @@ _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING
 
 
 def _of_iceberg(table: str) -> str:
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         raise typer.BadParameter(
             f"{table} is the path of a Delta table, and this command reads Iceberg tables. `lakestream ledger show` "
             "reads both; see docs/delta.md for what to ask Delta itself."
@@ -70,6 +72,13 @@ def open_storage(conn_id: str | None) -> DeltaStorage:
         from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 
         return DeltaStorageHook(conn_id).open_storage()
+
+
+def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
+    """Open what a table is in, a catalog or a store. Raises InvalidArgument and CatalogUnavailable."""
+    from airflow_lakestream.lakes.formats import lake_of
+
+    return open_catalog(iceberg_conn) if lake_of(table).has_catalog else open_storage(storage_conn)
 
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:

@@ -19,6 +19,7 @@ from airflow_lakestream.cli.connections import (
 )
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.cli.ledger_text import history_json, history_text, ledger_json, ledger_text
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument
 
 app = typer.Typer(help="Show and change the ledger of a table: which Kafka offsets it holds.", no_args_is_help=True)
@@ -33,7 +34,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print which offsets the table holds for the group, since when, and what was lost."""
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         _show_delta(table, group, storage_conn, as_json=as_json)
         return
     with aside():

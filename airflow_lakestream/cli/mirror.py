@@ -17,10 +17,9 @@ from airflow_lakestream.cli.connections import (
     KafkaConn,
     StorageConn,
     aside,
-    open_catalog,
     open_kafka,
+    open_lake,
     open_registry,
-    open_storage,
     open_store_properties,
 )
 from airflow_lakestream.core.policies import seconds
@@ -105,7 +104,7 @@ def resnapshot(
             timeout=seconds("--timeout", timeout),
             say=lambda text: typer.echo(text, err=True),
         )
-        done = work.run(open_storage(storage_conn) if "/" in table else open_catalog(iceberg_conn))
+        done = work.run(open_lake(table, iceberg_conn, storage_conn))
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
         return

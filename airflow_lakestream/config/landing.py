@@ -35,14 +35,11 @@ from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topi
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.delta.design import DeltaDesign
-from airflow_lakestream.delta.location import check_location
-from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.fan_out.sink import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
-from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema, with_rescued
 
@@ -97,7 +94,8 @@ class ExtractConfig(Decoding):
         _check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
-        _ = self.processes, self.delta
+        _ = self.processes
+        self.lake.check_design(self.table_design)
         choose(OnDataLoss, "on_data_loss", self.on_data_loss)
         choose(OnError, "on_error", self.on_error)
         choose(Tombstones, "tombstones", self.tombstones)
@@ -108,7 +106,7 @@ class ExtractConfig(Decoding):
         given = () if self._given_schema is None else [column.name for column in self._given_schema.fields]
         return replace(
             super().payload,
-            refused_characters=REFUSED_CHARACTERS if self.is_delta else "",
+            refused_characters=self.lake.characters_refused,
             given=tuple(name for name in given if name != KEY_COLUMN),
         )
 
@@ -153,8 +151,8 @@ class ExtractConfig(Decoding):
     @property
     def template(self) -> TableTemplate:
         """Which table, or tables. A topic's own name is put in place as soon as it is known."""
-        if self.is_delta:
-            return TableTemplate(self.table, (check_location(self.table),))
+        if not self.lake.has_catalog:
+            return TableTemplate(self.table, (self.lake.check_name(self.table),))
         template = TableTemplate.parse(self.table)
         return template if is_pattern(self.topic) else template.of_topic(self.topic)
 
@@ -274,14 +272,14 @@ class ExtractConfig(Decoding):
         return StartAt(offset, arguments.milliseconds("start_timestamp", self.start_timestamp))
 
     @property
-    def is_delta(self) -> bool:
-        """Whether the table is one of Delta Lake."""
-        return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
+    def lake(self) -> LakeFormat:
+        """The format of the table."""
+        return LAKES[choose(TableFormat, "table_format", self.table_format)]
 
     @property
-    def delta(self) -> DeltaDesign | None:
-        """The design as a Delta table has it; None for any other."""
-        return delta_design(self.design) if self.is_delta else None
+    def table_design(self) -> TableDesign:
+        """What the table itself is held to, whatever is written for it on the way."""
+        return self.design
 
     @property
     def design(self) -> TableDesign:

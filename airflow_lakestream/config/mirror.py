@@ -21,9 +21,7 @@ from airflow_lakestream.core.policies import (
     choose,
     is_given,
 )
-from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.lakes.delta_design import delta_design
 from airflow_lakestream.tables.design import TableDesign
 
 # Arguments of a landing that a mirror leaves no choice of.
@@ -118,7 +116,7 @@ class MirrorConfig(ExtractConfig):
             arguments.names("rename_columns", self.rename_columns),
             with_key=not is_given(self.key),
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
-            is_delta=self.is_delta,
+            lake=self.lake,
         )
 
     @property
@@ -151,6 +149,6 @@ class MirrorConfig(ExtractConfig):
         return TableDesign(metadata=super().design.metadata, evolution=SchemaEvolution.WIDEN, grows=True)
 
     @property
-    def delta(self) -> DeltaDesign | None:
-        """The mirror's own design as a Delta table has it; None for any other."""
-        return delta_design(super().design) if self.is_delta else None
+    def table_design(self) -> TableDesign:
+        """The mirror's own design."""
+        return super().design

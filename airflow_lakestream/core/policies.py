@@ -39,6 +39,11 @@ class TableFormat(StrEnum):
     ICEBERG = "iceberg"
     DELTA = "delta"
 
+    @classmethod
+    def of(cls, table: str) -> TableFormat:
+        """Tell it by a table's name: a catalog's is namespace.table, a Delta table's is its path or URI."""
+        return cls.DELTA if "/" in table else cls.ICEBERG
+
 
 class SchemaEvolution(StrEnum):
     """How a landing may change the table's schema: not at all, by new columns, or also by wider types."""

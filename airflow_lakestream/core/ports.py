@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
@@ -221,6 +221,17 @@ class Sink(Protocol):
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and forget those adopted; never raises."""
 
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say what the commit of one of the run's snapshots changed in the table's schema, in words.
+
+        Of the table as it was at the last `load` or commit; nothing for a snapshot that has expired.
+        """
+
+
+@runtime_checkable
+class SharedSink(Sink, Protocol):
+    """A sink whose files may be written by several workers: tasks, processes or executors."""
+
     def write_below(self, folder: str) -> None:
         """Write files below this folder of the table's data from now on: those that another worker shall commit."""
 
@@ -239,17 +250,11 @@ class Sink(Protocol):
     def outline(self) -> Any:
         """Return what a sink in another process needs to write files for the table as it is, or is going to be.
 
-        Can be pickled. None where only this one can write.
+        Can be pickled.
         """
 
     def take_over(self, files: Files) -> None:
         """Take files that a process of this run handed over, as if they had been written here."""
-
-    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what the commit of one of the run's snapshots changed in the table's schema, in words.
-
-        Of the table as it was at the last `load` or commit; nothing for a snapshot that has expired.
-        """
 
     def adopt(self, files: Files) -> None:
         """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""

@@ -66,6 +66,11 @@ def groups(head: Head) -> tuple[str, ...]:
     return tuple(sorted(key.removeprefix(prefix) for key in head.properties if key.startswith(prefix)))
 
 
+def ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
+    """Return the ledgers of all groups, and of this one in any case. Raises UnreadableLedger."""
+    return {group: read_ledger(head, group) for group in {consumer_group: None, **dict.fromkeys(groups(head))}}
+
+
 def next_generation(head: Head | None, consumer_group: str) -> int:
     """Return the number of the group's next landing: above all that the table has seen, RESTOREd or not."""
     if head is None:

@@ -11,7 +11,7 @@ from typing import Any
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.ports import SharedSink
 from airflow_lakestream.delta.reject_table import DeltaBooks, RejectTable
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.files import delete_files
@@ -22,15 +22,15 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 log = logging.getLogger(__name__)
 
 
-class RejectingSink(sink.RejectingSink):
-    """`tables.rejects.sink.RejectingSink` on Delta tables.
+class RejectingSink(sink.SharedRejectingSink):
+    """`tables.rejects.sink.SharedRejectingSink` on Delta tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: where that table lies.
     :param records: the columns of rejected records.
     """
 
-    def __init__(self, inner: Sink, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
+    def __init__(self, inner: SharedSink, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
         super().__init__(inner, RejectTable(tables, table, consumer_group, records), consumer_group)
         self._tables, self._name = tables, table
 

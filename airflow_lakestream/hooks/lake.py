@@ -10,15 +10,21 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 
 if TYPE_CHECKING:
+    from airflow_lakestream.lakes.formats import LakeFormat
     from airflow_lakestream.run.job import ExtractConfig, Lake
 
 
 def open_lake(config: ExtractConfig, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
     """Open the lake. Raises InvalidArgument for a connection that can't work, otherwise CatalogUnavailable."""
-    if config.is_delta:
-        return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()
-    if is_given(storage_conn_id):
+    if config.lake.has_catalog and is_given(storage_conn_id):
         raise InvalidArgument(
             "storage_conn_id", 'belongs to table_format="delta".', "A catalog's connection says where its tables are."
         )
-    return IcebergHook(iceberg_conn_id).open_catalog()
+    return open_tables(config.lake, iceberg_conn_id, storage_conn_id)
+
+
+def open_tables(lake: LakeFormat, iceberg_conn_id: str, storage_conn_id: str | None) -> Lake:
+    """Return what the tables of a format are opened with. Raises InvalidArgument, CatalogUnavailable."""
+    if lake.has_catalog:
+        return IcebergHook(iceberg_conn_id).open_catalog()
+    return DeltaStorageHook(storage_conn_id if is_given(storage_conn_id) else None).open_storage()

@@ -49,6 +49,11 @@ def groups(table: Table) -> tuple[str, ...]:
     return tuple(sorted(key.removeprefix(prefix) for key in table.metadata.properties if key.startswith(prefix)))
 
 
+def ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
+    """Return the ledgers of all groups, and of this one in any case. Raises UndecidedLedger."""
+    return {group: read_ledger(table, group) for group in {consumer_group: None, **dict.fromkeys(groups(table))}}
+
+
 def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
     """Return the landings of one run in the head's history, oldest first, as far back as metadata shows them."""
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}

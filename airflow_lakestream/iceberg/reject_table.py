@@ -1,15 +1,8 @@
-"""`<table>__rejected`: the records that became no row of a table, raw and with the reason.
-
-Written before the commit of the main table, which alone decides what is landed. So a row counts only if its landing is
-in the main table's ledger. Until that is known, the landing is noted as pending in a property of this table; a later
-landing finds out, and removes what does not count: rows of landings that came to nothing, and rows of ranges that a
-later landing brought anew. See ledger.md, section 7.
-"""
+"""The reject table of an Iceberg table; see `airflow_lakestream.tables.rejects.book`."""
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -22,7 +15,7 @@ from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
@@ -34,7 +27,8 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects import settlement as decided
-from airflow_lakestream.tables.rejects.pending import OWN, pending_of, rows_of
+from airflow_lakestream.tables.rejects.book import RejectBook
+from airflow_lakestream.tables.rejects.pending import OWN, pending_of
 from airflow_lakestream.tables.rejects.pending import PLACE as PLACE
 from airflow_lakestream.tables.rejects.pending import Pending as Pending
 from airflow_lakestream.tables.rejects.pending import of_topic as of_topic
@@ -81,12 +75,12 @@ class _Books:
         return ledger_store.read_ledger(self._main, consumer_group)
 
 
-def files_in(table: Table, ranges: RangeSet) -> Iterator[FileScanTask]:
-    """Yield the files of a reject table that may have rows of these offsets."""
-    return (task for task in live_files(table) if may_hold(table.metadata, task.file, ranges))
+def files_in(table: Table, ranges: RangeSet | None) -> Iterator[FileScanTask]:
+    """Yield the files of a reject table that may have rows of these offsets; default: all."""
+    return (task for task in live_files(table) if ranges is None or may_hold(table.metadata, task.file, ranges))
 
 
-def rows_in(table: Table, ranges: RangeSet, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+def rows_in(table: Table, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
     """Yield the rows of those files, of other offsets, too."""
     for task in files_in(table, ranges):
         yield from read_rows(table.metadata, table.io, task, columns=columns)
@@ -119,7 +113,7 @@ def counting_rows(
                 yield rows.filter(own)
 
 
-class RejectTable(IcebergSink):
+class RejectTable(IcebergSink, RejectBook):
     """The reject table of one table, as it is written for one consumer group."""
 
     takes_records = False
@@ -132,86 +126,22 @@ class RejectTable(IcebergSink):
         design = TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
         super().__init__(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
         self._add: Sequence[Pending] = ()
-        self._settlement = Settlement()
+        self._settlement = decided.Settlement()
 
     @property
-    def exists(self) -> bool:
-        """Whether the table was there at the last look."""
-        return self._table is not None
+    def _properties(self) -> Mapping[str, str] | None:
+        return None if self._table is None else self._table.metadata.properties
 
-    @property
-    def pending(self) -> list[Pending]:
-        """The landings that were noted as pending at the last look."""
-        return pending_in(self._table)
+    def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        assert self._table is not None, "it was asked whether it is there"
+        return rows_in(self._table, ranges, columns)
 
-    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, and how many of them count.
-
-        Those of open landings are among the first: one of them may land, be rolled back, and have its snapshot expired
-        before the landing that asks is there, and nothing would tell its rows from those that count.
-        """
-        there = counting = 0
-        for rows in rows_in(self._table, ranges) if self._table is not None else ():
-            own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
-            there += len(own)
-            not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
-            counting += len(own.filter(pc.invert(not_counting)))
-        return there, counting
-
-    def write_down(
-        self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
-    ) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way.
-
-        Raises what a commit raises.
-        """
+    def _note(self, landing: Landing, pending: Sequence[Pending], settlement: decided.Settlement) -> None:
+        self._add, self._settlement = pending, settlement
         try:
-            for part in records:
-                for one in pending:
-                    self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
-            if self._table is None and not records:
-                raise AssertionError("without rejected records there is nothing to note before the table is there")
-            self._add, self._settlement = pending, settlement
-            self.commit(Landing(pending[0].landing_id, run_id, {}))
-        except BaseException:
-            self.discard()
-            raise
+            self.commit(landing)
         finally:
-            self._add, self._settlement = (), Settlement()
-
-    def rolled_back(self, settlement: Settlement) -> list[Pending]:
-        """Return, as pending ones, the landings with rows here that were rolled back and have no note.
-
-        Without a note they would count as soon as their snapshots have expired.
-        """
-        ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
-        found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
-        table = self._table
-        if table is None or not ids:
-            return []
-        for task in live_files(table):
-            for part in read_rows(table.metadata, table.io, task, columns=PLACE):
-                rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
-                for row in rows.to_pylist():
-                    topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
-                    key = landing_id, group, TopicIdentity(topic, topic_id, "")
-                    found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
-        now = time.time_ns() // 1_000_000
-        return [
-            Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now, after=settlement.marks(key[1]))
-            for key, ranges in found.items()
-        ]
-
-    def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
-        """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
-        self._settlement, self._add = settlement, pending
-        try:
-            self.commit(Landing(f"settle-{uuid.uuid4().hex}", run_id, {}))
-        except BaseException:
-            self.discard()
-            raise
-        finally:
-            self._add, self._settlement = (), Settlement()
+            self._add, self._settlement = (), decided.Settlement()
 
     def _attempt(self, landing: Landing) -> Attempt:
         guard = self._guard(landing, _Guard)
@@ -246,7 +176,7 @@ class _Settling(AppendAttempt):
     """A commit of a reject table that is there: new rows in, rows that do not count out."""
 
     def __init__(
-        self, catalog: Catalog, name: str, guard: _Guard, summary: Mapping[str, str], settlement: Settlement
+        self, catalog: Catalog, name: str, guard: _Guard, summary: Mapping[str, str], settlement: decided.Settlement
     ) -> None:
         super().__init__(catalog, name, guard, summary)
         self._settlement = settlement
@@ -277,14 +207,9 @@ class _Settling(AppendAttempt):
     def _stale(self, table: Table) -> tuple[list[DataFile], list[DataFile]]:
         out: list[DataFile] = []
         remainders: list[DataFile] = []
-        if not self._settlement.is_due:
-            return out, remainders
-        ranges = self._settlement.ranges
-        for task in files_in(table, ranges):
-            rows = pa.concat_tables(read_rows(table.metadata, table.io, task))
-            stale = self._settlement.stale(rows)
-            if not pc.any(stale).as_py():
-                continue
-            out.append(task.file)
-            remainders += write_data_files(table.metadata, table.io, rows.filter(pc.invert(stale)), uuid.uuid4().hex)
+        files = files_in(table, self._settlement.ranges) if self._settlement.is_due else ()
+        rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
+        for file, rest in self._settlement.remainders(rows):
+            out.append(file)
+            remainders += write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
         return out, remainders

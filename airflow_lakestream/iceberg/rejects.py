@@ -21,7 +21,7 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 log = logging.getLogger(__name__)
 
 
-class RejectingSink(sink.RejectingSink):
+class OneWorkerRejectingSink(sink.RejectingSink):
     """`tables.rejects.sink.RejectingSink` on Iceberg tables.
 
     :param inner: the sink of the table whose ledger decides.
@@ -44,6 +44,10 @@ class RejectingSink(sink.RejectingSink):
 
     def _main(self) -> Table:
         return self._catalog.load_table(self._name)
+
+
+class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
+    """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
 
     def _new_path(self) -> str:
         return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"

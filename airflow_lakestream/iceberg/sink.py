@@ -6,11 +6,8 @@ The one transaction is PyIceberg's; what makes it exactly once is the guard insi
 
 from __future__ import annotations
 
-import itertools
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,8 +24,8 @@ from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.core.ports import RangesNotLanded, RowsNotWritable, TableState
-from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt
@@ -39,14 +36,15 @@ from airflow_lakestream.iceberg.commit.guard import CommitGuard, StaleFiles
 from airflow_lakestream.iceberg.commit.new_table import NewTable
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard, what_it_replaces
+from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import Finder, check_columns
+from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
 from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
-from airflow_lakestream.iceberg.write.orphans import delete_unreferenced
+from airflow_lakestream.iceberg.write.orphans import delete_unreferenced, list_files
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in
 from airflow_lakestream.tables.schema.columns import (
@@ -56,14 +54,9 @@ from airflow_lakestream.tables.schema.columns import (
     to_schema,
     with_metadata,
 )
-from airflow_lakestream.tables.trial import is_of_rows
+from airflow_lakestream.tables.sink import TableSink
 
 log = logging.getLogger(__name__)
-
-# Rows are held until so many bytes of Arrow have come together, then written as files while reading goes on.
-FILE_BYTES = 64 * 2**20
-# One piece is written while the next comes together; a third would only cost memory.
-WRITES_AHEAD = 1
 
 Kind = TypeVar("Kind", bound=CommitGuard)
 
@@ -75,11 +68,8 @@ class NotIceberg(InvalidArgument):
         super().__init__("table", f"{table} is there, and is no Iceberg table.", "Name another one.")
 
 
-class IcebergSink:
-    """`core.ports.Sink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
-
-    # The rows that it writes are those that it is given.
-    takes_records = True
+class IcebergSink(TableSink[DataFile]):
+    """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
 
     def __init__(
         self,
@@ -89,30 +79,19 @@ class IcebergSink:
         design: TableDesign,
         *,
         allow_group_overlap: bool = False,
+        parts: int = 1,
     ) -> None:
+        super().__init__(
+            table, consumer_group, grows=design.grows, parts=parts, allow_group_overlap=allow_group_overlap
+        )
         self._catalog = catalog
-        self._name = table
-        self._group = consumer_group
         self._design = design
-        self._allow_group_overlap = allow_group_overlap
         self._table: Table | None = None
         self._staged: NewTable | None = None
         # Of the table's schema, with the next commit; None while there is neither a table nor a staged one.
         self._change: SchemaChange | None = None
-        self._rows: list[pa.Table] = []
-        self._rows_bytes = 0
-        self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
-        self._writes: list[Future[list[DataFile]]] = []
-        self._files: list[DataFile] = []
-        self._handed_over = 0
-        self._adopted: list[DataFile] = []
-        self._folder = ""
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lakestream-write")
-        self._prefix = uuid.uuid4().hex
-        self._numbers = itertools.count()
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first: FirstLook | None = None
-        self._landed: set[str] = set()
         # The topic whose name has chosen the table; None where people did.
         self.named_by: NamingTopic | None = None
 
@@ -154,23 +133,12 @@ class IcebergSink:
         """Take rows for the next commit; they are written as files in the background."""
         if self._design.grows:
             self._make_room(rows)
-        self._rows.append(rows)
-        self._rows_bytes += rows.nbytes
-        if self._rows_bytes >= FILE_BYTES:
-            self._write_out()
-        elif self._rows_bytes >= FILE_BYTES // 2:
-            # Else there would be two files' rows in memory, which large records come to faster than they are written.
-            self._collect(0)
-
-    def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
-        """Be told of records that were read and became no row."""
-        self._passed_over.append(((identity.topic, partition), offsets))
+        self._buffer.take(rows)
 
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
-        self._write_out()
-        self._collect(0)
-        return self._drive(self._attempt(landing), landing)
+        files = self._files
+        return self._drive(self._attempt(landing), landing, files)
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Replace the rows of ranges by the rows taken, in one snapshot; see `core.ports.Sink`."""
@@ -178,41 +146,18 @@ class IcebergSink:
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        self._write_out()
-        self._collect(0)
-        attempt = self._replace_attempt(self._table, landing, ranges)
-        snapshot_id = self._drive(attempt, landing)
+        files = self._files
+        attempt = self._replace_attempt(self._table, landing, ranges, files)
+        snapshot_id = self._drive(attempt, landing, files)
         return snapshot_id, attempt.landing_of(snapshot_id)
-
-    def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
-        self._folder = folder
-
-    def hand_over(self) -> Mapping[str, Any]:
-        """Write out the rows taken; return the files since the last call, for `adopt`. See `core.ports.Sink`."""
-        self._write_out()
-        self._collect(0)
-        new, self._handed_over = self._files[self._handed_over :], len(self._files)
-        passed_over, self._passed_over = self._passed_over, []
-        return handover.encode_files(self._target(None).metadata, new, passed_over)
-
-    def let_go(self) -> None:
-        """Leave the files that were handed over to who took them."""
-        del self._files[: self._handed_over]
-        self._handed_over = 0
 
     def outline(self) -> handover.Outline:
         """Return what a sink in another process needs to write for the table, be it only staged; it can be pickled."""
-        self._write_out()
+        self._buffer.write_out()
         target = self._target(None)
         # What it took to read the first records is better had by those who read on.
         pa.default_memory_pool().release_unused()
         return handover.Outline(self._name, target.metadata, target.io)
-
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run wrote; see `core.ports.Sink`."""
-        self._files += handover.decode_files(files)
-        self._passed_over += handover.decode_passed_over(files)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
@@ -224,35 +169,9 @@ class IcebergSink:
         """Say what a landing changed in the table's schema; nothing once its snapshot has expired."""
         return changes_in(None if self._table is None else self._table.metadata.snapshot_by_id(snapshot_id))
 
-    def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
-        self._adopted += handover.decode_files(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
-        try:
-            # What is written for a table that is still to be created lies where that is going to be.
-            table = self._staged.table if self._staged is not None else self._catalog.load_table(self._name)
-            deleted, left = delete_unreferenced(table, data_folder(table.metadata, folder))
-        except NoSuchTableError:
-            return
-        except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
-            log.warning("%s: files of this run that are in no snapshot were left in %s: %r", self._name, folder, e)
-            return
-        if deleted or left:
-            log.info("%s: deleted %s files of this run that are in no snapshot, left %s", self._name, deleted, left)
-
     def discard(self) -> None:
         """Delete the files of rows taken since the last commit, and a namespace made for them; never raises."""
-        self._rows, self._rows_bytes, self._adopted, self._handed_over = [], 0, [], 0
-        self._passed_over = []
-        for write in self._writes:
-            if write.exception() is None:
-                self._files += write.result()
-        self._writes = []
-        for path in delete_files(self._io(), [f.file_path for f in self._files]) if self._files else ():
-            log.warning("An uncommitted data file could not be deleted: %s", path)
-        self._files = []
+        super().discard()
         if self._staged is not None:
             self._staged.drop_namespace_if_made()
             self._staged = self._change = None
@@ -306,7 +225,7 @@ class IcebergSink:
 
     def _make_room(self, rows: pa.Table) -> None:
         """Add the columns of the rows to those that the next commit changes. Raises StaleFiles where that can't be."""
-        if self._rows and rows.schema.equals(self._rows[-1].schema):
+        if self._buffer.holds(rows.schema):
             return
         names = self._design.metadata.names
         payload = fields_from_arrow(pa.schema([f for f in rows.schema if f.name not in names]), "rows")
@@ -330,30 +249,35 @@ class IcebergSink:
             payload = to_schema(pa.schema(columns))
         return with_metadata(payload, self._design.metadata)
 
-    def _write_out(self) -> None:
-        if not self._rows:
-            return
-        # Columns that came up later are null before.
-        rows = pa.concat_tables(self._rows, promote_options="permissive" if self._design.grows else "none")
-        self._rows, self._rows_bytes = [], 0
-        # No rows at all still say what a new table's columns are.
+    def _writing(self, rows: pa.Table) -> Callable[[], list[DataFile]]:
         target = self._target(rows)
-        if not rows.num_rows:
-            return
-        self._collect(WRITES_AHEAD)
         write = partial(write_data_files, folder=self._folder)
-        self._writes.append(self._pool.submit(write, target.metadata, target.io, rows, self._prefix, self._numbers))
+        return partial(write, target.metadata, target.io, rows, self._prefix, self._numbers)
 
-    def _collect(self, leave: int) -> None:
-        """Wait until no more than `leave` writes are under way."""
-        while len(self._writes) > leave:
-            try:
-                self._files += self._writes.pop(0).result()
-            except BaseException as error:
-                if not is_of_rows(error):
-                    raise
-                trial = partial(unwritable, self._target(None).metadata) if self.takes_records else None
-                raise RowsNotWritable(self._name, f"{type(error).__name__}: {error}", trial) from error
+    def _trial(self) -> Trial:
+        return partial(unwritable, self._target(None).metadata)
+
+    def _encode(self, files: Sequence[DataFile]) -> Mapping[str, Any]:
+        return handover.encode_files(self._target(None).metadata, files)
+
+    def _decode(self, handed: Mapping[str, Any]) -> Sequence[DataFile]:
+        return handover.decode_files(handed)
+
+    def _delete(self, files: Sequence[DataFile]) -> Sequence[str]:
+        return delete_files(self._io(), [file.file_path for file in files])
+
+    def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
+        try:
+            # What is written for a table that is still to be created lies where that is going to be.
+            staged = self._staged and self._staged.table
+            known = staged or self._table or self._catalog.load_table(self._name)
+            place = data_folder(known.metadata, folder)
+            # Most often nothing is left, and neither table nor manifests are to be read for that.
+            if next(list_files(known.io, place), None) is None:
+                return 0, 0
+            return delete_unreferenced(staged or self._catalog.load_table(self._name), place)
+        except NoSuchTableError:
+            return 0, 0
 
     def _attempt(self, landing: Landing) -> Attempt:
         guard = self._guard(landing, CommitGuard, allow_group_overlap=self._allow_group_overlap)
@@ -363,11 +287,13 @@ class IcebergSink:
             return CreateAttempt(self._staged, guard, summary, self._change)
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
-    def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
+    def _replace_attempt(
+        self, table: Table, landing: Landing, ranges: RangeSet, files: Sequence[DataFile]
+    ) -> ReplaceAttempt:
         guard = self._guard(landing, ReplaceGuard, first=self._first or FirstLook(), own=self._landed)
         metadata = self._target(None).metadata
         write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = Finder(ranges, self._files, write, self._passed_over)
+        finder = Finder(ranges, files, write, self._passed_over)
         return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
@@ -378,10 +304,10 @@ class IcebergSink:
         guard.notes = self._design.notes
         return guard
 
-    def _drive(self, attempt: Attempt, landing: Landing) -> int:
+    def _drive(self, attempt: Attempt, landing: Landing, files: Sequence[DataFile]) -> int:
         committer = Committer(self._catalog, self._name, self._group, landing, attempt)
         try:
-            snapshot_id = committer.commit([*self._files, *self._adopted])
+            snapshot_id = committer.commit(files)
         except BaseException:
             # Refused, or interrupted in the middle of it: what may have been applied must not lose its files.
             if committer.may_be_applied:
@@ -396,7 +322,8 @@ class IcebergSink:
 
     def _leave_in_place(self) -> None:
         """Keep files and namespace from being discarded."""
-        self._files, self._adopted, self._handed_over, self._staged = [], [], 0, None
+        super()._leave_in_place()
+        self._staged = None
 
     def _io(self) -> FileIO:
         return self._target(None).io

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import types as arrow
@@ -29,6 +30,10 @@ from airflow_lakestream.tables.schema.columns import (
     to_schema,
     with_metadata,
 )
+
+if TYPE_CHECKING:
+    from airflow_lakestream.delta.sink import DeltaSink
+    from airflow_lakestream.delta.storage import Tables
 
 _KNOWN_PROPERTIES = (
     *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.checkpointInterval"),
@@ -66,6 +71,15 @@ def delta_design(design: TableDesign, *, widens: bool = False) -> DeltaDesign:
         grows=design.grows,
         notes=design.notes,
     )
+
+
+def delta_sink(tables: Tables, table: str, consumer_group: str, design: TableDesign, **settings: Any) -> DeltaSink:
+    """Return the sink of a Delta table by the design that tables of all formats have."""
+    # Imports Delta's libraries, which are no dependency of every installation.
+    from airflow_lakestream.delta.sink import DeltaSink
+
+    # Files that grow with their records and may widen are a mirror's events, which are of no table.
+    return DeltaSink(tables, table, consumer_group, delta_design(design, widens=design.grows), **settings)
 
 
 @dataclass(frozen=True)

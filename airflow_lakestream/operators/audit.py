@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
@@ -101,15 +101,19 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         """Look; see the class."""
         with late_imports():
             from airflow_lakestream.audit.result import AuditVerdict
-            from airflow_lakestream.audit.run import Audit
-            from airflow_lakestream.hooks.iceberg import IcebergHook
             from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_tables
             from airflow_lakestream.hooks.registry import registry_of
+            from airflow_lakestream.lakes.formats import lake_of
             from airflow_lakestream.run.repair import Repair
 
         with airflow_errors():
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
+            lake = lake_of(self.table)
+            if repair and not lake.has_catalog:
+                problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
+                raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
             hook = KafkaHook(self.kafka_conn_id)
             told: dict[str, Any] = {
                 "table": self.table,
@@ -120,24 +124,20 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
                 "where": hook.where,
                 "stop": self._stop,
             }
-            is_delta = "/" in self.table
             if is_given(self.table_format):
                 wanted = choose(TableFormat, "table_format", self.table_format)
-                if (wanted is TableFormat.DELTA) != is_delta:
+                if wanted is not lake.format:
                     raise InvalidArgument(
                         "table_format", f"is {wanted}, and {self.table!r} is no name of such a table."
                     )
-            if is_delta:
-                result = self._look_at_delta(told, repair)
-            elif repair:
+            work: Any = lake.part("audit")(**told)
+            if repair:
                 decoding = {name: getattr(self, name) for name in DECODING}
                 named = decoding["schema_registry"]
                 decoding["schema_registry"] = registry_of(named, hook, decoding["format"], decoding["key_format"])
                 more = {"tombstones": self.tombstones, "on_data_loss": self.on_data_loss}
-                work = Repair(audit=Audit(**told), **decoding, **more)
-                result = work.run(IcebergHook(self.iceberg_conn_id).open_catalog())
-            else:
-                result = Audit(**told).run(IcebergHook(self.iceberg_conn_id).open_catalog())
+                work = Repair(audit=work, **decoding, **more)
+            result: AuditResult = work.run(open_tables(lake, self.iceberg_conn_id, self.storage_conn_id))
         log.info(result.render())
         summary = result.to_dict(MOST_RANGES)
         if result.verdict is AuditVerdict.DAMAGE:
@@ -147,18 +147,6 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
         if result.verdict is AuditVerdict.COULD_NOT_LOOK:
             raise CouldNotLook(f"{self.table}: " + " ".join(result.blind))
         return summary
-
-    def _look_at_delta(self, told: Mapping[str, Any], repair: bool) -> AuditResult:
-        if repair:
-            problem = f"{self.table!r} is a Delta table; repairs are for Iceberg tables."
-            raise InvalidArgument("repair", problem, 'Land the ranges anew: mode="ranges", replace=True.')
-        from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
-
-        given = None if self.storage_conn_id in ("", "None") else self.storage_conn_id
-        storage = DeltaStorageHook(given).open_storage()
-        from airflow_lakestream.audit.delta import DeltaAudit
-
-        return DeltaAudit(**told).look(storage)
 
     def on_kill(self) -> None:
         """Stop reading; what is not committed leaves no trace."""

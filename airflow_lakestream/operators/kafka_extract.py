@@ -287,7 +287,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table keeps no sum of what a commit has written.
-        return LandingMeter(tags, None if config.is_delta else lake)
+        return LandingMeter(tags, lake if config.lake.has_catalog else None)
 
     def _report(self, context: Context, report: RunReport, on_empty: OnEmpty) -> dict[str, Any]:
         result = report.to_dict()

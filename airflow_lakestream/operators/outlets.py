@@ -7,6 +7,8 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias
 
+from airflow_lakestream.core.policies import TableFormat
+
 
 def tell_outlets(context: Any, outlets: Iterable[Any], result: Mapping[str, Any]) -> None:
     """Put a report, which has the rows by table in `tables`, on the event of each outlet."""
@@ -27,6 +29,6 @@ def table_asset(table: str) -> Asset:
 
     It is named as users write the table.
     """
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         return Asset(name=table, uri=table if "://" in table else f"file://{table}")
     return Asset(name=table, uri=f"iceberg://{table.replace('.', '/')}")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.catalog import Catalog
 
-from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.algorithm import Job
@@ -21,8 +20,7 @@ from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.iceberg.fan_out.sink import FanOut, FanOutSink
-from airflow_lakestream.iceberg.rejects import RejectingSink
-from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.rejects import OneWorkerRejectingSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 
@@ -41,6 +39,7 @@ def build_job(
     run_id: str,
     where: str = "the Kafka connection",
     stop: threading.Event | None = None,
+    parts: int = 1,
 ) -> Job:
     """Put the parts together. Nothing is connected yet.
 
@@ -49,11 +48,12 @@ def build_job(
     :param run_id: the same for every try of one task run, and different for each run.
     :param where: name of the Kafka connection for errors.
     :param stop: set it to stop the run between two batches.
+    :param parts: so many processes, each with such a job, share the memory that one may have for rows.
     """
     fan_out = config.fan_out
     on_error = choose(OnError, "on_error", config.on_error)
     table = config.table if fan_out is None else fan_out.home
-    sink = _sink(config, catalog, fan_out)
+    sink = _sink(config, catalog, fan_out, parts)
     router = None if fan_out is None else _router(fan_out, sink)
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
@@ -86,36 +86,21 @@ def build_job(
 
 
 def _router(fan_out: FanOut, sink: Sink) -> Router:
-    assert isinstance(sink, RejectingSink), "Iceberg's sink rejects records"
-    assert isinstance(sink.inner, FanOutSink), "tables that records choose have this sink"
+    assert isinstance(sink, OneWorkerRejectingSink), "that is what there is for Iceberg"
+    assert isinstance(sink.inner, FanOutSink), "that is what there is for tables that records choose"
     return Router(fan_out.template, sink.inner.refusals)
 
 
-def _sink(config: ExtractConfig, lake: Lake, fan_out: FanOut | None) -> Sink:
-    if config.is_delta:
-        return _delta_sink(config, cast("Tables", lake))
-    catalog, group, overlap = cast(Catalog, lake), config.consumer_group, config.allow_group_overlap
+def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: int) -> Sink:
+    lake, group, overlap = config.lake, config.consumer_group, config.allow_group_overlap
+    table = config.table
     if fan_out is not None:
-        home: Sink = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
-        return RejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
+        catalog = cast(Catalog, opened)
+        home = FanOutSink(catalog, fan_out, group, config.design, allow_group_overlap=overlap)
+        return OneWorkerRejectingSink(home, catalog, fan_out.home, group, RECORD_SCHEMA)
     if isinstance(config, MirrorConfig):
-        mirror = MirrorSink(catalog, config.table, group, config.mirror, allow_group_overlap=overlap)
-        return RejectingSink(mirror, catalog, config.table, group, RECORD_SCHEMA)
-    sink = IcebergSink(catalog, config.table, group, config.design, allow_group_overlap=overlap)
-    return RejectingSink(sink, catalog, config.table, group, RECORD_SCHEMA)
-
-
-def _delta_sink(config: ExtractConfig, tables: Tables) -> Sink:
-    # An optional dependency.
-    from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
-    from airflow_lakestream.delta.sink import DeltaSink
-
-    assert config.delta is not None
-    table, group, overlap = config.table, config.consumer_group, config.allow_group_overlap
-    if isinstance(config, MirrorConfig):
-        from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
-
-        mirror = DeltaMirrorSink(tables, table, group, config.mirror, allow_group_overlap=overlap)
-        return RejectingDeltaSink(mirror, tables, table, group, RECORD_SCHEMA)
-    sink = DeltaSink(tables, table, group, config.delta, allow_group_overlap=overlap)
-    return RejectingDeltaSink(sink, tables, table, group, RECORD_SCHEMA)
+        inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
+    else:
+        inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap, parts=parts)
+    sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
+    return sink

@@ -12,7 +12,6 @@ from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.sharing.side_by_side import Order, ReaderProcess
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.iceberg import sink
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
@@ -49,27 +48,20 @@ def reader_processes(
     connection = {"queued.max.messages.kbytes": QUEUED_KBYTES // count, **kafka}
 
     def main(child: Child) -> None:
-        _be_modest(count)
         ReaderProcess(child, make_job).serve()
 
     def make_job(order: Order, stop: threading.Event) -> Job:
         # The described table already has the schema that the landing will give it: nothing is left to change.
         one = replace(config.of_topic(order.share.identity.topic), schema_evolution=SchemaEvolution.NONE)
-        job = extract.build_job(one, connection, order.target, run_id=order.run_id, where=where, stop=stop)
+        # Two processes that took the memory of one each had a peak PSS of 1,011 MiB with their parent, one alone 659.
+        target, run_id = order.target, order.run_id
+        job = extract.build_job(one, connection, target, run_id=run_id, where=where, stop=stop, parts=count)
         decoders = job.decoders
         assert isinstance(decoders, RowDecoders), "build_job makes RowDecoders"
         return replace(job, decoders=replace(decoders, payload=replace(decoders.payload, alone=True)))
 
     with Children(count, main) as children:
         yield children
-
-
-def _be_modest(count: int) -> None:
-    """Give a child process its share of the memory that one process may have.
-
-    Two processes with the full bounds had a peak PSS of 1,011 MiB together with their parent; one had 659.
-    """
-    sink.FILE_BYTES, sink.WRITES_AHEAD = sink.FILE_BYTES // count, 0
 
 
 def _bound_allocation() -> None:

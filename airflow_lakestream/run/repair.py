@@ -39,10 +39,10 @@ from airflow_lakestream.decode.values.pick import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing
-from airflow_lakestream.iceberg.replace.takeout import shortly
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.takeout import shortly
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
@@ -25,13 +26,13 @@ from airflow_lakestream.core.routing import (
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic
-from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.own_topics import OwnTopics
 from airflow_lakestream.runtime.processes import Children
+from airflow_lakestream.tables.rejects.sink import RejectingSink
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,8 @@ def job_of(
     if is_pattern(config.topic) and config.template.by_topic:
         check_name_by_topic(one.table, topic)
         sink = _inner(job)
+        if isinstance(sink, Mirror):
+            sink = sink.table
         # Even if records choose tables, the home table is the topic's.
         if isinstance(sink, IcebergSink):
             sink.named_by = NamingTopic(topic, rivals(config.template, topics).get(topic))

@@ -94,10 +94,9 @@ class AppConfig(Configuration):
     def extract(self) -> ExtractConfig:
         """What to land, as arguments of the extract path. Raises InvalidArgument."""
         kind = MirrorConfig if self.app in MIRROR_APPS else ExtractConfig
-        is_delta = self.app in DELTA_APPS
         if self.landing.get("table_format", self._table_format) != self._table_format:
-            raise InvalidArgument("landing.table_format", f"{self.app} lands in {self._table_format} tables.")
-        if self.storage and not is_delta:
+            raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
+        if self.storage and self.app not in DELTA_APPS:
             raise InvalidArgument(
                 "storage", f"goes with {', '.join(DELTA_APPS)}.", "A catalog says where its tables lie."
             )
@@ -108,7 +107,7 @@ class AppConfig(Configuration):
         for key, instead in _OTHERWISE.items():
             if is_given(self.landing.get(key)):
                 raise InvalidArgument(f"landing.{key}", f"is not for Spark: {instead}.", "Leave it out.")
-        return kind(**{**self.landing, "table_format": self._table_format} if is_delta else self.landing)
+        return kind(**{**self.landing, "table_format": self._table_format})
 
     @property
     def _table_format(self) -> str:

@@ -60,13 +60,13 @@ class MicroBatches:
 
     @cached_property
     def catalog(self) -> Lake:
-        """What opens the tables: a catalog, or for Delta tables their store."""
-        if self.extract.is_delta:
-            # An optional dependency.
-            from airflow_lakestream.delta.storage import DeltaStorage
+        """Where the tables are: their catalog, for Delta's their store."""
+        if self.extract.lake.has_catalog:
+            return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
+        # Not a dependency of every installation.
+        from airflow_lakestream.delta.storage import DeltaStorage
 
-            return DeltaStorage(self.config.storage)
-        return load_catalog(self.config.catalog_name, **self.config.catalog_properties)
+        return DeltaStorage(self.config.storage)
 
     @cached_property
     def options(self) -> Mapping[str, str]:

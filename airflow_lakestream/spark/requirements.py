@@ -28,7 +28,6 @@ _MODULES = {
     "numpy": "numpy",
     "duckdb": "duckdb",
 }
-_OF_DELTA = {"deltalake": "deltalake", "obstore": "obstore"}
 
 # By host: module versions by name; None if missing.
 Found = Mapping[str, Mapping[str, str | None]]
@@ -48,7 +47,7 @@ def modules_for(config: ExtractConfig) -> dict[str, str]:
     """Return the modules that executors import for a landing, each with what to install."""
     formats = [FORMATS[str(name)] for name in (config.format, config.key_format) if is_given(name)]
     of_formats = {name: needed for row in formats for name, needed in row.modules.items()}
-    return _MODULES | (_OF_DELTA if config.is_delta else {}) | of_formats
+    return _MODULES | dict(config.lake.modules) | of_formats
 
 
 def check_executors(spark: SparkSession, modules: Mapping[str, str]) -> None:

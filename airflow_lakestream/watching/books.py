@@ -15,14 +15,12 @@ from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.backlog import backlog_of, topics_of
-from airflow_lakestream.watching.streams.landings import History, look_back
+from airflow_lakestream.watching.streams.landings import History
 from airflow_lakestream.watching.verdict import NotThere
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.kafka.watch import GroupState
+    from airflow_lakestream.watching.streams.streams import Streams
 
 # Batches of a checkpoint from which its speed is measured: Spark keeps 100.
 _BATCHES = 20
@@ -79,30 +77,18 @@ class Books:
         return missing - lost, lost
 
 
-def of_table(table: Table, consumer_group: str, with_steps: bool = False) -> Books:
-    """Read a table's ledger. Raises NotThere, UndecidedLedger, UnreadableLedger, FormatVersionTooOld."""
-    from airflow_lakestream.iceberg import ledger_store
+def of_streams(streams: Streams | None, table: str, consumer_group: str, with_steps: bool = False) -> Books:
+    """Read the ledger of a table. Raises NotThere, and one of `streams.problems`.
 
-    name = f"table {ledger_store.name_of(table)}"
-    ledger = ledger_store.read_ledger(table, consumer_group)
-    history = look_back(table, consumer_group, since_ms=_since(with_steps))
-    if not ledger.topics:
-        raise NotThere(_no_ledger(name, consumer_group, ledger_store.groups(table)))
-    return _of_history(name, ledger, history, with_steps)
-
-
-def of_delta(storage: DeltaStorage, location: str, consumer_group: str, with_steps: bool = False) -> Books:
-    """Read a Delta table's ledger. Raises NotThere, UnreadableLedger, LedgerTakenAway."""
-    from airflow_lakestream.watching.streams.delta import DeltaStreams
-
-    name = f"table {location}"
-    streams = DeltaStreams.at(storage, location)
+    :param streams: the table; None where there is none.
+    """
     if streams is None:
-        raise NotThere(f"table: there is no Delta table at {location!r}.")
+        raise NotThere(f"table: there is no Delta table at {table!r}.")
     ledger = streams.ledger(consumer_group)
     if not ledger.topics:
-        raise NotThere(_no_ledger(name, consumer_group, streams.groups()))
-    return _of_history(name, ledger, streams.history(consumer_group, since_ms=_since(with_steps)), with_steps)
+        raise NotThere(_no_ledger(f"table {table}", consumer_group, streams.groups()))
+    history = streams.history(consumer_group, since_ms=_since(with_steps))
+    return _of_history(f"table {table}", ledger, history, with_steps)
 
 
 def of_checkpoint(location: str, properties: Mapping[str, str] | None, with_steps: bool = False) -> Books:

@@ -8,10 +8,11 @@ from typing import Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import LogTruncated
-from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.names import check_topic
 from airflow_lakestream.core.policies import TableFormat, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.watching import books
 from airflow_lakestream.watching.asking import Ask
 from airflow_lakestream.watching.books import Books
@@ -42,8 +43,9 @@ class Source:
         for topic in self.topics:
             check_topic(topic)
         if is_given(self.table):
-            if not self.is_delta:
-                check_table_name(str(self.table))
+            # What a Delta table's place may be is found out where it is opened.
+            if self.lake.has_catalog:
+                self.lake.check_name(str(self.table))
             if not is_given(self.consumer_group):
                 raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")
 
@@ -53,9 +55,9 @@ class Source:
         return arguments.items("topic", self.topic) or ()
 
     @property
-    def is_delta(self) -> bool:
-        """Whether the table is a Delta table."""
-        return choose(TableFormat, "table_format", self.table_format) is TableFormat.DELTA
+    def lake(self) -> LakeFormat:
+        """The format of the table."""
+        return LAKES[choose(TableFormat, "table_format", self.table_format)]
 
     @property
     def subject(self) -> str:
@@ -83,14 +85,15 @@ class Source:
 
     def _of_table(self, places: Places, with_steps: bool) -> Asking:
         name, group = str(self.table), str(self.consumer_group)
-        if self.is_delta:
+        if self.lake.has_catalog:
+            table = yield from ask_table(places, self.iceberg_conn_id, name)
+            place, look = ("ledger", self.iceberg_conn_id), partial(self.lake.part("books"), table)
+        else:
             conn_id = self.storage_conn_id if is_given(self.storage_conn_id) else None
             storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
-            asked = ("delta", conn_id, name, group, with_steps)
-            return (yield Ask(asked, lambda: books.of_delta(storage, name, group, with_steps)))
-        table = yield from ask_table(places, self.iceberg_conn_id, name)
-        key = ("ledger", self.iceberg_conn_id, name, group, with_steps)
-        return (yield Ask(key, lambda: books.of_table(table, group, with_steps)))
+            place, look = ("delta", conn_id or ""), partial(self.lake.part("books").at, storage, name)
+        key = (*place, name, group, with_steps)
+        return (yield Ask(key, lambda: books.of_streams(look(), name, group, with_steps)))
 
     def unread(self, places: Places, found: Books) -> Asking:
         """Find what the consumer has not read. Returns a list of `Unread`, by topic, with the first unread records.

@@ -17,8 +17,8 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store, reject_table, rejects, sink
 from airflow_lakestream.iceberg.commit import guard
-from airflow_lakestream.iceberg.replace import hits, takeout
-from airflow_lakestream.tables import coordinates
+from airflow_lakestream.iceberg.replace import hits
+from airflow_lakestream.tables import coordinates, takeout
 from airflow_lakestream.tables.rejects import settlement
 from tests.support.fault_oracle import Violation
 from tests.support.fault_play import Playground, playground
@@ -39,9 +39,9 @@ def topic_missing_from_the_predicate(patch: Patch) -> None:
     def is_of(rows: Any, key: Any) -> Any:
         return pc.fill_null(pc.equal(rows["_kafka_partition"], key[1]), False)
 
-    for module in (coordinates, hits):
+    for module in (coordinates, takeout):
         patch.setattr(module, "is_of", is_of)
-    patch.setattr(takeout, "may_hold", lambda *_: True)
+    patch.setattr(hits, "may_hold", lambda *_: True)
 
 
 def tiles_alone(patch: Patch) -> None:

@@ -78,7 +78,7 @@ def is_there(lake: Lake) -> bool:
 
 def assert_clean(lake: Lake, group: str) -> None:
     if isinstance(lake, DeltaLake):
-        result = DeltaAudit(table=lake.place, consumer_group=group, full=True, kafka=lake.kafka).look(DeltaStorage())
+        result = DeltaAudit(table=lake.place, consumer_group=group, full=True, kafka=lake.kafka).run(DeltaStorage())
     else:
         result = Audit(table=TABLE, consumer_group=group, full=True, kafka=lake.kafka).run(lake.catalog())
     assert result.verdict is AuditVerdict.CLEAN, result.render()

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from airflow_lakestream.core.landing.algorithm import Stopped, land
 from airflow_lakestream.core.landing.job import CHUNKS_AHEAD
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.tables import row_buffer
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader, InterposedSource, SmallChunks, WatchedFileIO
@@ -190,7 +190,7 @@ def test_idle_timeout_follows_the_topic_until_nothing_comes(lake: Lake, topic: T
 @pytest.fixture
 def a_file_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sink write its rows out at once, as it does with large chunks."""
-    monkeypatch.setattr(sink_module, "FILE_BYTES", 1)
+    monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def fill(lake: Lake, rows: pa.Table, name: str = TABLE) -> None:
 
 def audited(lake: Lake, group: str = GROUP, *, full: bool = True) -> AuditResult:
     if isinstance(lake, DeltaLake):
-        return DeltaAudit(table=lake.place, consumer_group=group, full=full, kafka=lake.kafka).look(DeltaStorage())
+        return DeltaAudit(table=lake.place, consumer_group=group, full=full, kafka=lake.kafka).run(DeltaStorage())
     return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
 
 

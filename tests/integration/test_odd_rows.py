@@ -47,7 +47,7 @@ def append(lake: Lake, positions: list[Position]) -> None:
 
 def looked_at(lake: Lake, *, full: bool) -> AuditResult:
     if isinstance(lake, DeltaLake):
-        return DeltaAudit(table=lake.place, consumer_group=GROUP, full=full, kafka=lake.kafka).look(DeltaStorage())
+        return DeltaAudit(table=lake.place, consumer_group=GROUP, full=full, kafka=lake.kafka).run(DeltaStorage())
     return audit(lake, full=full)
 
 

@@ -32,11 +32,9 @@ NOW = timedelta(0)
 @pytest.fixture(autouse=True)
 def _jobs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take back what the DAG files of these tests patch: Airflow parses them in this process, too."""
-    from airflow_lakestream.iceberg import sink
     from airflow_lakestream.run import job as extract
 
     monkeypatch.setattr(extract, "build_job", extract.build_job)
-    monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
@@ -393,11 +391,9 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
 def test_a_landing_that_takes_too_long_leaves_nothing(
     airflow: AirflowHome, connections: Connections, topic, produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_lakestream.iceberg import sink
     from airflow_lakestream.run import job as extract
     from tests.support import lingering
 
-    monkeypatch.setattr(sink, "FILE_BYTES", sink.FILE_BYTES)
     monkeypatch.setattr(extract, "build_job", extract.build_job)
     lingering.install()
     name = topic(1)

@@ -22,8 +22,8 @@ from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.tables import row_buffer
 from tests.support.broker import Producing, Topics
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, InterposedReader, SmallChunks, unapplied
 from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
@@ -78,7 +78,7 @@ def name(topic: Topics, produce: Producing) -> str:
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sink write its rows out at once, as it does with large chunks."""
-    monkeypatch.setattr(sink_module, "FILE_BYTES", 1)
+    monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
 
 
 def test_all_shares_land_in_one_snapshot_and_nothing_is_read_again(lake: Lake, name: str) -> None:

@@ -77,7 +77,7 @@ class Evolving:
 class EvolvingRun:
     """One run with its sink."""
 
-    def __init__(self, sink: IcebergSink, metadata: Sequence[str]) -> None:
+    def __init__(self, sink: Any, metadata: Sequence[str]) -> None:
         self.sink = sink
         self.metadata = metadata
         self.schema: pa.Schema = sink.load("run").schema
@@ -100,7 +100,8 @@ class EvolvingRun:
 
     def commit(self, first: int, count: int) -> int:
         entry = TopicEntry(landed=_range(first, count), counts=Counts(read=count, written=count))
-        return self.sink.commit(Landing(uuid.uuid4().hex, "run", {ORDERS: entry}))
+        commit: int = self.sink.commit(Landing(uuid.uuid4().hex, "run", {ORDERS: entry}))
+        return commit
 
     def land(self, first: int, rows: Sequence[Row]) -> list[str]:
         """Land rows; return what that changed in the schema. Discards after an error, as a run does."""

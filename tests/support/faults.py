@@ -47,6 +47,16 @@ def applied(error: Exception) -> Fault:
     return fault
 
 
+def before(action: Callable[[], object]) -> Fault:
+    """Do something right before a commit, as another writer would."""
+
+    def fault(apply: Apply) -> CommitTableResponse:
+        action()
+        return apply()
+
+    return fault
+
+
 def passed(apply: Apply) -> CommitTableResponse:
     """Let a commit through."""
     return apply()

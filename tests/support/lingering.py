@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk, Reader
-from airflow_lakestream.iceberg import sink
 from airflow_lakestream.run import job as extract
+from airflow_lakestream.tables import row_buffer
 
 
 class LingeringReader:
@@ -33,4 +33,4 @@ def install() -> None:
         return replace(job, reader=LingeringReader(job.reader))
 
     extract.build_job = build_job
-    sink.FILE_BYTES = 1
+    row_buffer.FILE_BYTES = 1

@@ -22,13 +22,13 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk
 from airflow_lakestream.core.sharing import side_by_side
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
-from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.write.handover import Outline
 from airflow_lakestream.run import job as extract
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
 
@@ -97,7 +97,7 @@ def _main(
     fault: str,
 ) -> None:
     side_by_side.LEAST_WIDTH = 1
-    sink_module.FILE_BYTES = 1
+    row_buffer.FILE_BYTES = 1
     lake, stop = Lake(Path(folder), kafka), threading.Event()
     settings = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES, "parallelism": 2}
     config = ExtractConfig(topic=topic, **(settings | arguments))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
@@ -93,9 +95,19 @@ class HandMade:
         keys = [found[name].to_pylist() if name else [None] * found.num_rows for name in names]
         return sorted(zip(*keys, found["version"].to_pylist(), strict=True), key=repr)
 
-    def run(self, catalog: Catalog | None = None, group: str = GROUP, **design: Any) -> Run:
+    def run(
+        self,
+        catalog: Catalog | None = None,
+        group: str = GROUP,
+        metadata: Iterable[str] | None = None,
+        overlap: bool = False,
+    ) -> Run:
         """Begin a run: it has looked at the table."""
-        return Run(self, catalog or self.catalog(), group, **design)
+        columns = metadata_schema(tuple(self.metadata if metadata is None else metadata))
+        properties = {**QUICK_RETRIES, **self.properties}
+        design = TableDesign(columns, parse_schema(PAYLOAD), self.partition_by, self.sort_order, properties)
+        sink = IcebergSink(catalog or self.catalog(), TABLE, group, design, allow_group_overlap=overlap)
+        return Run(sink, columns.names)
 
     def land(self, these: RangeSet, version: str = "old", **landing: Any) -> int:
         return self.run().land(these, version, **landing)
@@ -107,20 +119,9 @@ class HandMade:
 class Run:
     """One run with its sink; it plans, so to say, when it is made."""
 
-    def __init__(
-        self, made: HandMade, catalog: Catalog, group: str, metadata: Iterable[str] | None = None, overlap: bool = False
-    ) -> None:
-        names = tuple(made.metadata if metadata is None else metadata)
-        self.columns = metadata_schema(names).names
-        design = TableDesign(
-            metadata_schema(names),
-            parse_schema(PAYLOAD),
-            made.partition_by,
-            made.sort_order,
-            {**QUICK_RETRIES, **made.properties},
-        )
-        self.sink = IcebergSink(catalog, TABLE, group, design, allow_group_overlap=overlap)
-        self.sink.load("run")
+    def __init__(self, sink: Any, columns: Sequence[str], run_id: str = "run") -> None:
+        self.sink, self.columns, self.run_id = sink, columns, run_id
+        self.state: TableState = sink.load(run_id)
 
     def land(
         self,
@@ -129,37 +130,86 @@ class Run:
         identity: TopicIdentity = ORDERS,
         without: Iterable[tuple[int, int]] = (),
         filtered: int = 0,
+        bad: Iterable[tuple[int, int]] = (),
     ) -> int:
-        """Land the ranges; `without` are offsets that the log has not, or of records that were filtered: so many."""
-        keys = [key for key in offsets_of(these) if key not in set(without)]
-        self.write(keys, version, identity)
-        counts = Counts(read=len(keys) + filtered, written=len(keys), filtered=filtered)
-        return self.sink.commit(_landing({identity: TopicEntry(landed=these, counts=counts)}))
+        """Land the ranges; discards after an error, as a run does.
 
-    def replace(
-        self, these: RangeSet, version: str = "new", again: Iterable[tuple[int, int]] | None = None
-    ) -> tuple[int, Landing]:
-        """Replace the ranges; `again` are the records that were read again, all of the ranges if not given.
-
-        Discards after an error, as a run does.
+        :param without: offsets that the log has not, or of records that were filtered: so many.
+        :param bad: those of rejected records.
         """
-        keys = offsets_of(these) if again is None else list(again)
-        # Files and memory hold them in more than one piece.
-        for piece in itertools.batched(keys, 7) if hasattr(itertools, "batched") else (keys[:7], keys[7:]):
-            self.write(piece, version, ORDERS)
-        counts = Counts(read=len(keys), written=len(keys))
+        rejected = list(bad)
+        keys = [key for key in offsets_of(these) if key not in {*without, *rejected}]
+        counts = Counts(len(keys) + filtered + len(rejected), len(keys), rejected=len(rejected), filtered=filtered)
         try:
-            return self.sink.replace(_landing({ORDERS: TopicEntry(replaced=these, counts=counts)}))
+            self.write(keys, version, identity)
+            self.reject(rejected, version)
+            return self.commit(TopicEntry(landed=these, counts=counts), identity)
         except BaseException:
             self.sink.discard()
             raise
+
+    def commit(self, entry: TopicEntry, identity: TopicIdentity = ORDERS) -> int:
+        counts = by_partition(entry)
+        landed: int = self.sink.commit(self.landing({identity: entry}, {identity: counts}))
+        return landed
+
+    def landing(self, topics: Mapping[TopicIdentity, TopicEntry], counts: Any = None) -> Landing:
+        return Landing(uuid.uuid4().hex, self.run_id, topics, counts or {})
+
+    def reject(self, keys: Sequence[tuple[int, int]], error: str) -> None:
+        """Give the sink rejected records with an error."""
+        if keys:
+            self.sink.reject(bad_records(keys, error))
+
+    def replace(
+        self,
+        these: RangeSet,
+        version: str = "new",
+        again: Iterable[tuple[int, int]] | None = None,
+        bad: Iterable[tuple[int, int]] = (),
+    ) -> tuple[int, Landing]:
+        """Replace the ranges; `again` are the records that were read again, all of the ranges if not given.
+
+        Discards after an error, as a run does. `bad` are those that are rejected now.
+        """
+        rejected = list(bad)
+        keys = [key for key in (offsets_of(these) if again is None else again) if key not in rejected]
+        # Files and memory hold them in more than one piece.
+        for piece in itertools.batched(keys, 7) if hasattr(itertools, "batched") else (keys[:7], keys[7:]):
+            self.write(piece, version, ORDERS)
+        self.reject(rejected, version)
+        for key in rejected:
+            self.pass_over(*key)
+        counts = Counts(len(keys) + len(rejected), len(keys), rejected=len(rejected))
+        entry = TopicEntry(replaced=these, counts=counts)
+        try:
+            done: tuple[int, Landing] = self.sink.replace(self.landing({ORDERS: entry}))
+            return done
+        except BaseException:
+            self.sink.discard()
+            raise
+
+    def pass_over(self, partition: int, offset: int) -> None:
+        self.sink.pass_over(ORDERS, partition, pa.array([offset], pa.int64()))
 
     def write(self, keys: Iterable[tuple[int, int]], version: str, identity: TopicIdentity) -> None:
         self.sink.write(rows(keys, version, self.columns, identity.topic), identity)
 
 
-def _landing(topics: Mapping[TopicIdentity, TopicEntry]) -> Landing:
-    return Landing(uuid.uuid4().hex, "run", topics)
+def by_partition(entry: TopicEntry) -> dict[int, Counts]:
+    """Return the counts of a landing that wrote all of its records, by partition."""
+    widths = {(r.partition, r.until_offset - r.from_offset) for r in entry.landed}
+    return {partition: Counts(width, width) for partition, width in widths}
+
+
+def bad_records(keys: Sequence[tuple[int, int]], error: str, topic: str = TOPIC) -> pa.Table:
+    """Return rejected records as a decoder gives them."""
+    rows = [
+        {"value": b"bad", "stage": "decode", "error": error, "_kafka_topic": topic}
+        | {"_kafka_partition": partition, "_kafka_offset": offset}
+        for partition, offset in keys
+    ]
+    return pa.Table.from_pylist(rows, schema=RECORD_SCHEMA)
 
 
 def append_foreign_rows(table: Table, count: int = 2) -> None:

@@ -17,7 +17,7 @@ from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.sharing.parallel import SharedPlan, folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.core.sharing.pieces import Piece, Share
-from airflow_lakestream.iceberg import sink as sink_module
+from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake
 
@@ -90,7 +90,7 @@ def read_until_killed(run: SharedRun, share: Share) -> None:
 def _die_reading(
     folder: str, kafka: dict[str, Any], topic: str, config: dict[str, Any], run_id: str, share: dict[str, Any]
 ) -> None:
-    sink_module.FILE_BYTES = 1
+    row_buffer.FILE_BYTES = 1
 
     def die(job: Job) -> Job:
         kill = InterposedReader(SmallChunks(job.reader, 5), lambda: os.kill(os.getpid(), signal.SIGKILL), 12)

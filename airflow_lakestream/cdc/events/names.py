@@ -11,12 +11,11 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import DELETED, IMAGE, OFFSET, OP, PARTITION, RECORD_KEY, SOURCE, is_kept
 from airflow_lakestream.cdc.stops import name_garbled, name_not_free
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.decode.connect.debezium import Naming
-from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 
-# Columns that Iceberg's readers find in every table; Spark can't compact a table that has a column of such a name.
-_OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 # The parts of an event besides the columns of its row.
 _BESIDE = {OP: "op", SOURCE: "source", IMAGE: "before"}
 
@@ -29,13 +28,14 @@ class ColumnNames:
     :param renamed: column names, by the names in the database.
     :param with_key: whether events carry the keys of their records.
     :param soft_delete: whether deleted rows stay.
+    :param lake: the format of the table, some of which need names for themselves.
     """
 
     table: str = "the table"
     renamed: Mapping[str, str] = field(default_factory=dict)
     with_key: bool = True
     soft_delete: bool = False
-    is_delta: bool = False
+    lake: LakeFormat = LAKES[TableFormat.ICEBERG]
 
     @property
     def naming(self) -> Naming:
@@ -48,7 +48,7 @@ class ColumnNames:
         names = [OP, SOURCE, PARTITION, OFFSET]
         names += [RECORD_KEY] if self.with_key else []
         names += [DELETED] if self.soft_delete else []
-        return frozenset([*names, *(() if self.is_delta else _OF_ICEBERG)])
+        return frozenset([*names, *self.lake.columns_taken])
 
     def check_argument(self) -> None:
         """Refuse invalid new names. Raises InvalidArgument."""
@@ -95,8 +95,8 @@ class ColumnNames:
     def _problem(self, name: str) -> str | None:
         if name.lower() in self.reserved or is_kept(name):
             return f"the mirror keeps the name {name.lower()} for itself"
-        if self.is_delta and (bad := sorted(set(REFUSED_CHARACTERS) & set(name))):
-            return f"a Delta table takes no {bad[0]!r} in a name"
+        if bad := sorted(set(self.lake.characters_refused) & set(name)):
+            return f"a {self.lake.format.title()} table takes no {bad[0]!r} in a name"
         return None
 
 

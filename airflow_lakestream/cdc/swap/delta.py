@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,15 +11,14 @@ import obstore
 import pyarrow as pa
 
 from airflow_lakestream.cdc.delta import DeltaEntries, DeltaHead
-from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+from airflow_lakestream.cdc.delta_sink import DeltaMirror
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, beyond, check_key, is_required, note_for
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.committing import Committer
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE
@@ -29,45 +27,49 @@ from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
-from airflow_lakestream.delta.write.files import Add, delete_files
-from airflow_lakestream.lakes.delta_design import DesignedColumns
+from airflow_lakestream.delta.write.files import Add, beside
+from airflow_lakestream.lakes.delta_design import DesignedColumns, delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
-class DeltaSwapSink(DeltaMirrorSink):
-    """Commits the newly read rows of the table at `aside`.
-
-    :param design: of the mirror, without its key, which may have changed.
-    """
+class SwapSink(Swapping):
+    """`cdc.swap.exchange.Swapping` of Delta tables."""
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(tables, table, consumer_group, design, allow_group_overlap=False)
-        self._aside = aside
-        self.swap: Swap | None = None
-        self._swapped: Target | None = None
+        held = _SwapTable(tables, table, consumer_group, delta_design(design.table))
+        super().__init__(held, table, design, aside)
 
-    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the version. Raises Conflict if the new rows no longer reach far enough."""
-        assert self._head is not None, "`load` has found it"
-        check_key(self._name, self._mirror, key)
-        head, aside = self._head, self._tables.open(self._aside)
-        assert aside is not None, "the table aside was built before"
+
+class _SwapTable(DeltaMirror):
+    """`cdc.swap.exchange.SwapTable` in Delta."""
+
+    swap: Swap | None = None
+    _swapped: Target | None = None
+
+    def exchange(
+        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
+    ) -> int:
+        """Commit; return the version."""
+        assert self._head is not None, "it was looked at, and is there"
+        head, aside = self._head, self._tables.open(aside_name)
+        assert aside is not None, "it was built before"
         schema = aside.schema
-        if _types(head.schema, self._mirror.key or ()) != _types(schema, key):
-            # Entries of another key are useless, and have other columns.
+        if _types(head.schema, held.key or ()) != _types(schema, key):
+            # What is remembered of another key is no use, and its table has other columns.
             self._id = str(uuid4())
             drop(self._tables, self._name + SUFFIX)
-        self._take(self._mirror.with_key(key))
-        notes = {**self._design.notes, **note_for(aside.properties, self._mirror)}
+        design = held.with_key(key)
+        self.take(design)
+        notes = {**self._design.notes, **note_for(aside.properties, design)}
         self._design = replace(self._design, notes=notes)
         columns, self._swapped = changed(head, schema, key)
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
         self._fit = DesignedColumns(made).asked_for()
-        self._remember(aside, key)
-        read = DeltaHead(self._tables.store(self._aside), aside, schema)
-        self.swap = Swap(self._name, columns, read, key, self._mirror.soft_delete, self._write_files)
+        self._remember(aside_name, aside, key)
+        read = DeltaHead(self._tables.store(aside_name), aside, schema)
+        self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
     def _target(self) -> Target:
@@ -84,27 +86,18 @@ class DeltaSwapSink(DeltaMirrorSink):
             if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
                 raise LedgerConflict(self._name, more)
             mirror = DeltaHead(self._store, head, head.schema)
-            out, now = mirror.files(), time.time_ns() // 1_000_000
+            out = mirror.files()
             kept[:] = swap.make(mirror)
-            files = [*(remove_action(add, now) for add in out), *({"add": dict(add)} for add in kept)]
+            files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in kept)]
             return self._actions(head, target, landing, files, OVERWRITE)
 
-        committer = Committer(self._tables, self._name, landing.landing_id, make)
-        try:
-            version = self._drive(committer)
-        except BaseException:
-            if not committer.may_be_applied():
-                delete_files(self._store, swap.written)
-            raise
-        names = {add["path"] for add in kept}
-        delete_files(self._store, [add for add in swap.written if add["path"] not in names])
-        return version
+        return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
 
-    def _remember(self, aside: Head, key: Sequence[str]) -> None:
-        """Add to the mirror's memory what was deleted after the table was read again."""
-        assert self._fit is not None, "`exchange` has set its columns"
+    def _remember(self, name: str, aside: Head, key: Sequence[str]) -> None:
+        """Let the mirror know what was deleted after it was read anew."""
+        assert self._fit is not None, "its columns are known by now"
         own, fields = aside.properties.get(MIRROR_ID, aside.table_id), pa.schema([aside.schema.field(k) for k in key])
-        entries = DeltaEntries(self._tables, self._aside, own, fields).read()
+        entries = DeltaEntries(self._tables, name, own, fields).read()
         if entries is not None and len(entries):
             held = pa.schema([self._fit.schema.field(name) for name in key])
             DeltaEntries(self._tables, self._name, self._id, held).add(entries)
@@ -142,6 +135,18 @@ def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema
 
 def _types(schema: pa.Schema, key: Collection[str]) -> list[tuple[str, str]]:
     return [(name, str(schema.field(name).type)) for name in key if name in schema.names]
+
+
+def aside_id(tables: Tables, name: str) -> str | None:
+    """Return the id of a table that is there."""
+    head = tables.open(name)
+    return None if head is None else head.table_id
+
+
+def properties_of(tables: Tables, name: str) -> Mapping[str, str] | None:
+    """Return a table's properties; None where it is not there."""
+    head = tables.open(name)
+    return None if head is None else head.properties
 
 
 def drop(tables: Tables, *names: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from airflow_lakestream.cdc.keys.places import places
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.merge import PART_BYTES
 from airflow_lakestream.cdc.merge.old_rows import with_deleted
+from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.ranges import RangeSet
@@ -93,6 +95,41 @@ class Swap:
                 problem = f"its deleted rows stay, and what they have in {name} is no {field.type} ({e})."
                 raise CannotSwap(self.table, problem) from e
         return rows
+
+
+class SwapTable(MirrorTable, Protocol):
+    """The table of a mirror that can take the rows of another table in the place of its own."""
+
+    swap: Swap | None
+
+    def exchange(
+        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
+    ) -> int:
+        """Commit what was read anew; see `Swapping.exchange`."""
+
+
+class Swapping(Mirror):
+    """Commits what was read anew into the table at `aside`.
+
+    :param design: of the mirror; its key is left out, since it may be another one now.
+    """
+
+    def __init__(self, table: SwapTable, name: str, design: MirrorDesign, aside: str) -> None:
+        super().__init__(table, name, design)
+        self._swap_table, self._aside = table, aside
+
+    @property
+    def swap(self) -> Swap | None:
+        """What the last exchange did."""
+        return self._swap_table.swap
+
+    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
+        """Commit; return the commit's id. Raises Conflict where the new rows do not reach far enough any more.
+
+        :param reach: all that the new rows cover.
+        """
+        check_key(self.name, self.design, key)
+        return self._swap_table.exchange(self.design, landing, key, reach, self._aside)
 
 
 def _parts(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:

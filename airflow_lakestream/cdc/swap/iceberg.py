@@ -24,16 +24,14 @@ from pyiceberg.types import IcebergType, NestedField
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.iceberg import EntryTable, IcebergHead, mirror_id
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
-from airflow_lakestream.cdc.sink import MirrorSink
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, beyond, check_key, is_required, note_for
-from airflow_lakestream.core import codec
+from airflow_lakestream.cdc.sink import IcebergMirror
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import Attempt
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
+from airflow_lakestream.iceberg.commit.rewriting import Rewrite
 from airflow_lakestream.iceberg.replace.hits import live_files
 from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
 from airflow_lakestream.tables.schema.arrow_types import arrow_schema
@@ -70,51 +68,49 @@ class _Swapping:
         return delete_files(io, [path for file in self._swap.written if (path := file.file_path) not in keep])
 
 
-class SwapSink(MirrorSink):
-    """Commits the newly read rows of the table `aside`.
-
-    :param design: of the mirror, without its key, which may have changed.
-    """
+class SwapSink(Swapping):
+    """`cdc.swap.exchange.Swapping` of Iceberg tables."""
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        super().__init__(catalog, table, consumer_group, design, allow_group_overlap=False)
-        self._aside = aside
-        self.swap: Swap | None = None
-        self._reach = RangeSet()
+        super().__init__(_SwapTable(catalog, table, consumer_group, design.table), table, design, aside)
 
-    def exchange(self, landing: Landing, key: tuple[str, ...], reach: RangeSet) -> int:
-        """Commit; return the snapshot's id. Raises Conflict if the new rows no longer reach far enough."""
-        assert self._table is not None, "`load` has found it"
-        check_key(self._name, self._mirror, key)
-        metadata, self._reach, aside = self._table.metadata, reach, self._catalog.load_table(self._aside)
-        changes_key = _key_fields(metadata.schema(), self._mirror.key or ()) != _key_fields(aside.schema(), key)
+
+class _SwapTable(IcebergMirror):
+    """`cdc.swap.exchange.SwapTable` in Iceberg."""
+
+    swap: Swap | None = None
+    _reach = RangeSet()
+
+    def exchange(
+        self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
+    ) -> int:
+        """Commit; return the snapshot's id."""
+        assert self._table is not None, "it was looked at, and is there"
+        metadata, self._reach, aside = self._table.metadata, reach, self._catalog.load_table(aside_name)
+        changes_key = _key_fields(metadata.schema(), held.key or ()) != _key_fields(aside.schema(), key)
         self._change = changed(self._name, metadata, aside.schema(), key)
         own = str(uuid4()) if changes_key else mirror_id(metadata)
-        design = self._mirror.with_key(key)
-        self._mirror, self._design = (
-            design,
-            replace(design.table, notes={**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}),
-        )
+        design = held.with_key(key)
+        notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
+        self._design = replace(design.table, notes=notes)
         target = self._change.metadata
-        self._remember(aside, own, [target.schema().find_field(name) for name in key])
+        self._remember(aside_name, aside, own, [target.schema().find_field(name) for name in key])
         write = partial(write_data_files, target, self._table.io, prefix=self._prefix, counter=self._numbers)
         read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target.schema())
         self.swap = Swap(self._name, columns, read, key, design.soft_delete, write)
-        return super(MirrorSink, self).commit(landing)
+        return self._rewrite(landing, _Swapping(self.swap))
 
-    def _remember(self, aside: Table, own: str, key: Sequence[NestedField]) -> None:
-        """Add to the mirror's memory what was deleted after the table was read again."""
+    def _remember(self, name: str, aside: Table, own: str, key: Sequence[NestedField]) -> None:
+        """Let the mirror know what was deleted after it was read anew."""
         fields = [aside.schema().find_field(one.name) for one in key]
-        entries = EntryTable(self._catalog, self._aside, mirror_id(aside.metadata), fields).read()
+        entries = EntryTable(self._catalog, name, mirror_id(aside.metadata), fields).read()
         if entries is not None and len(entries):
             EntryTable(self._catalog, self._name, own, key).add(entries)
 
-    def _attempt(self, landing: Landing) -> Attempt:
-        assert self.swap is not None, "there is something to commit"
+    def _head_guard(self, landing: Landing) -> HeadGuard:
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
         guard.reach = self._reach
-        summary = codec.encode_summary(self._group, landing)
-        return RewriteAttempt(self._catalog, self._name, guard, summary, _Swapping(self.swap))
+        return guard
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:

@@ -63,7 +63,7 @@ def land(job: Job) -> LandingReport:
     report: LandingReport | None = None
     replaced = replace_landed(job) if job.replaces else None
     ends: TopicState | None = None
-    conflicts, sink = 0, job.sink
+    conflicts = 0
     while True:
         table = job.sink.load(job.run_id)
         now = job.source.look()
@@ -74,7 +74,7 @@ def land(job: Job) -> LandingReport:
         if replaced is not None:
             report.add(*replaced)
         report.recover(table.landed_by_run)
-        pieces = job.handed.usable(now.identity, entry.held, lambda files: sink.misfit(files))
+        pieces = job.usable(now.identity, entry.held)
         landed_before = len(report.snapshot_ids)
         try:
             plan = plan_of(job, table, entry, now, ends, pieces)
@@ -150,7 +150,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         return False
     batch = Batch(plan, early=not report.snapshot_ids)
     for piece in pieces:
-        job.sink.adopt(piece.files)
+        job.shared.adopt(piece.files)
         batch.take(piece)
     decoder = job.decoders(table.schema, None)
     by_crew = job.crew is not None and job.crew.takes(job, plan)

@@ -25,6 +25,7 @@ from airflow_lakestream.core.ports import (
     Reader,
     Rejects,
     RowsNotWritable,
+    SharedSink,
     Sink,
     Source,
     TableState,
@@ -32,7 +33,7 @@ from airflow_lakestream.core.ports import (
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import Handed, Piece
-from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.runtime.processes import Children
 from airflow_lakestream.runtime.readahead import ReadAhead
 
@@ -131,6 +132,19 @@ class Job:
     def engine(self) -> Engine:
         """The engine that lands: Spark if its executors may read, else this process."""
         return Engine.EXTRACT if self.crew is None else Engine.SPARK
+
+    @property
+    def shared(self) -> SharedSink:
+        """The sink, as one that several workers write for. Raises InvalidArgument where it is not."""
+        if not isinstance(self.sink, SharedSink):
+            raise InvalidArgument(
+                "table", "tables that records choose are written by one worker.", "Use KafkaExtractOperator."
+            )
+        return self.sink
+
+    def usable(self, identity: TopicIdentity, held: RangeSet) -> Sequence[Piece]:
+        """Return the handed pieces that can still be committed, for a group that holds so much of the topic."""
+        return self.handed.usable(identity, held, lambda files: self.shared.misfit(files))
 
     def tell(self, snapshot_id: int, landing: Landing, seconds: float) -> None:
         """Report a commit to `committed`."""

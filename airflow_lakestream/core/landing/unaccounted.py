@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -145,7 +146,7 @@ def texts(boxes: Sequence[Box], topic: str) -> str:
 
 
 def _way_out(table: str, consumer_group: str, topic: str) -> str:
-    if "/" in table:
+    if TableFormat.of(table) is TableFormat.DELTA:
         return (
             "Stop the other tool. If its rows hold everything below certain offsets and nothing above, commit "
             f'these offsets for the group {consumer_group!r} in Kafka and begin with start_offset="committed". '

@@ -96,7 +96,7 @@ def read_share(job: Job, share: Share, folder: str) -> list[Piece]:
     table = job.sink.load(job.run_id)
     if not table.exists:
         raise TableGone(job.table)
-    job.sink.write_below(folder)
+    job.shared.write_below(folder)
     plan = Plan(TopicState(share.identity, {}), share.ranges, epochs=share.epochs, known_epochs=share.known_epochs)
     try:
         pieces = _read_pieces(job, table, plan)
@@ -121,13 +121,14 @@ def land_pieces(job: Job, pieces: Sequence[Piece], within: RangeSet | None, fold
     try:
         report = land(replace(job, handed=Handed(pieces), within=within, limits=limits))
     except TooManyRejected:
-        job.sink.sweep(folder)
+        job.shared.sweep(folder)
         raise
-    job.sink.sweep(folder)
+    job.shared.sweep(folder)
     return report
 
 
 def _refuse(job: Job) -> None:
+    _ = job.shared
     if job.replaces:
         raise InvalidArgument("replace", "is not for a group of tasks.", "Use KafkaExtractOperator, in one task.")
     if job.limits.idle_timeout:
@@ -181,10 +182,10 @@ def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
             for _, chunk in results:
                 take(job, batch, chunk)
                 if batch.is_due(job.limits):
-                    pieces.append(batch.piece(job.sink.hand_over()))
+                    pieces.append(batch.piece(job.shared.hand_over()))
                     batch = batch.next()
     except OffsetsGone as e:
         log.warning("%s What was read before is handed over.", e)
     if batch.covers_anything:
-        pieces.append(batch.piece(job.sink.hand_over()))
+        pieces.append(batch.piece(job.shared.hand_over()))
     return pieces

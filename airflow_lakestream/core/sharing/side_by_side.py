@@ -123,7 +123,7 @@ class _Reading:
 
     def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
         """See `read_by_children`."""
-        target = self.job.sink.outline()
+        target = self.job.shared.outline()
         progress = _Teller()
         try:
             for number, share in enumerate(shares):
@@ -172,7 +172,7 @@ class _Reading:
 
     def _take_over(self, handed: _Handed) -> None:
         if handed.piece is not None:
-            self.job.sink.take_over(handed.piece.files)
+            self.job.shared.take_over(handed.piece.files)
         for records in handed.rejected:
             assert self.job.rejects is not None, "the children have the job's reject settings"
             self.job.rejects.reject(records)
@@ -189,7 +189,7 @@ class _Reading:
             self.busy.discard(number)
         if self.children.are_broken:
             # Nobody else knows the files that a killed process had written.
-            self.job.sink.sweep(self.folder)
+            self.job.shared.sweep(self.folder)
 
     def _has_stopped(self, number: int, patience: float) -> bool:
         try:
@@ -200,7 +200,7 @@ class _Reading:
         for _, message in answers:
             if isinstance(message, _Handed) and message.piece is not None:
                 # Handed over before it heard of the stop: deleted with all that this run has not committed.
-                self.job.sink.take_over(message.piece.files)
+                self.job.shared.take_over(message.piece.files)
             if isinstance(message, _Ended | Failed):
                 return True
         if patience == 0.0 and not answers:
@@ -290,7 +290,7 @@ class ReaderProcess:
     def _read_share(self, job: Job, order: Order, kept: _Kept) -> None:
         share = order.share
         table = job.sink.load(order.run_id)
-        job.sink.write_below(order.folder)
+        job.shared.write_below(order.folder)
         state = TopicState(share.identity, {})
         batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
         decoder = job.decoders(table.schema, None)
@@ -306,7 +306,7 @@ class ReaderProcess:
         self._pass_on(job, batch, kept, asked=False)
 
     def _pass_on(self, job: Job, batch: Batch, kept: _Kept, *, asked: bool) -> Batch:
-        piece = batch.piece(job.sink.hand_over()) if batch.covers_anything else None
+        piece = batch.piece(job.shared.hand_over()) if batch.covers_anything else None
         self._child.send(_Handed(piece, kept.take(), asked))
-        job.sink.let_go()
+        job.shared.let_go()
         return batch.next()

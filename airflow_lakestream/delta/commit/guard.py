@@ -10,14 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.ledger import Landing, union
-from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import commit_info
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import uses_ntz
+from airflow_lakestream.tables.guards import check_landing
 
 _NO_UUID = "the table was dropped and created anew"
 
@@ -57,16 +58,9 @@ def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, al
     """Refuse what the ledgers at the head forbid. Raises LedgerConflict."""
     if head is None:
         return
-    if taken := ledger_store.read_ledger(head, consumer_group).overlap(landing):
-        raise LedgerConflict(head.table, taken)
-    others = [ledger_store.read_ledger(head, g) for g in ledger_store.groups(head) if g != consumer_group]
-    taken = union(
-        ledger.entry(identity).landed & change.landed
-        for identity, change in landing.topics.items()
-        for ledger in others
-    )
-    if taken and not allow_group_overlap:
-        raise LedgerConflict(head.table, taken)
+    groups = () if allow_group_overlap else ledger_store.groups(head)
+    others = [ledger_store.read_ledger(head, group) for group in groups if group != consumer_group]
+    check_landing(head.table, landing, ledger_store.read_ledger(head, consumer_group), others)
 
 
 def landing_actions(

@@ -1,119 +1,66 @@
-"""What a replace takes out of a Delta table: whole files, or files whose other rows are written anew."""
+"""The live files of a Delta table, and how `tables.takeout` looks for rows in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
-from airflow_lakestream.delta.commit.protocol import check_no_dead_rows, check_removable
+from airflow_lakestream.core.ranges import RangeSet, overlapping
+from airflow_lakestream.delta.commit.protocol import check_no_dead_rows
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.files import Add, read_file
-from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC, Offsets, is_hit, is_of, not_among
+from airflow_lakestream.tables import takeout
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 
-RANGES_NAMED = 100
-
-
-@dataclass(frozen=True)
-class Takeout:
-    """The `remove` and `add` actions, and how many rows are out in the end."""
-
-    removes: Sequence[Mapping[str, Any]] = ()
-    remainders: Sequence[Add] = ()
-    rows: int = 0
+Finder = takeout.Finder[Add, Add]
+Takeout = takeout.Takeout[Add, Add]
 
 
-@dataclass
-class Finder:
-    """Finds what to take out, at one head after the other; a file is looked into and written anew once.
+class DeltaFiles(takeout.HeadFiles[Add, Add]):
+    """`tables.takeout.HeadFiles` of a Delta table; `store` is that of its folder."""
 
-    :param new: the files of the rows read again; `rowless` are the records read again that became no row.
-    :param write: writes the rows that stay.
-    """
+    def __init__(self, store: Any, head: Head) -> None:
+        self._store, self._head = store, head
+        self.name, self.columns = head.table, head.schema.names
 
-    store: Any
-    ranges: RangeSet
-    new: Sequence[Add]
-    write: Callable[[pa.Table], list[Add]]
-    rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
-    written: list[Add] = field(default_factory=list)
-    _hits: dict[str, Offsets] = field(default_factory=dict)
-    _kept: dict[str, list[Add]] = field(default_factory=dict)
+    def live(self) -> Sequence[Add]:
+        """Return the live files. Raises CannotReplace for a table with deletion vectors."""
+        return list(live_files(self._head))
 
-    def find(self, head: Head, landed: int, at_ms: int) -> Takeout:
-        """Find it at a head. `landed` is how many rows all ledgers of the table say it got.
+    def of_new(self, file: Add) -> Add:
+        """Return a file that is to come into the table."""
+        return file
 
-        Raises CannotReplace and UnfitTable.
-        """
-        check_removable(head)
-        check_columns(head.schema.names, head.table)
-        adds = list(live_files(head))
-        self._check_rows_can_be_told(head, adds, landed)
-        hits = {add["path"]: (add, found) for add in adds if (found := self._look_into(head, add))}
-        self._check_all_read_again(head, [found for _, found in hits.values()])
-        remainders = [file for add, found in hits.values() for file in self._remainder(head, add, found)]
-        removes = [remove_action(add, at_ms) for add, _ in hits.values()]
-        return Takeout(removes, remainders, sum(_count(found) for _, found in hits.values()))
+    def key(self, file: Add) -> str:
+        """Return what a file is known by."""
+        path: str = file["path"]
+        return path
 
-    def _look_into(self, head: Head, add: Add) -> Offsets:
-        if add["path"] not in self._hits:
-            found = _offsets(self.store, head, add, self.ranges) if may_hold(add, self.ranges) else {}
-            self._hits[add["path"]] = found
-        return self._hits[add["path"]]
+    def may_hold(self, file: Add, ranges: RangeSet) -> bool:
+        """Tell by a file's statistics whether it may hold a row of the ranges."""
+        return may_hold(file, ranges)
 
-    def _check_rows_can_be_told(self, head: Head, adds: Sequence[Add], landed: int) -> None:
-        known, lacking = 0, ""
-        for add in adds:
+    def rows(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the rows of a file, at once."""
+        yield read_file(self._store, file, self._head.schema, columns or None)
+
+    def rows_with_coordinates(self, files: Sequence[Add]) -> tuple[int, Sequence[str]]:
+        """Count the rows whose coordinates all have values, and name the files in which some have not."""
+        known, lacking = 0, []
+        for add in files:
             nulls = [add["stats"]["nullCount"].get(name) for name in COORDINATES]
             rows = add["stats"]["numRecords"]
             if rows is None or None in nulls:
-                read = read_file(self.store, add, head.schema, COORDINATES)
+                read = read_file(self._store, add, self._head.schema, COORDINATES)
                 rows, there = len(read), len(read.drop_null())
             else:
                 there = rows - max(nulls)
-            known, lacking = known + there, lacking or (add["path"] if there < rows else "")
-        # NULL is no hit; but only a row that no landing wrote may have it, or its record would be there twice.
-        if lacking and known < landed:
-            raise CannotReplace(
-                f"{head.table} has rows without values in {', '.join(COORDINATES)}, such as in {lacking}; {landed} "
-                f"rows were landed and {known} rows have values. Which of the others are records of {self.ranges} "
-                "can't be told. Nothing was changed. Delete those rows, or fill in their values."
-            )
-
-    def _check_all_read_again(self, head: Head, hits: Iterable[Offsets]) -> None:
-        parts = [_offsets(self.store, head, add, self.ranges) for add in self.new]
-        if gone := not_among(_joined(hits), _joined([*parts, *({key: some} for key, some in self.rowless)])):
-            named = [str(one) for one in gone]
-            more = f" and {len(named) - RANGES_NAMED} more ranges" if len(named) > RANGES_NAMED else ""
-            raise CannotReplace(
-                f"{head.table} holds {', '.join(named[:RANGES_NAMED])}{more}, and the topic no longer gives these "
-                "records (retention or compaction took them): to replace them would be to lose them. Nothing was "
-                "changed. Leave them out of the ranges."
-            )
-
-    def _remainder(self, head: Head, add: Add, found: Offsets) -> list[Add]:
-        if add["stats"]["numRecords"] == _count(found):
-            return []
-        if add["path"] not in self._kept:
-            rows = read_file(self.store, add, head.schema)
-            kept = rows.filter(pc.invert(is_hit(rows, self.ranges)))
-            self._kept[add["path"]] = files = self.write(kept) if len(kept) else []
-            self.written += files
-        return self._kept[add["path"]]
-
-
-def check_columns(columns: Sequence[str], table: str) -> None:
-    """Raise CannotReplace where rows keep no topic, partition or offset."""
-    if missing := [name for name in COORDINATES if name not in columns]:
-        raise CannotReplace(
-            f"{table} keeps no {', '.join(missing)}: which rows come from which records can't be told, so none can be "
-            "replaced. Nothing was changed. Only tables landed with metadata_columns topic, partition and offset can."
-        )
+            known += there
+            lacking += [add["path"]] if there < rows else []
+        return known, lacking
 
 
 def live_files(head: Head) -> Iterator[Add]:
@@ -156,12 +103,12 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def remove_action(add: Add, at_ms: int) -> dict[str, Any]:
-    """Return the action that takes a live file out."""
+def remove_action(add: Add) -> dict[str, Any]:
+    """Return the action that takes a live file out, now."""
     return {
         "remove": {
             "path": add["path"],
-            "deletionTimestamp": at_ms,
+            "deletionTimestamp": time.time_ns() // 1_000_000,
             "dataChange": True,
             "extendedFileMetadata": True,
             "partitionValues": dict(add["partitionValues"]),
@@ -174,26 +121,3 @@ def may_hold(add: Add, ranges: RangeSet) -> bool:
     """Tell by a file's statistics whether it may have rows of the ranges; without any it may."""
     low, high = add["stats"]["minValues"].get(OFFSET), add["stats"]["maxValues"].get(OFFSET)
     return any(overlapping(ranges.intervals(*key), low, high) for key in ranges.partitions)
-
-
-def _offsets(store: Any, head: Head, add: Add, ranges: RangeSet) -> Offsets:
-    rows = read_file(store, add, head.schema, COORDINATES)
-    hits = rows.filter(is_hit(rows, ranges))
-    found = {key: hits.filter(is_of(hits, key))[OFFSET].combine_chunks() for key in ranges.partitions}
-    return {key: some for key, some in found.items() if len(some)}
-
-
-def _count(offsets: Offsets) -> int:
-    return sum(len(some) for some in offsets.values())
-
-
-def _joined(parts: Iterable[Offsets]) -> Offsets:
-    by_partition: dict[PartitionKey, list[pa.Array]] = {}
-    for part in parts:
-        for key, offsets in part.items():
-            by_partition.setdefault(key, []).append(offsets)
-    return {key: pa.concat_arrays([_plain(one) for one in arrays]) for key, arrays in by_partition.items()}
-
-
-def _plain(offsets: Any) -> pa.Array:
-    return offsets.combine_chunks() if isinstance(offsets, pa.ChunkedArray) else offsets

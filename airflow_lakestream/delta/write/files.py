@@ -85,6 +85,12 @@ def delete_files(store: Any, adds: Iterable[Add]) -> list[str]:
     return left
 
 
+def beside(written: Iterable[Add], kept: Iterable[Add]) -> list[Add]:
+    """Return the files written but for those that are kept."""
+    names = {add["path"] for add in kept}
+    return [add for add in written if add["path"] not in names]
+
+
 def path_of(add: Add) -> str:
     """Return a file's path below the table's folder."""
     return unquote(add["path"])

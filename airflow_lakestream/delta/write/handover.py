@@ -8,17 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.delta.commit.guard import Target
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import DeltaStorage, Tables
 from airflow_lakestream.delta.write.files import path_of
-
-PassedOver = tuple[PartitionKey, pa.Array]
 
 
 @dataclass(frozen=True)
@@ -65,26 +61,14 @@ def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Ou
     return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions, features)
 
 
-def encode_files(target: Target, files: Sequence[Any], passed_over: Sequence[PassedOver]) -> dict[str, Any]:
-    """Return files that were written for the target, with what tells whether they still fit it.
-
-    :param passed_over: offsets of records that became no row, where the files are to replace rows.
-    """
-    beside = {"passed_over": [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
-    return beside | {
+def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
+    """Return files that were written for the target, with what tells whether they still fit it."""
+    return {
         "table_id": _id(target),
         "schema": _fingerprint(target),
         "partitions": list(target.partitions),
         "files": [dict(add) for add in files],
     }
-
-
-def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
-    """Return the offsets of records that became no row, by partition."""
-    return [
-        ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
-        for topic, partition, *intervals in handed.get("passed_over", ())
-    ]
 
 
 def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
@@ -114,9 +98,3 @@ def _exists(store: Any, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _intervals(offsets: pa.Array) -> list[list[int]]:
-    numbers = offsets.to_numpy()
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
-    return [[int(part[0]), int(part[-1]) + 1] for part in parts]

@@ -34,13 +34,13 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from airflow_lakestream.core.ledger import Landing, union
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ports import StaleFiles as StaleFiles
-from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention
+from airflow_lakestream.tables.guards import check_landing
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
@@ -136,11 +136,13 @@ class CommitGuard:
 
     def check_ledger(self, current: Table) -> None:
         """Refuse what the ledger at the table's head forbids."""
-        name = ledger_store.name_of(current)
-        if taken := ledger_store.read(current, self._group).ledger.overlap(self._landing):
-            raise Refused(LedgerConflict(name, taken))
-        if not self._allow_group_overlap and (taken := self._landed_by_others(current)):
-            raise Refused(LedgerConflict(name, taken))
+        own = ledger_store.read_ledger(current, self._group)
+        groups = () if self._allow_group_overlap else ledger_store.groups(current)
+        others = [ledger_store.read_ledger(current, group) for group in groups if group != self._group]
+        try:
+            check_landing(ledger_store.name_of(current), self._landing, own, others)
+        except LedgerConflict as e:
+            raise Refused(e) from None
 
     def check_fit(self, current: Table) -> None:
         """Refuse files that were written for another table, schema or spec: PyIceberg would take them all the same."""
@@ -181,13 +183,6 @@ class CommitGuard:
                 )
             )
         return tuple(required)
-
-    def _landed_by_others(self, current: Table) -> RangeSet:
-        ledgers = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
-        changes = self._landing.topics.items()
-        return union(
-            ledger.entry(identity).landed & change.landed for identity, change in changes for ledger in ledgers
-        )
 
     def _create(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]

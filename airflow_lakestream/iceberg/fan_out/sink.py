@@ -18,7 +18,7 @@ import logging
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,6 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import Admission
 from airflow_lakestream.iceberg.fan_out.admission import FanOut as FanOut
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, Properties, Superseded
-from airflow_lakestream.iceberg.fan_out.one_worker import OneWorkerSink
 from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out.target import Target
@@ -66,7 +65,7 @@ class TablesChanged(Conflict):
         super().__init__(f"{home}: another run wrote new tables down first.")
 
 
-class FanOutSink(OneWorkerSink):
+class FanOutSink:
     """`core.ports.Sink` over a home and its targets; takes rows with the columns of `decode.routing.Router`."""
 
     def __init__(
@@ -170,6 +169,10 @@ class FanOutSink(OneWorkerSink):
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Refuse: replacing what is landed is not built for several tables yet."""
         raise InvalidArgument("replace", "does not go with a table that records choose.")
+
+    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
+        """Say nothing: such tables keep their schemas."""
+        return ()
 
     def discard(self) -> None:
         """Delete what was not committed; never raises."""

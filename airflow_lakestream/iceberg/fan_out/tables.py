@@ -6,12 +6,13 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationError
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
@@ -218,10 +219,12 @@ class TargetSink(_StampingSink):
             raise Fenced(self._name)
         return {key: self.fingerprint}
 
-    def _replace_attempt(self, table: Table, landing: Landing, ranges: RangeSet) -> ReplaceAttempt:
+    def _replace_attempt(
+        self, table: Table, landing: Landing, ranges: RangeSet, files: Sequence[DataFile]
+    ) -> ReplaceAttempt:
         first = self._first or FirstLook()
         guard = StampingReplaceGuard(self._catalog, self._group, landing, table.metadata, first=first, own=self._landed)
         guard.stamp, guard.look = self._stamp, self._look
         write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = Finder(ranges, self._files, write, _read_again=self.read)
+        finder = Finder(ranges, files, write, _read_again=self.read)
         return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)

@@ -5,13 +5,10 @@ Only looks. A row is a hit when its three metadata columns have values that lie 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
@@ -22,37 +19,16 @@ from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
-from airflow_lakestream.core.ranges import PartitionKey, RangeSet, overlapping
+from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.tables.coordinates import COORDINATES as COORDINATES
 from airflow_lakestream.tables.coordinates import OFFSET as OFFSET
 from airflow_lakestream.tables.coordinates import PARTITION as PARTITION
 from airflow_lakestream.tables.coordinates import TOPIC as TOPIC
 from airflow_lakestream.tables.coordinates import Offsets as Offsets
 from airflow_lakestream.tables.coordinates import is_hit as is_hit
-from airflow_lakestream.tables.coordinates import is_of
 from airflow_lakestream.tables.coordinates import not_among as not_among
 
 EVERY_ROW = AlwaysTrue()
-# Tells for each row whether it is wanted beside the hits.
-Beside = Callable[[pa.Table], pa.ChunkedArray | None]
-
-
-@dataclass(frozen=True, slots=True)
-class FileHits:
-    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits.
-
-    `others` of its rows are wanted beside them.
-    """
-
-    task: FileScanTask
-    rows: int
-    offsets: Offsets
-    others: int = 0
-
-    @property
-    def count(self) -> int:
-        """How many rows are hits, or wanted beside them."""
-        return sum(len(found) for found in self.offsets.values()) + self.others
 
 
 def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:
@@ -110,23 +86,6 @@ def _integer(bound: bytes | None) -> int | None:
     return None if bound is None else int.from_bytes(bound, "little", signed=True)
 
 
-def look_into(
-    metadata: TableMetadata, io: FileIO, task: FileScanTask, ranges: RangeSet, beside: Beside | None = None
-) -> FileHits:
-    """Find the hits among the live rows of one data file; `beside` tells which rows are wanted, too."""
-    rows = others = 0
-    found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
-    for batch in read_rows(metadata, io, task, columns=COORDINATES):
-        rows += batch.num_rows
-        hits = batch.filter(is_hit(batch, ranges))
-        if beside is not None and (wanted := beside(batch)) is not None:
-            others += pc.sum(wanted).as_py() or 0
-        for key, parts in found.items() if hits.num_rows else ():
-            parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
-    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
-    return FileHits(task, rows, offsets, others)
-
-
 def read_rows(
     metadata: TableMetadata,
     io: FileIO,
@@ -145,14 +104,6 @@ def read_rows(
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         yield pa.Table.from_batches([batch])
-
-
-def joined(parts: Iterable[FileHits], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
-    """Return the hits of several files together, with other offsets."""
-    by_partition: dict[PartitionKey, list[pa.Array]] = {}
-    for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
-        by_partition.setdefault(key, []).append(offsets)
-    return {key: pa.concat_arrays(arrays) for key, arrays in by_partition.items()}
 
 
 def equality_deletes(table: Table) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,15 +37,16 @@ from airflow_lakestream.iceberg.replace.hits import (
     may_hold,
     not_among,
     read_rows,
-    rows_with_coordinates,
 )
 from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, Takeout, check_columns, key_of, shortly
+from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.guards import check_columns
+from airflow_lakestream.tables.takeout import shortly
 
 # Of so many offsets at once the rows are compared, which bounds the memory.
 OFFSETS_AT_ONCE = 50_000
@@ -107,15 +109,14 @@ class RepairSink(IcebergSink):
         if table is None:
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
-        self._write_out()
-        self._collect(0)
+        files = self._files
         guard = RepairGuard(
             self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
         )
         write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
         finder = RepairFinder(
             ranges,
-            self._files,
+            files,
             write,
             self._passed_over,
             kept=repairing.kept,
@@ -124,7 +125,7 @@ class RepairSink(IcebergSink):
             lost=repairing.lost,
         )
         attempt = RepairAttempt(self._catalog, self._name, guard, self._group, landing, finder)
-        snapshot_id = self._drive(attempt, landing)
+        snapshot_id = self._drive(attempt, landing, files)
         return RepairDone(snapshot_id, attempt.rows_out(snapshot_id))
 
 
@@ -191,12 +192,13 @@ class RepairFinder(Finder):
     _odd_now: tuple[NoPlace, ...] = ()
     _ones: dict[frozenset[FileKey], list[DataFile]] = field(default_factory=dict)
 
-    def find(self, table: Table, landed: int) -> Takeout:
-        """Find it at the table's head. Raises CannotReplace, and Conflict where rows to keep have gone."""
+    def find(self, head: Any, landed: int) -> Takeout:
+        """Find it at a head, of `IcebergFiles`. Raises CannotReplace, and Conflict where rows to keep have gone."""
+        table = head.table
         self._look_at_ledgers(table)
-        ones = self._one_of_each(table) if self.kept else []
-        takeout = super().find(table, landed)
-        gone = [task.file for task in live_files(table) if task.file.file_path in self.lost]
+        ones = self._one_of_each(head) if self.kept else []
+        takeout = super().find(head, landed)
+        gone = [task for task in live_files(table) if task.file.file_path in self.lost]
         return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
 
     def _look_at_ledgers(self, table: Table) -> None:
@@ -208,25 +210,26 @@ class RepairFinder(Finder):
             self._kept.clear()
             self._odd_now = odd
 
-    def _live_files(self, table: Table) -> list[FileScanTask]:
-        return [task for task in live_files(table) if task.file.file_path not in self.lost]
+    def _live_files(self, head: Any) -> list[FileScanTask]:
+        return [task for task in head.live() if task.file.file_path not in self.lost]
 
-    def _may_hold(self, table: Table, file: DataFile) -> bool:
-        return super()._may_hold(table, file) or any(one.may_be_in(table.schema(), file) for one in self._odd_now)
+    def _may_hold(self, head: Any, file: FileScanTask) -> bool:
+        schema = head.table.schema()
+        return super()._may_hold(head, file) or any(one.may_be_in(schema, file.file) for one in self._odd_now)
 
     def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
         if not self._odd_now:
             return None
         return reduce(pc.or_, [one.holds(rows) for one in self._odd_now])
 
-    def _check_rows_can_be_told(self, table: Table, files: Sequence[FileScanTask], landed: int) -> None:
+    def _check_rows_can_be_told(self, head: Any, files: Sequence[FileScanTask], landed: int) -> None:
         # Doubled rows make up for missing ones in any count; so none may be without its place.
         if not self.has_missing:
             return
-        _, lacking = rows_with_coordinates(table, files)
+        _, lacking = head.rows_with_coordinates(files)
         if lacking:
             raise CannotReplace(
-                f"{ledger_store.name_of(table)} has rows without values in {', '.join(COORDINATES)}, such as in "
+                f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in "
                 f"{lacking[0]}: whether they are those that are missing can't be told. Nothing was changed. Delete "
                 "those rows, move them to another table, or fill in their values."
             )
@@ -234,9 +237,10 @@ class RepairFinder(Finder):
     def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
         return not_among(hits, read_again) - self.kept
 
-    def _one_of_each(self, table: Table) -> list[DataFile]:
-        tasks = [task for task in self._live_files(table) if may_hold(table.metadata, task.file, self.kept)]
-        key = frozenset(map(key_of, tasks))
+    def _one_of_each(self, head: IcebergFiles) -> list[DataFile]:
+        table = head.table
+        tasks = [task for task in self._live_files(head) if head.may_hold(task, self.kept)]
+        key = frozenset(map(head.key, tasks))
         if key not in self._ones:
             name = ledger_store.name_of(table)
             differing = union(different(rows) for rows in self._rows_to_keep(table, tasks))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
@@ -16,8 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity, union
-from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ledger import Landing, Ledger, union
+from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
@@ -25,18 +24,12 @@ from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, overwriting
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
 from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
 from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import Finder, Takeout
+from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
+from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed
 from airflow_lakestream.tables.schema.change import SchemaChange
 
 log = logging.getLogger(__name__)
-
-
-def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:
-    """Return the one topic that a landing replaces ranges of, and the ranges."""
-    changes = [(identity, entry) for identity, entry in landing.topics.items() if entry.replaced or entry.held]
-    if len(changes) != 1 or changes[0][1].held or not changes[0][1].replaced:
-        raise AssertionError(f"landing {landing.landing_id} is not one that replaces ranges of one topic only")
-    return changes[0][0], changes[0][1].replaced
 
 
 class ReplaceGuard(HeadGuard):
@@ -70,13 +63,7 @@ class ReplaceGuard(HeadGuard):
         """Refuse at once what another run has replaced meanwhile: planning anew would put older rows over newer."""
         name = ledger_store.name_of(current)
         landings, complete = self._first.landings_since(current, self._group)
-        replaced = union(
-            self._ranges & entry.replaced
-            for landing in landings
-            if landing.landing_id not in self._own
-            for entry in landing.topics.values()
-        )
-        if replaced:
+        if replaced := replaced_by_others(landings, self._ranges, self._own):
             raise Refused(self._replaced_meanwhile(name, replaced))
         if not complete:
             # Not as Refused: expiry moves no head, so an earlier try whose outcome is open may still be applied.
@@ -88,18 +75,11 @@ class ReplaceGuard(HeadGuard):
 
     def check_ledger(self, current: Table) -> None:
         """Refuse ranges that the group's ledger does not hold, and rows that could be somebody else's."""
-        identity, ranges = what_it_replaces(self._landing)
-        name, topic = ledger_store.name_of(current), identity.topic
-        ledger = ledger_store.read_ledger(current, self._group)
-        if missing := ranges - ledger.entry(identity).landed:
-            raise Refused(RangesNotLanded(name, missing))
-        if any(ledger.entry(other).landed for other in ledger.others_of(topic, identity)):
-            problem = f"rows of an earlier topic of the name {topic!r}"
-            raise Refused(_indistinct(name, problem, ranges))
-        for group in ledger_store.groups(current):
-            if group != self._group and _holds(current, group, topic):
-                problem = f"rows of {topic!r} that consumer group {group!r} landed"
-                raise Refused(_indistinct(name, problem, ranges))
+        try:
+            ledgers = ledger_store.ledgers(current, self._group)
+            check_replace(ledger_store.name_of(current), self._landing, self._group, ledgers)
+        except (CannotReplace, Conflict) as e:
+            raise Refused(e) from None
 
     def _replaced_meanwhile(self, table: str, ranges: RangeSet) -> LakestreamError:
         return ReplacedMeanwhile(table, ranges)
@@ -127,45 +107,28 @@ class ReplaceAttempt(AppendAttempt):
         super().clean_up(keep)
         takeout = self._made[keep][1] if keep is not None else None
         if self._table is not None:
-            for path in self._finder.delete_remainders(self._table.io, takeout):
+            unneeded = [file.file_path for file in self._finder.unneeded(takeout)]
+            for path in delete_files(self._table.io, unneeded):
                 log.warning("An uncommitted data file could not be deleted: %s", path)
 
     def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
         self._table = table
         self._replace_guard.check_ledger(table)
         try:
-            takeout = self._finder.find(table, _rows_landed(table))
+            ledgers = ledger_store.ledgers(table, self._group)
+            takeout = self._finder.find(IcebergFiles(table), rows_landed(ledgers.values()))
         except (CannotReplace, Conflict) as e:
             raise Refused(e) from None
-        landing = self._completed(takeout, ledger_store.read_ledger(table, self._group))
+        landing = self._completed(takeout, ledgers[self._group])
         self._replace_guard.expect(landing)
         summary = {**codec.encode_summary(self._group, landing), **transaction.notes}
         with overwriting(transaction, summary, self._producers) as producer:
             self._made[producer.snapshot_id] = (landing, takeout)
-            for file in takeout.out:
-                producer.delete_data_file(file)
+            for task in takeout.out:
+                producer.delete_data_file(task.file)
             for file in (*takeout.remainders, *files):
                 producer.append_data_file(file)
 
     def _completed(self, takeout: Takeout, ledger: Ledger) -> Landing:
         """Return the landing with the counts of what was taken out."""
-        identity, _ = what_it_replaces(self._landing)
-        entry = self._landing.topics[identity].with_removed(takeout.rows, ledger.entry(identity))
-        return replace(self._landing, topics={**self._landing.topics, identity: entry})
-
-
-def _rows_landed(table: Table) -> int:
-    ledgers = (ledger_store.read_ledger(table, group) for group in ledger_store.groups(table))
-    return sum(entry.counts.written for ledger in ledgers for entry in ledger.topics.values())
-
-
-def _holds(table: Table, group: str, topic: str) -> bool:
-    ledger = ledger_store.read_ledger(table, group)
-    return any(entry.landed for identity, entry in ledger.topics.items() if identity.topic == topic)
-
-
-def _indistinct(table: str, problem: str, ranges: RangeSet) -> CannotReplace:
-    return CannotReplace(
-        f"{table} holds {problem}, too: which rows belong to {ranges} can't be told by topic, partition and offset. "
-        "Nothing was changed."
-    )
+        return completed(self._landing, takeout.rows, ledger)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
@@ -25,10 +23,6 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from airflow_lakestream.core.ranges import PartitionKey
-
-PassedOver = tuple[PartitionKey, pa.Array]
-_PASSED_OVER = "passed_over"
 _PLAIN = ("file_path", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
@@ -54,15 +48,9 @@ class Outline:
         return Table(tuple(name.split(".")), self.metadata, "", self.io, NoopCatalog("outline"))
 
 
-def encode_files(
-    metadata: TableMetadata, files: Iterable[DataFile], passed_over: Sequence[PassedOver] = ()
-) -> dict[str, Any]:
-    """Return files that were written for the table, with what tells whether they still fit it.
-
-    :param passed_over: offsets of records that became no row, where the files are to replace rows.
-    """
-    beside = {_PASSED_OVER: [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
-    return beside | {
+def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str, Any]:
+    """Return files that were written for the table, with what tells whether they still fit it."""
+    return {
         "table_uuid": str(metadata.table_uuid),
         "schema": _fingerprint(metadata.schema()),
         "spec_id": metadata.default_spec_id,
@@ -73,14 +61,6 @@ def encode_files(
 def decode_files(handed: Mapping[str, Any]) -> list[DataFile]:
     """Return the files as PyIceberg takes them."""
     return [_decode(item, handed["spec_id"]) for item in handed["files"]]
-
-
-def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
-    """Return the offsets of records that became no row, by partition."""
-    return [
-        ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
-        for topic, partition, *intervals in handed.get(_PASSED_OVER, ())
-    ]
 
 
 def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> str | None:
@@ -98,13 +78,6 @@ def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> st
 def _fingerprint(schema: Schema) -> str:
     # Not its id: a schema that the commit is to bring along may get another one, and another schema may get that.
     return hashlib.sha256(schema.as_struct().model_dump_json().encode()).hexdigest()[:16]
-
-
-def _intervals(offsets: pa.Array) -> list[list[int]]:
-    """Return rising offsets as half-open intervals: of many records that become no row, most are neighbours."""
-    numbers = offsets.to_numpy()
-    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
-    return [[int(part[0]), int(part[-1]) + 1] for part in parts]
 
 
 def _gone(io: FileIO, paths: Sequence[str]) -> list[str]:

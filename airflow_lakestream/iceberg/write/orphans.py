@@ -46,16 +46,16 @@ def referenced(table: Table, paths: Iterable[str]) -> set[str]:
     return found
 
 
-def delete_unreferenced(table: Table, folder: str) -> tuple[int, list[str]]:
+def delete_unreferenced(table: Table, folder: str) -> tuple[int, int]:
     """Delete the files below a folder that no snapshot of the table has.
 
-    For folders that nobody writes into any more. Returns how many were deleted, and those that may be left.
+    For folders that nobody writes into any more. Returns how many were deleted, and how many may be left.
     Raises CannotList, and what the file system raises.
     """
     there = set(list_files(table.io, folder))
     orphans = there - referenced(table, there)
     left = delete_files(table.io, sorted(orphans))
-    return len(orphans) - len(left), left
+    return len(orphans) - len(left), len(left)
 
 
 def _manifests(table: Table) -> Iterator[ManifestFile]:

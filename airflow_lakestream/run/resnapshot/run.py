@@ -133,10 +133,15 @@ class Resnapshot:
         return self._replace(tables, self._job(lake, topic, starts, key), key, held)
 
     def _config(self, topic: str, **more: Any) -> MirrorConfig:
-        form = TableFormat.DELTA if "/" in self.table else TableFormat.ICEBERG
         table = f"{self.table.rstrip('/')}{ANEW}"
         given = {**self.decoding, **more}
-        return MirrorConfig(topic=topic, table=table, consumer_group=self.consumer_group, table_format=form, **given)
+        return MirrorConfig(
+            topic=topic,
+            table=table,
+            consumer_group=self.consumer_group,
+            table_format=TableFormat.of(self.table),
+            **given,
+        )
 
     def _find(self, topic: str, ledger: Ledger, held: MirrorDesign) -> tuple[Mapping[int, int], tuple[str, ...]]:
         """Return where the new rows begin, by partition, and the columns of their key."""

@@ -21,8 +21,6 @@ from airflow_lakestream.core.sharing.parallel import LEAST_WIDTH, folder_of
 from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.iceberg.write.files import data_folder
-from airflow_lakestream.iceberg.write.orphans import list_files
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
@@ -92,24 +90,13 @@ class SparkCrew:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        if self.config.is_delta:
-            job.sink.sweep(folder)
-            return
-        if (target := job.sink.outline()) is None:
-            return
-        try:
-            left = next(list_files(target.io, data_folder(target.metadata, folder)), None)
-        except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
-            log.info("%s of %s can't be listed. It may hold files of no snapshot: %r", folder, job.table, e)
-            return
-        if left is not None:
-            job.sink.sweep(folder)
+        job.shared.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
-        identity, decoders, target = plan.state.identity, job.decoders, job.sink.outline()
-        assert isinstance(decoders, RowDecoders), "build_job makes RowDecoders"
-        assert target is not None, "`takes` was asked before"
-        # The described table already has the schema that the landing will give it: nothing is left to change.
+        identity, decoders, target = plan.state.identity, job.decoders, job.shared.outline()
+        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
+        assert target is not None, "it was asked whether executors can write"
+        # The table that they are told of has the schema that the landing will give it: nothing is left to change.
         one = replace(self.config.of_topic(identity.topic), schema_evolution=SchemaEvolution.NONE)
         return Work(
             run_id=job.run_id,
@@ -119,6 +106,8 @@ class SparkCrew:
             where=self.where,
             target=target,
             design=one.design,
+            table=job.table,
+            lake=one.lake,
             decoders=executors.for_executors(decoders),
             folder=folder_of(job.run_id),
             passes_over=job.replaces,
@@ -139,8 +128,8 @@ class SparkCrew:
             self._raise(job, union(share.ranges for share in shares), e)
         pieces = [answer for answer in answers if isinstance(answer, Piece)]
         for piece in pieces:
-            # Files taken over are deleted with all that the landing does not commit.
-            job.sink.take_over(piece.files)
+            # Taken over, they are deleted with all that the landing does not commit.
+            job.shared.take_over(piece.files)
         for answer in answers:
             if isinstance(answer, Failed):
                 raise answer.error

@@ -17,15 +17,12 @@ from airflow_lakestream.core.sharing.pieces import Piece, Share
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError
-from airflow_lakestream.iceberg.rejects import RejectingSink as IcebergRejectingSink
-from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.handover import Outline
 from airflow_lakestream.kafka.reader import KafkaReader
-from airflow_lakestream.lakes.delta_design import delta_design
+from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.rejects.sink import RejectingSink
+from airflow_lakestream.tables.rejects.sink import SharedRejectingSink
 
 # Lets Arrow's allocator keep freed memory, too. It reads its environment when it is loaded.
 ENVIRONMENT = {"MIMALLOC_PURGE_DELAY": "-1"}
@@ -37,12 +34,12 @@ _KEPT = {TRIM_THRESHOLD: 256 * 2**20, MMAP_THRESHOLD: 32 * 2**20}
 class Work:
     """What each task of a landing does with its share.
 
-    :param kafka: librdkafka configuration, without paths of the driver's machine.
-    :param where: name of the connection for errors.
-    :param target: the table, as it is or is going to be.
-    :param design: the table's design; it has all columns already, so nothing is left to change.
-    :param folder: folder below the table's data, for the files.
-    :param passes_over: also report records that become no row: the files will replace rows.
+    :param kafka: librdkafka configuration, with no path of the driver's machine.
+    :param where: what to call it in errors.
+    :param target: the table, as it is or is going to be; `lake` is its format.
+    :param design: what the table is held to; it has all columns already, so that nothing is left to change.
+    :param folder: of the table's data, for the files.
+    :param passes_over: records that become no row are told, too: the files are to replace rows.
     """
 
     run_id: str
@@ -52,6 +49,8 @@ class Work:
     poll_timeout: float
     where: str
     target: Any
+    lake: LakeFormat
+    table: str
     design: TableDesign
     decoders: RowDecoders
     folder: str
@@ -96,22 +95,14 @@ class Work:
             with_headers=self.decoders.needs_headers,
         )
 
-    def _sink(self) -> RejectingSink:
-        # A catalog with only this table, and no ledger to change.
-        group, catalog = self.consumer_group, self.target
-        if not isinstance(catalog, Outline):
-            from airflow_lakestream.delta import rejects as delta_rejects
-            from airflow_lakestream.delta.sink import DeltaSink
+    def _sink(self) -> SharedRejectingSink:
+        # The target knows the one table, and no ledger to change.
+        group, target = self.consumer_group, self.target
+        inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
+        sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
+        return sink
 
-            # Files that grow with their records hold a mirror's events: they belong to no table.
-            design = delta_design(self.design, widens=self.design.grows)
-            delta = DeltaSink(catalog, catalog.table, group, design, allow_group_overlap=True)
-            return delta_rejects.RejectingSink(delta, catalog, catalog.table, group, RECORD_SCHEMA)
-        known: Any = catalog
-        inner = IcebergSink(known, catalog.name, group, self.design, allow_group_overlap=True)
-        return IcebergRejectingSink(inner, known, catalog.name, group, RECORD_SCHEMA)
-
-    def _take(self, share: Share, chunk: Decoded, sink: RejectingSink) -> None:
+    def _take(self, share: Share, chunk: Decoded, sink: SharedRejectingSink) -> None:
         if (outcome := chunk.outcome) is not None:
             sink.write(outcome.rows, share.identity)
             if outcome.rejected is not None:

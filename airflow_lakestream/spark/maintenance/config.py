@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import seconds
+from airflow_lakestream.core.policies import TableFormat, seconds
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 from airflow_lakestream.iceberg.upkeep.expiry import ExpiryRule
@@ -235,7 +235,7 @@ def _work(key: str, kind: type[Settings], given: Any) -> Settings | None:
 
 
 def _check_name(name: str) -> None:
-    if "/" in name or ":" in name:
+    if TableFormat.of(name) is TableFormat.DELTA or ":" in name:
         remedy = "Write namespace.table. Delta tables are not for this app: Delta's own OPTIMIZE and VACUUM keep them."
         raise InvalidArgument("maintenance.tables", f"{name!r} is a location, not a table of the catalog.", remedy)
     if not re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", name):

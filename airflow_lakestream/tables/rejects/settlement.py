@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,9 @@ from airflow_lakestream.tables.rejects.pending import Pending
 DEAD_AFTER_MS = 24 * 3600 * 1000
 # With a group's name behind it: the names that it had before, as a list in JSON.
 FORMER_NAMES = "lakestream.former-names."
+
+
+File = TypeVar("File")
 
 
 class MainBooks(Protocol):
@@ -110,6 +113,13 @@ class Settlement:
                 earlier = pc.and_(earlier, pc.not_equal(ids, other.landing_id))
             stale = pc.or_(stale, earlier)
         return stale
+
+    def remainders(self, files: Iterable[tuple[File, pa.Table]]) -> Iterator[tuple[File, pa.Table]]:
+        """Yield the files with rows that do not count, and the rows of them that stay."""
+        for file, rows in files if self.is_due else ():
+            stale = self.stale(rows)
+            if pc.any(stale).as_py():
+                yield file, rows.filter(pc.invert(stale))
 
     def is_of(self, rows: pa.Table, consumer_group: str, identity: TopicIdentity) -> pa.ChunkedArray:
         """Tell which rows are of a group, whatever it was called, and of one incarnation of a topic."""

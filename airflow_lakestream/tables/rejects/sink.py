@@ -7,15 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.core.ledger import Counts, Landing, TopicIdentity
-from airflow_lakestream.core.ports import Sink, TableState
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ledger import Counts, Landing
+from airflow_lakestream.core.ports import SharedSink, Sink, TableState
+from airflow_lakestream.tables.rejects.book import RejectBook
 from airflow_lakestream.tables.rejects.pending import Pending, of_topic
 from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink
 
 log = logging.getLogger(__name__)
 
@@ -23,34 +24,7 @@ log = logging.getLogger(__name__)
 HANDED = "rejected"
 
 
-class RejectBook(Protocol):
-    """The reject table of one table, as it is written for one consumer group."""
-
-    @property
-    def exists(self) -> bool:
-        """Whether the table was there at the last look."""
-
-    @property
-    def pending(self) -> list[Pending]:
-        """The landings that were noted as pending at the last look."""
-
-    def load(self, run_id: str) -> TableState:
-        """Look at the table anew."""
-
-    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Any) -> tuple[int, int]:
-        """Return how many rows there are of these offsets, but for open landings, and how many of them count."""
-
-    def write_down(self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Any) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way."""
-
-    def rolled_back(self, settlement: Any) -> list[Pending]:
-        """Return, as pending ones, the landings with rows here that were rolled back and have no note."""
-
-    def settle(self, settlement: Any, pending: Sequence[Pending], run_id: str) -> None:
-        """Remove the rows that do not count, and note others, in a commit of its own."""
-
-
-class RejectingSink(ABC):
+class RejectingSink(WrappedSink, ABC):
     """`core.ports.Sink` and `core.ports.Rejects`: a table's sink, and its reject table.
 
     :param inner: the sink of the table whose ledger decides.
@@ -58,13 +32,11 @@ class RejectingSink(ABC):
     """
 
     def __init__(self, inner: Sink, rejects: RejectBook, consumer_group: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._group = consumer_group
         self._rejects = rejects
         self._held: list[pa.Table] = []
         self._run_id = ""
-        self._folder = ""
-        self._handed: list[str] = []
 
     def load(self, run_id: str) -> TableState:
         """Look at the table anew, and remove rejected records that turned out not to count."""
@@ -77,14 +49,6 @@ class RejectingSink(ABC):
     def reject(self, records: pa.Table) -> None:
         """Take rejected records for the next commit."""
         self._held.append(records)
-
-    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit."""
-        self.inner.write(rows, identity)
-
-    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Be told of records that became no row."""
-        self.inner.pass_over(identity, partition, offsets)
 
     def commit(self, landing: Landing) -> int:
         """Write down what was rejected, then commit; see `core.ports.Sink`."""
@@ -99,62 +63,7 @@ class RejectingSink(ABC):
     def discard(self) -> None:
         """Forget what was taken since the last commit; never raises."""
         self._held = []
-        handed, self._handed = self._handed, []
-        for path in self._delete_handed(handed) if handed else ():
-            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
-        self.inner.discard()
-
-    def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on."""
-        self._folder = folder
-        self.inner.write_below(folder)
-
-    def hand_over(self) -> Mapping[str, Any]:
-        """Write out what was taken; see `core.ports.Sink`."""
-        files = dict(self.inner.hand_over())
-        if self._held:
-            # Before it is written: half a file is deleted, too.
-            self._handed.append(path := self._new_path())
-            self._store(path, pa.concat_tables(self._held))
-            files[HANDED] = path
-            self._held = []
-        return files
-
-    def let_go(self) -> None:
-        """Leave what was handed over to who took it."""
-        self._handed = []
-        self.inner.let_go()
-
-    def outline(self) -> Any:
-        """Return what a sink in another process needs; that process hands its rejected records over by itself."""
-        return self.inner.outline()
-
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
-        if (path := files.get(HANDED)) is not None:
-            self._held.append(self._take_handed(path))
-        self.inner.take_over(files)
-
-    def misfit(self, files: Mapping[str, Any]) -> str | None:
-        """Say why handed files can't be used; None if they can."""
-        path = files.get(HANDED)
-        if path is not None and not self._is_there(path):
-            return f"the records that were rejected are gone: {path}"
-        return self.inner.misfit(files)
-
-    def schema_changes(self, snapshot_id: int) -> Sequence[str]:
-        """Say what a landing changed in the table's schema."""
-        return self.inner.schema_changes(snapshot_id)
-
-    def adopt(self, files: Mapping[str, Any]) -> None:
-        """Take files that another worker handed over for the next commit."""
-        if (path := files.get(HANDED)) is not None:
-            self._held.append(self._read_handed(path))
-        self.inner.adopt(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
-        self.inner.sweep(folder)
+        super().discard()
 
     def write_down(self, landing: Landing) -> Landing:
         """Commit the rejected records of a landing, or a note that it supersedes some; nothing where there are none.
@@ -205,6 +114,64 @@ class RejectingSink(ABC):
     @abstractmethod
     def _settlement(self) -> Settlement:
         """Ask the main table for what it has decided."""
+
+
+class SharedRejectingSink(RejectingSink, WrappedSharedSink):
+    """`core.ports.SharedSink`: files and rejected records go from one worker to another."""
+
+    inner: SharedSink
+
+    def __init__(self, inner: SharedSink, rejects: RejectBook, consumer_group: str) -> None:
+        super().__init__(inner, rejects, consumer_group)
+        self._folder = ""
+        self._handed: list[str] = []
+
+    def discard(self) -> None:
+        """Forget what was taken since the last commit; never raises."""
+        handed, self._handed = self._handed, []
+        for path in self._delete_handed(handed) if handed else ():
+            log.warning("Rejected records that were not handed over could not be deleted: %s", path)
+        super().discard()
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on."""
+        self._folder = folder
+        self.inner.write_below(folder)
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out what was taken; see `core.ports.Sink`."""
+        files = dict(self.inner.hand_over())
+        if self._held:
+            # Before it is written: half a file is deleted, too.
+            self._handed.append(path := self._new_path())
+            self._store(path, pa.concat_tables(self._held))
+            files[HANDED] = path
+            self._held = []
+        return files
+
+    def let_go(self) -> None:
+        """Leave what was handed over to who took it."""
+        self._handed = []
+        self.inner.let_go()
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._take_handed(path))
+        self.inner.take_over(files)
+
+    def misfit(self, files: Mapping[str, Any]) -> str | None:
+        """Say why handed files can't be used; None if they can."""
+        path = files.get(HANDED)
+        if path is not None and not self._is_there(path):
+            return f"the records that were rejected are gone: {path}"
+        return self.inner.misfit(files)
+
+    def adopt(self, files: Mapping[str, Any]) -> None:
+        """Take files that another worker handed over for the next commit."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._read_handed(path))
+        self.inner.adopt(files)
 
     @abstractmethod
     def _new_path(self) -> str:

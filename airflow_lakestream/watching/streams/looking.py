@@ -7,22 +7,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchNamespaceError
 
 from airflow_lakestream.core.landing.plan import LogTruncated, TopicReplaced
 from airflow_lakestream.core.ledger import Ledger, TopicEntry
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.asking import run_now
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_of
 from airflow_lakestream.watching.lag.waiting import Looking
 from airflow_lakestream.watching.streams.status import Facts, Query, Stream, status
-from airflow_lakestream.watching.streams.streams import IcebergStreams, Streams
+from airflow_lakestream.watching.streams.streams import Streams
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -125,16 +127,10 @@ class StreamSearch:
         yield from (self._of_query(query, name) for query in left if self.group in (None, query.inputs.get("group")))
 
     def _streams(self, name: str) -> Streams | None:
-        if is_place(name):
-            storage = self.lakes.storage()
-            # Imports Delta's libraries; the storage has already raised an error if they are missing.
-            from airflow_lakestream.watching.streams.delta import DeltaStreams
-
-            return DeltaStreams.at(storage, name)
-        try:
-            return IcebergStreams(self.lakes.catalog().load_table(name))
-        except NoSuchTableError:
-            return None
+        lake = lake_of(name)
+        opened = self.lakes.catalog() if lake.has_catalog else self.lakes.storage()
+        streams: Streams | None = lake.part("books").at(opened, name)
+        return streams
 
     def _of_group(self, streams: Streams, name: str, group: str, before_ms: int) -> Iterator[Facts]:
         try:
@@ -167,4 +163,4 @@ def _entry(ledger: Ledger, topic: str) -> TopicEntry:
 
 def is_place(table: str) -> bool:
     """Tell whether this is the path or URI of a Delta table, not a name in a catalog."""
-    return "/" in table
+    return TableFormat.of(table) is TableFormat.DELTA

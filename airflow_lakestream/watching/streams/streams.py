@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.codec import UnreadableLedger
@@ -27,8 +29,8 @@ class Streams(Protocol):
     def ledger(self, consumer_group: str) -> Ledger:
         """Return a group's ledger. Raises one of `problems`."""
 
-    def history(self, consumer_group: str, topic: str) -> History:
-        """Return what a group landed of a topic. Raises one of `problems`."""
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class IcebergStreams:
     table: Table
     problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)
 
+    @classmethod
+    def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
+        """Open a table; None where there is none."""
+        try:
+            return cls(catalog.load_table(name))
+        except NoSuchTableError:
+            return None
+
     def groups(self) -> tuple[str, ...]:
         """Return the groups that have a ledger."""
         return ledger_store.groups(self.table)
@@ -46,6 +56,6 @@ class IcebergStreams:
         """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
         return ledgers(self.table, consumer_group)[consumer_group]
 
-    def history(self, consumer_group: str, topic: str) -> History:
-        """Return what a group landed of a topic. Raises UnreadableLedger, UndecidedLedger."""
-        return look_back(self.table, consumer_group, topic=topic)
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
+        return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)

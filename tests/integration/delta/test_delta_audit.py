@@ -29,7 +29,7 @@ EACH = 40
 
 def audited(lake: DeltaLake, *, full: bool = True, group: str = GROUP, topic: str | None = None) -> AuditResult:
     look = DeltaAudit(table=lake.place, consumer_group=group, topic=topic, full=full, kafka=lake.kafka)
-    return look.look(DeltaStorage())
+    return look.run(DeltaStorage())
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -95,7 +95,7 @@ def test_what_can_not_be_audited_is_said(lake: DeltaLake, filled: str) -> None:
         audited(lake, topic="other")
     write_deltalake(f"{lake.folder}/plain", pa.table({"id": [1]}))
     with pytest.raises(NoPositions, match="_kafka_topic, _kafka_partition, _kafka_offset"):
-        DeltaAudit(table=f"{lake.folder}/plain", consumer_group=GROUP).look(DeltaStorage())
+        DeltaAudit(table=f"{lake.folder}/plain", consumer_group=GROUP).run(DeltaStorage())
 
 
 def test_by_the_command_line(

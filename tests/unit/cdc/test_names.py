@@ -20,10 +20,11 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.cdc.merge.memory import Memory, condensed, entry_schema
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.policies import OnError, Tombstones
+from airflow_lakestream.core.policies import OnError, TableFormat, Tombstones
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.lakes.formats import LAKES
 from airflow_lakestream.tables.design import TableDesign
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch
@@ -104,7 +105,7 @@ def test_a_name_that_the_mirror_keeps_stops_it_with_the_way_out(name: str) -> No
 
 
 def test_only_names_that_collide_in_this_mirror_stop_it() -> None:
-    names = ColumnNames("lake.t", with_key=False, is_delta=True)
+    names = ColumnNames("lake.t", with_key=False, lake=LAKES[TableFormat.DELTA])
     free = ["_kafka_key", "_is_deleted", "_before", "_after", "_ts_ms", "_ts_us", "_ts_ns", "_transaction", *OF_ICEBERG]
     assert [one.name for one in names.columns(row(*free))] == free
 
@@ -115,7 +116,7 @@ def test_only_names_that_collide_in_this_mirror_stop_it() -> None:
         (ColumnNames("lake.t"), ["ID", "id"], []),
         (ColumnNames("lake.t"), ["Name"], ["id", "name"]),
         (ColumnNames("lake.t", {"_op": "name"}), ["_op", "name"], []),
-        (ColumnNames("lake.t", is_delta=True), ["a b"], []),
+        (ColumnNames("lake.t", lake=LAKES[TableFormat.DELTA]), ["a b"], []),
     ],
 )
 def test_names_that_the_table_can_not_have_stop_the_mirror(

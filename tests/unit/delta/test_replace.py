@@ -4,21 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
-from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ports import RangesNotLanded
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.commit.protocol import UnfitTable
 from tests.support.delta_table import (
     TOPIC,
-    Fault,
     a_sink,
     after,
-    append_foreign_row,
-    applied,
     expected,
     land,
     landed,
@@ -26,7 +22,6 @@ from tests.support.delta_table import (
     rows,
     rows_of,
     stray_files,
-    unapplied,
     versions,
 )
 
@@ -79,81 +74,12 @@ def test_a_file_that_is_all_hits_goes_whole(table: Path) -> None:
     assert rows_of(table) == sorted([*expected((5, 9)), *new(0, 5)])
 
 
-def test_a_partitioned_table_is_replaced_too(tmp_path: Path) -> None:
-    table = tmp_path / "by_name"
-    land(table, 0, 5, partition_by=["_kafka_partition", "name"])
-    replace_rows(table, 2, 4)
-    found = DeltaTable(str(table)).to_pyarrow_table().sort_by("id")
-    assert found["name"].to_pylist() == ["n0", "n1", "new2", "new3", "n4"]
-
-
-@pytest.mark.parametrize(
-    "fault", [applied(OSError("time-out")), unapplied(OSError("time-out"))], ids=["applied", "not applied"]
-)
-def test_a_replace_without_an_answer_is_done_once(table: Path, faults: Callable[..., None], fault: Fault) -> None:
-    faults(fault)
-    version, _ = replace_rows(table, 3, 7)
-    assert version == 2
-    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
-    assert not stray_files(table)
-
-
-def test_a_compaction_in_between_is_seen(table: Path, faults: Callable[..., None]) -> None:
-    faults(after(lambda: DeltaTable(str(table)).optimize.compact()))
-    replace_rows(table, 3, 7)
-    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 7)])
-    assert not stray_files(table)
-
-
-def test_another_replace_in_between_stops_this_one_for_good(table: Path, faults: Callable[..., None]) -> None:
-    def other() -> None:
-        replace_rows(table, 3, 4)
-
-    faults(after(other))
-    with pytest.raises(ReplacedMeanwhile):
-        replace_rows(table, 3, 7)
-    assert rows_of(table) == sorted([*expected((0, 3), (4, 9)), *new(3, 4)])
-    assert not stray_files(table)
-
-
 def test_a_restore_in_between_has_it_planned_anew(table: Path, faults: Callable[..., None]) -> None:
     faults(after(lambda: DeltaTable(str(table)).restore(0)))
     with pytest.raises(RangesNotLanded, match=r"clicks\[0\] \[5,7\)"):
         replace_rows(table, 3, 7)
     assert rows_of(table) == expected((0, 5))
     assert not stray_files(table)
-
-
-def test_what_is_not_landed_can_not_be_replaced(table: Path) -> None:
-    with pytest.raises(RangesNotLanded):
-        replace_rows(table, 8, 11)
-    assert rows_of(table) == expected((0, 9))
-    assert not stray_files(table)
-
-
-def test_a_row_that_was_not_read_again_stays(table: Path) -> None:
-    sink = a_sink(table)
-    sink.load("again")
-    sink.write(rows(3, 6, name=["new3", "new4", "new5"]), TOPIC)
-    with pytest.raises(CannotReplace, match=r"holds clicks\[0\] \[6,7\)"):
-        sink.replace(replacing(3, 7))
-    sink.discard()
-    assert rows_of(table) == expected((0, 9))
-
-
-def test_a_record_that_became_no_row_takes_its_row_out(table: Path) -> None:
-    sink = a_sink(table)
-    sink.load("again")
-    sink.write(rows(3, 6, name=["new3", "new4", "new5"]), TOPIC)
-    sink.pass_over(TOPIC, 0, pa.array([6], pa.int64()))
-    sink.replace(replacing(3, 7))
-    assert rows_of(table) == sorted([*expected((0, 3), (7, 9)), *new(3, 6)])
-
-
-def test_foreign_rows_without_coordinates_stay(table: Path) -> None:
-    append_foreign_row(table)
-    replace_rows(table, 0, 5)
-    assert len(rows_of(table)) == 10
 
 
 def _append_only(table: Path) -> None:

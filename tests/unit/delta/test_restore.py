@@ -42,29 +42,6 @@ def test_forward_again_brings_the_ledger_of_then(table: Path) -> None:
     assert rows_of(table) == expected((0, 9))
 
 
-def test_a_retry_after_a_restore_does_not_report_what_was_taken_back(table: Path) -> None:
-    DeltaTable(str(table)).restore(0)
-    assert [version for version, _ in a_sink(table).load("r").landed_by_run] == [0]
-    land(table, 5, 6)
-    assert [version for version, _ in a_sink(table).load("r").landed_by_run] == [0, 4]
-
-
-def test_back_to_before_the_groups_first_landing_is_an_empty_ledger(table: Path) -> None:
-    before = DeltaTable(str(table)).version()
-    land(table, 0, 3, partition=1, consumer_group="late")
-    DeltaTable(str(table)).restore(before)
-    assert not a_sink(table, consumer_group="late").load("r").ledger.topics
-    land(table, 0, 3, partition=1, consumer_group="late")
-    assert landed(table, "late") == "clicks[1] [0,3)"
-
-
-def test_intervals_out_of_order_are_not_skipped(table: Path) -> None:
-    land(table, 30, 40)
-    land(table, 10, 20)
-    assert landed(table) == "clicks[0] [0,9), clicks[0] [10,20), clicks[0] [30,40)"
-    assert rows_of(table) == expected((0, 9), (10, 20), (30, 40))
-
-
 @pytest.mark.parametrize("how", ["emptied", "set back"])
 def test_a_property_that_somebody_took_away_is_refused_with_the_remedy(table: Path, how: str) -> None:
     key = f"lakestream.ledger.{GROUP}"

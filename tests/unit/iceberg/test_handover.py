@@ -13,7 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,9 +26,10 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.iceberg.write.files import data_folder, write_data_files
-from airflow_lakestream.iceberg.write.handover import decode_files, decode_passed_over, encode_files, misfit
+from airflow_lakestream.iceberg.write.handover import decode_files, encode_files, misfit
 from airflow_lakestream.iceberg.write.layout import partition_spec
-from airflow_lakestream.iceberg.write.orphans import CannotList, delete_unreferenced, list_files, referenced
+from airflow_lakestream.iceberg.write.orphans import CannotList, list_files
+from airflow_lakestream.tables.handover import decode_passed_over, encode_passed_over
 from airflow_lakestream.tables.schema.arrow_types import arrow_schema
 from airflow_lakestream.tables.schema.ddl import parse_schema
 
@@ -192,36 +192,9 @@ def test_a_file_system_that_can_not_list_says_so() -> None:
         list(list_files(Blind(), "s3://a/b"))  # type: ignore[arg-type]  # only what is asked of it
 
 
-def append(table: Table, files: Sequence[DataFile]) -> None:
-    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as producer:
-        for file in files:
-            producer.append_data_file(file)
-
-
-def test_only_files_in_no_snapshot_are_deleted(tables: Tables) -> None:
-    table = tables("c bigint")
-    old, live, orphan = (write(table, [n], "run") for n in range(3))
-    append(table, write(table, [7]))
-    before = table.metadata.current_snapshot_id
-    append(table, old)
-    assert before is not None
-    table.manage_snapshots().rollback_to_snapshot(before).commit()
-    append(table, live)
-    others = write(table, [8], "another")
-
-    deleted, left = delete_unreferenced(table, data_folder(table.metadata, "run"))
-
-    assert (deleted, left) == (1, [])
-    kept = {file.file_path for file in [*old, *live]}
-    assert set(list_files(table.io, data_folder(table.metadata, "run"))) == kept
-    assert referenced(table, [f.file_path for f in [*old, *live, *orphan]]) == kept
-    assert fsspec.filesystem("file").exists(others[0].file_path)
-
-
-def test_offsets_of_records_without_a_row_travel_as_ranges(tables: Tables) -> None:
-    table = tables("c bigint")
+def test_offsets_of_records_without_a_row_travel_as_ranges() -> None:
     offsets = pa.array([3, 4, 5, 9, 20, 21], pa.int64())
-    told = through_json(encode_files(table.metadata, [], [(("t", 1), offsets), (("t", 2), offsets[:0])]))
+    told = through_json(encode_passed_over([(("t", 1), offsets), (("t", 2), offsets[:0])]))
     assert told["passed_over"] == [["t", 1, [3, 6], [9, 10], [20, 22]], ["t", 2]]
     assert decode_passed_over(told) == [(("t", 1), offsets), (("t", 2), offsets[:0])]
-    assert not decode_passed_over(encode_files(table.metadata, []))
+    assert not decode_passed_over(encode_passed_over([]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_lakestream.core.ledger import Counts, TopicIdentity
-from airflow_lakestream.core.ports import CannotReplace, RangesNotLanded
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg.replace import takeout
-from airflow_lakestream.iceberg.replace.takeout import NotReadAgain
+from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.lake import assert_files_are_whole, compact
@@ -76,58 +74,6 @@ def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_sta
     assert_files_are_whole(table)
 
 
-@pytest.mark.parametrize("part", [(0, 10, 11), (0, 19, 20), (0, 9, 11), (0, 19, 21), (0, 15, 16)])
-def test_the_ends_of_a_file_are_in_it(made: HandMade, part: tuple[int, int, int]) -> None:
-    for start in (0, 10, 20):
-        made.land(ranges((0, start, start + 10)))
-    made.replace(ranges(part))
-    assert made.rows() == expected(ranges((0, 0, 30)), ranges(part))
-
-
-def test_fewer_rows_read_again_are_fewer_rows_in_the_ledger(made: HandMade) -> None:
-    # Three offsets are markers of transactions: never rows, not the first time and not now.
-    holes = [(0, 3), (0, 4), (0, 5)]
-    made.land(ranges((0, 0, 10)), without=holes)
-    again = [key for key in offsets_of(ranges((0, 2, 8))) if key not in holes]
-    _, landing = made.run().replace(ranges((0, 2, 8)), again=again)
-    assert landing.topics[ORDERS].removed == Counts(read=3, written=3)
-    assert made.ledger().counts == Counts(read=7, written=7)
-    assert [row for row in made.rows() if row[2] == "new"] == [(*key, "new") for key in again]
-
-
-def test_a_record_that_was_there_twice_is_there_once(made: HandMade) -> None:
-    made.land(ranges((0, 0, 10)))
-    table = made.table()
-    table.append(table.scan(row_filter="_kafka_offset < 5").to_arrow())
-    made.replace(ranges((0, 0, 10)))
-    assert made.rows() == expected(ranges((0, 0, 10)), ranges((0, 0, 10)))
-
-
-def test_ranges_without_a_row_are_replaced_by_rows(made: HandMade) -> None:
-    # Records that were filtered away the first time.
-    made.land(ranges((0, 0, 10)), without=offsets_of(ranges((0, 4, 8))), filtered=4)
-    _, landing = made.replace(ranges((0, 4, 8)))
-    assert landing.topics[ORDERS].removed == Counts(read=4, filtered=4)
-    assert made.rows() == expected(ranges((0, 0, 10)), ranges((0, 4, 8)))
-
-
-def test_ranges_without_a_row_before_and_after(made: HandMade) -> None:
-    made.land(ranges((0, 0, 10)), without=offsets_of(ranges((0, 4, 8))))
-    made.run().replace(ranges((0, 4, 8)), again=[])
-    assert made.ledger().counts == Counts(read=6, written=6)
-    assert len(made.rows()) == 6
-
-
-def test_another_topic_and_another_partition_keep_their_rows(made: HandMade) -> None:
-    run = made.run()
-    run.land(ranges((0, 0, 10), (1, 0, 10)))
-    run.land(ranges((0, 0, 10), topic="orders2"), identity=TopicIdentity("orders2", "id-2", "cluster"))
-    compact(made.table())
-    made.replace(ranges((0, 0, 10)))
-    old = [(0, n, "old") for n in range(10)]
-    assert made.rows() == sorted([*expected(ranges((0, 0, 10), (1, 0, 10)), ranges((0, 0, 10))), *old], key=repr)
-
-
 @pytest.mark.parametrize(
     "partition_by",
     [
@@ -163,19 +109,6 @@ def test_files_of_an_earlier_partition_spec(made: HandMade, column: str) -> None
     made.replace(ranges((0, 5, 15)))
     assert made.rows() == expected(ranges((0, 0, 20)), ranges((0, 5, 15)))
     assert_files_are_whole(made.table())
-
-
-def test_rows_from_elsewhere_stay_through_any_number_of_replaces_and_compactions(made: HandMade) -> None:
-    made.land(ranges((0, 0, 10)))
-    append_foreign_rows(made.table())
-    foreign: list[Row] = [(None, None, "foreign-0"), (None, None, "foreign-1")]
-    for change in (lambda: None, lambda: compact(made.table())):
-        change()
-        made.replace(ranges((0, 0, 10)))
-        assert made.rows() == sorted([*expected(ranges((0, 0, 10)), ranges((0, 0, 10))), *foreign], key=repr)
-    # By now a file of the replace's own has nothing but rows without coordinates.
-    made.replace(ranges((0, 4, 6)))
-    assert made.rows() == sorted([*expected(ranges((0, 0, 10)), ranges((0, 0, 10))), *foreign], key=repr)
 
 
 def test_files_without_statistics_are_read(tmp_path: Path) -> None:
@@ -226,44 +159,6 @@ def test_a_remainder_larger_than_memory_is_written_in_pieces(tmp_path: Path, mon
 # What can't be replaced
 
 
-@pytest.fixture
-def unchanged(made: HandMade) -> Callable[[], None]:
-    """Give an assertion that the table is what it was at the first call, with no file more."""
-    before: list[object] = []
-
-    def check() -> None:
-        table = made.table()
-        now = (table.metadata_location, made.rows())
-        if not before:
-            before.append(now)
-        assert now == before[0]
-        assert_files_are_whole(table)
-
-    return check
-
-
-Unchanged = Callable[[], None]
-
-
-def test_a_table_without_metadata_columns(tmp_path: Path) -> None:
-    made = HandMade(tmp_path, metadata=("topic", "timestamp"))
-    made.metadata = ("topic",)
-    made.land(ranges((0, 0, 10)))
-    with pytest.raises(CannotReplace, match="keeps no _kafka_partition, _kafka_offset: "):
-        made.replace(ranges((0, 0, 5)))
-    assert len(made.rows()) == 10
-    assert_files_are_whole(made.table())
-
-
-def test_rows_that_were_landed_without_their_coordinates(made: HandMade, unchanged: Unchanged) -> None:
-    made.land(ranges((0, 0, 10)))
-    made.run(metadata=()).land(ranges((0, 10, 20)))
-    unchanged()
-    with pytest.raises(CannotReplace, match=r"without values in _kafka_topic.*20 rows were landed and 10 rows have"):
-        made.replace(ranges((0, 0, 5)))
-    unchanged()
-
-
 def test_rows_that_were_landed_before_the_table_had_the_columns(tmp_path: Path) -> None:
     made = HandMade(tmp_path, metadata=())
     made.land(ranges((0, 0, 10)))
@@ -278,24 +173,6 @@ def test_rows_that_were_landed_before_the_table_had_the_columns(tmp_path: Path) 
     assert len(made.rows()) == 20
 
 
-def test_rows_of_an_earlier_topic_of_that_name(made: HandMade, unchanged: Unchanged) -> None:
-    made.land(ranges((0, 0, 10)), identity=TopicIdentity("orders", "id-0", "cluster"))
-    made.land(ranges((0, 0, 10)))
-    unchanged()
-    with pytest.raises(CannotReplace, match="an earlier topic of the name 'orders'"):
-        made.replace(ranges((0, 0, 5)))
-    unchanged()
-
-
-def test_rows_that_another_group_landed(made: HandMade, unchanged: Unchanged) -> None:
-    made.land(ranges((0, 0, 10)))
-    made.run(group="other", overlap=True).land(ranges((0, 0, 10)))
-    unchanged()
-    with pytest.raises(CannotReplace, match="consumer group 'other' landed"):
-        made.replace(ranges((0, 0, 5)))
-    unchanged()
-
-
 def test_a_table_with_equality_deletes(made: HandMade) -> None:
     made.land(ranges((0, 0, 10)))
     delete_equal(made.table(), "_kafka_offset", [3])
@@ -303,32 +180,6 @@ def test_a_table_with_equality_deletes(made: HandMade) -> None:
     with pytest.raises(CannotReplace, match="equality deletes, such as file:"):
         made.replace(ranges((0, 0, 5)))
     assert made.table().metadata_location == location
-
-
-def test_rows_that_were_not_read_again(made: HandMade, unchanged: Unchanged) -> None:
-    made.land(ranges((0, 0, 10), (1, 0, 10)))
-    unchanged()
-    again = [key for key in offsets_of(ranges((0, 2, 9), (1, 0, 4))) if key not in {(0, 2), (0, 3), (0, 6), (1, 3)}]
-    with pytest.raises(NotReadAgain) as caught:
-        made.run().replace(ranges((0, 2, 9), (1, 0, 4)), again=again)
-    assert caught.value.ranges == ranges((0, 2, 4), (0, 6, 7), (1, 3, 4))
-    assert "orders[0] [2,4), orders[0] [6,7), orders[1] [3,4)" in str(caught.value)
-    unchanged()
-
-
-def test_ranges_that_were_never_landed(made: HandMade, unchanged: Unchanged) -> None:
-    made.land(ranges((0, 0, 10)))
-    unchanged()
-    with pytest.raises(RangesNotLanded) as caught:
-        made.replace(ranges((0, 5, 15)))
-    assert caught.value.ranges == ranges((0, 10, 15))
-    unchanged()
-
-
-def test_a_table_that_is_not_there(made: HandMade) -> None:
-    with pytest.raises(RangesNotLanded):
-        made.replace(ranges((0, 5, 15)))
-    assert not made.catalog().list_namespaces()
 
 
 def test_all_types_of_columns_come_through_a_remainder_unchanged(made: HandMade) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.iceberg.replace.takeout import NotReadAgain
+from airflow_lakestream.tables.takeout import NotReadAgain
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.replacing import TOPIC, HandMade, Row, append_foreign_rows, offsets_of, ranges
 

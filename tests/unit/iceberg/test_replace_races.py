@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.types import StringType
 
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile
+from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.commit import committing
-from airflow_lakestream.iceberg.commit.guard import StaleFiles
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
+from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from tests.support.delete_files import delete_positions
 from tests.support.faults import (
     BeforeCommit,
@@ -124,10 +121,9 @@ CHANGES = pytest.mark.parametrize(
 )
 
 
-@CHANGES
-def test_a_change_between_the_look_and_the_replace(made: HandMade, change: Callable[[HandMade], list[Row]]) -> None:
+def test_positional_deletes_between_the_look_and_the_replace(made: HandMade) -> None:
     run = made.run()
-    expected = change(made)
+    expected = positional_deletes(made)
     run.replace(PART)
     assert made.rows() == expected
     assert_files_are_whole(made.table())
@@ -150,86 +146,6 @@ def test_a_change_right_before_the_commit(made: HandMade, change: Callable[[Hand
     assert head is not None
     assert head.snapshot_id == snapshot_id
     assert_files_are_whole(made.table())
-
-
-def test_files_that_stay_are_not_read_or_written_again(made: HandMade) -> None:
-    # Others commit each time that the replace tries to, but for the last.
-    catalog = BusyTable(made)
-    made.run(catalog).replace(PART)
-    assert catalog.commits == committing.COMMIT_TRIES
-    assert not catalog.written
-    assert made.rows() == versions((WHOLE, "old"), (PART, "new"), *catalog.landed)
-    assert_files_are_whole(made.table())
-
-
-class BusyTable(WrappedCatalog):
-    """Lets another run land before each commit, and notes the data files that were written from the first one on."""
-
-    def __init__(self, made: HandMade, quiet_after: int = committing.COMMIT_TRIES) -> None:
-        super().__init__(made.catalog())
-        self._made = made
-        self._quiet_after = quiet_after
-        self.commits = 0
-        self.landed: list[tuple[RangeSet, str]] = []
-        self.written: set[str] = set()
-        self._before: set[str] = set()
-
-    def commit_table(self, *request: Any) -> Any:
-        there = {str(path) for path in (self._made.folder / "warehouse").rglob("*.parquet")}
-        self.written |= there - self._before if self._before else set()
-        self.commits += 1
-        if self.commits < self._quiet_after:
-            these = ranges((1, self.commits, self.commits + 1))
-            self._made.land(these, "busy")
-            self.landed.append((these, "busy"))
-        self._before = {str(path) for path in (self._made.folder / "warehouse").rglob("*.parquet")}
-        return self.real.commit_table(*request)
-
-
-def test_a_changed_schema(made: HandMade) -> None:
-    def change() -> None:
-        with made.table().update_schema() as update:
-            update.add_column("more", StringType())
-
-    run = made.run(BeforeCommit(made.catalog(), change))
-    with pytest.raises(StaleFiles, match="the schema was changed"):
-        run.replace(PART)
-    assert made.rows() == versions((WHOLE, "old"))
-    assert_files_are_whole(made.table())
-    # The caller plans anew.
-    run.sink.load("run")
-    run.replace(PART)
-    assert made.rows() == versions((WHOLE, "old"), (PART, "new"))
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["at once", "after planning anew"])
-@pytest.mark.parametrize("moment", ["before the attempt", "before the commit"])
-def test_the_same_ranges_replaced_meanwhile(made: HandMade, moment: str, again: bool) -> None:
-    # Whatever made the run plan anew: its rows may still be older than those of the other.
-    overlap = ranges((0, 19, 22))
-    run = made.run() if moment == "before the attempt" else None
-    if run is None:
-        run = made.run(BeforeCommit(made.catalog(), lambda: made.replace(overlap, "newer")))
-    else:
-        made.replace(overlap, "newer")
-    if again and moment == "before the attempt":
-        run.sink.load("run")
-    with pytest.raises(ReplacedMeanwhile) as caught:
-        run.replace(PART)
-    assert caught.value.ranges == ranges((0, 19, 20))
-    assert not isinstance(caught.value, Conflict), "a conflict would be planned anew"
-    assert made.rows() == versions((WHOLE, "old"), (overlap, "newer"))
-    assert_files_are_whole(made.table())
-    # A run that begins now knows of it.
-    made.replace(PART)
-    assert made.rows() == versions((WHOLE, "old"), (overlap, "newer"), (PART, "new"))
-
-
-def test_one_run_replaces_one_range_after_the_other(made: HandMade) -> None:
-    run = made.run()
-    for these in (PART, ranges((0, 0, 7)), PART):
-        run.replace(these)
-    assert made.rows() == versions((WHOLE, "old"), (ranges((0, 0, 20)), "new"))
 
 
 def test_a_replace_that_is_long_past_in_the_journal(made: HandMade) -> None:
@@ -273,55 +189,6 @@ def expire_all(made: HandMade) -> None:
     table.maintenance.expire_snapshots().by_ids(
         [s.snapshot_id for s in table.snapshots() if s.snapshot_id != head.snapshot_id]
     ).commit()
-
-
-def test_two_replaces_of_disjoint_ranges_at_once(made: HandMade) -> None:
-    parts = [ranges((0, 0, 15)), ranges((0, 15, 30))]
-    barrier = threading.Barrier(2, timeout=30)
-    runs = [made.run(BeforeCommit(made.catalog(), barrier.wait)) for _ in parts]
-    errors = at_once(lambda n: runs[n].replace(parts[n], f"run {n}"))
-    assert errors == [None, None]
-    assert made.rows() == versions((parts[0], "run 0"), (parts[1], "run 1"))
-    assert len(made.table().snapshots()) == 5
-    assert_files_are_whole(made.table())
-
-
-def test_two_replaces_of_the_same_ranges_at_once(made: HandMade) -> None:
-    barrier = threading.Barrier(2, timeout=30)
-    runs = [made.run(BeforeCommit(made.catalog(), barrier.wait)) for _ in range(2)]
-    errors = at_once(lambda n: runs[n].replace(PART, f"run {n}"))
-    (winner,) = [n for n, error in enumerate(errors) if error is None]
-    assert isinstance(errors[1 - winner], ReplacedMeanwhile)
-    assert made.rows() == versions((WHOLE, "old"), (PART, f"run {winner}"))
-    assert len(made.table().snapshots()) == 4
-    assert_files_are_whole(made.table())
-
-
-def at_once(action: Callable[[int], object]) -> list[BaseException | None]:
-    errors: list[BaseException | None] = [None, None]
-
-    def run(n: int) -> None:
-        try:
-            action(n)
-        except BaseException as e:  # noqa: BLE001  # handed to the test
-            errors[n] = e
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return errors
-
-
-def test_a_table_rolled_back_meanwhile(made: HandMade) -> None:
-    run = made.run()
-    table = made.table()
-    table.manage_snapshots().rollback_to_snapshot(table.snapshots()[1].snapshot_id).commit()
-    with pytest.raises(RangesNotLanded) as caught:
-        run.replace(ranges((0, 5, 25)))
-    assert caught.value.ranges == ranges((0, 20, 25))
-    assert made.rows() == versions((ranges((0, 0, 20)), "old"))
 
 
 # A failing catalog
@@ -390,14 +257,6 @@ def test_a_commit_that_is_applied_after_the_run_gave_up(made: HandMade, error: E
     assert late.was_applied
     assert made.rows() == versions((WHOLE, "old"), (PART, "new"))
     assert_files_are_whole(made.table(), leftovers_of_a_kill=True)
-
-
-def test_a_table_that_others_change_all_the_time(made: HandMade) -> None:
-    catalog = BusyTable(made, quiet_after=1_000)
-    with pytest.raises(CommitRefused):
-        made.run(catalog).replace(PART)
-    assert made.rows() == versions((WHOLE, "old"), *catalog.landed)
-    assert_files_are_whole(made.table())
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["an error", "an interrupt"])

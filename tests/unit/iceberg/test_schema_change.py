@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -17,12 +16,11 @@ from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.update import SetCurrentSchemaUpdate
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg import sink as sink_module
 from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.commit.guard import StaleFiles
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.tables import row_buffer
 from tests.support.evolving import Evolving
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, LateCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole, compact
@@ -48,17 +46,6 @@ def made(tmp_path: Path) -> Evolving:
 
 def old(**more: Any) -> list[dict[str, Any]]:
     return [{"id": n, "name": f"n{n}", **more} for n in range(3)]
-
-
-def test_a_new_column_comes_with_the_rows_in_one_snapshot(made: Evolving) -> None:
-    changes = made.run("id int, name string, score double", "add").land(3, [{"id": 3, "name": "n3", "score": 0.5}])
-
-    assert changes == ["add column score double"]
-    assert made.schema() == "id int, name string, score double"
-    assert made.rows() == [*old(score=None), {"id": 3, "name": "n3", "score": 0.5}]
-    assert len(made.table().snapshots()) == 2
-    assert made.table().current_snapshot().schema_id == made.table().schema().schema_id
-    assert_files_are_whole(made.table())
 
 
 def test_a_second_run_with_the_same_schema_changes_nothing(made: Evolving) -> None:
@@ -149,41 +136,6 @@ def test_a_widened_column_that_is_partitioned_by_and_has_bounds_of_both_widths(t
     assert made.offsets() == [0, 1, 2]
 
 
-def test_what_the_table_can_not_become_names_column_types_and_remedy(made: Evolving) -> None:
-    with pytest.raises(InvalidArgument) as error:
-        made.run("id string, name string", "widen")
-
-    assert "lake.events" in str(error.value)
-    assert "'id' is int in the table and string is given" in str(error.value)
-    assert made.schema() == "id int, name string"
-
-
-def test_adding_alone_widens_nothing(made: Evolving) -> None:
-    with pytest.raises(InvalidArgument, match='schema_evolution="widen" would make it bigint'):
-        made.run("id bigint, name string", "add")
-
-
-def test_without_evolution_a_new_column_is_refused_and_the_way_named(made: Evolving) -> None:
-    with pytest.raises(InvalidArgument, match='schema_evolution="add" adds columns'):
-        made.run("id int, name string, score double")
-
-
-def test_columns_left_out_are_not_dropped(made: Evolving) -> None:
-    made.run("id int, score double", "widen").land(3, [{"id": 3, "score": 0.5}])
-
-    assert made.schema() == "id int, name string, score double"
-    assert made.rows()[3] == {"id": 3, "name": None, "score": 0.5}
-
-
-def test_metadata_columns_are_added_too(made: Evolving) -> None:
-    names = ("topic", "partition", "offset", "key")
-    with pytest.raises(InvalidArgument, match='set schema_evolution="add" to add the missing ones'):
-        made.run(None, metadata=names)
-
-    assert made.run(None, "add", metadata=names).land(3, [{"id": 3}]) == ["add column _kafka_key binary"]
-    assert made.table().scan().to_arrow().sort_by("_kafka_offset")["_kafka_key"].to_pylist() == [None] * 3 + [b"key"]
-
-
 def test_columns_of_the_records_own_schema_are_added_where_none_is_given(made: Evolving) -> None:
     newest = pa.schema([("id", pa.int64()), ("name", pa.string()), pa.field("score", pa.float64(), nullable=False)])
 
@@ -206,25 +158,6 @@ def test_what_records_have_no_more_is_not_required_any_more(tmp_path: Path) -> N
 
     assert run.land(1, [{"id": 1}]) == ["make column old optional"]
     assert made.rows() == [{"id": 0, "old": 1}, {"id": 1, "old": None}]
-
-
-def test_the_rescued_column_is_added_whatever_the_policy(made: Evolving) -> None:
-    run = made.run(None, rescues=True)
-    assert run.schema.names == ["id", "name", RESCUED]
-
-    assert run.land(3, [{"id": 3, RESCUED: '{"x":1}'}]) == ["add column _rescued string"]
-    assert made.rows()[2:] == [
-        {"id": 2, "name": "n2", RESCUED: None},
-        {"id": 3, "name": None, RESCUED: '{"x":1}'},
-    ]
-
-
-def test_a_rescued_column_of_another_type_is_refused(tmp_path: Path) -> None:
-    made = Evolving(tmp_path)
-    made.run("id int, _rescued int").land(0, [{"id": 0}])
-
-    with pytest.raises(InvalidArgument, match="'_rescued' is int in the table and string is given"):
-        made.run(None, rescues=True)
 
 
 def test_rows_that_bring_columns_of_their_own(made: Evolving) -> None:
@@ -255,82 +188,22 @@ def test_rows_that_bring_columns_of_their_own(made: Evolving) -> None:
 
 
 def test_rows_that_bring_columns_of_their_own_in_several_files(made: Evolving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "FILE_BYTES", 1)
+    monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
     test_rows_that_bring_columns_of_their_own(made)
     assert len(made.table().current_snapshot().manifests(made.table().io)) >= 1
 
 
-def test_a_table_that_is_created_grows_before_it_is_there(tmp_path: Path) -> None:
-    made = Evolving(tmp_path)
-    run = made.run(None, "add", grows=True)
-    first = pa.schema([("id", pa.int64())])
-    run.write(0, [{"id": 0}], first)
-    run.write(1, [{"id": 1, "x": "y"}], first.append(pa.field("x", pa.string())))
-    run.commit(0, 2)
-
-    assert made.rows() == [{"id": 0, "x": None}, {"id": 1, "x": "y"}]
-    assert len(made.table().snapshots()) == 1
-    assert_files_are_whole(made.table())
-
-
-def test_two_runs_that_add_the_same_column_both_land(made: Evolving) -> None:
-    schema = "id int, name string, score double"
-    first, second = made.run(schema, "add"), made.run(schema, "add")
-
-    assert first.land(3, [{"id": 3, "score": 3.5}]) == ["add column score double"]
-    # Files of the second have the very field ids that the first has assigned: nothing is to be read again.
-    assert second.land(4, [{"id": 4, "score": 4.5}]) == []
-    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
-    assert len(made.table().schemas()) == 2
-    assert_files_are_whole(made.table())
-
-
-def test_two_runs_that_add_the_same_column_between_the_look_and_the_commit_of_one(made: Evolving) -> None:
-    schema = "id int, name string, score double"
-    other = made.run(schema, "add")
-    catalog = BeforeCommit(made.catalog(), lambda: other.land(3, [{"id": 3, "score": 3.5}]))
-
-    assert made.run(schema, "add", catalog).land(4, [{"id": 4, "score": 4.5}]) == []
-    assert [row["score"] for row in made.rows()] == [None, None, None, 3.5, 4.5]
-    assert len(made.table().schemas()) == 2
-    assert_files_are_whole(made.table())
-
-
-CONFLICTS: list[tuple[str, Callable[[Evolving], object]]] = [
-    ("another column", lambda made: made.run("id int, other string", "add").land(3, [{"id": 3, "other": "o"}])),
-    ("the same column of another type", lambda made: made.run("id int, score string", "add").land(3, [{"id": 3}])),
-    ("a wider type", lambda made: made.run("id bigint", "widen").land(3, [{"id": 2**40}])),
-]
-
-
-@pytest.mark.parametrize("other", [case[1] for case in CONFLICTS], ids=[case[0] for case in CONFLICTS])
 @pytest.mark.parametrize("late", [False, True], ids=["before the look of the commit", "in the commit"])
-def test_another_schema_change_meanwhile_is_a_conflict_that_leaves_nothing(
-    made: Evolving, other: Callable[[Evolving], object], late: bool
-) -> None:
-    catalog = BeforeCommit(made.catalog(), lambda: other(made)) if late else made.catalog()
+def test_a_type_that_another_widens_meanwhile_is_a_conflict_that_leaves_nothing(made: Evolving, late: bool) -> None:
+    other = made.run("id bigint", "widen")
+    catalog = BeforeCommit(made.catalog(), lambda: other.land(3, [{"id": 2**40}])) if late else made.catalog()
     run = made.run("id int, name string, score double", "add", catalog)
     if not late:
-        other(made)
+        other.land(3, [{"id": 2**40}])
     with pytest.raises(StaleFiles, match="the schema was changed"):
         run.land(4, [{"id": 4, "score": 4.5}])
 
     assert made.offsets() == [0, 1, 2, 3]
-    assert_files_are_whole(made.table())
-
-
-def test_one_adds_while_another_appends(made: Evolving) -> None:
-    """The one that appends wrote its files for a schema that is no more: it plans anew. The other way both land."""
-    appends = made.run("id int, name string")
-    adds = made.run("id int, name string, score double", "add")
-    later = made.run("id int, name string, score double", "add")
-
-    made.run("id int, name string").land(3, [{"id": 3}])
-    assert adds.land(4, [{"id": 4, "score": 4.5}]) == ["add column score double"]
-    with pytest.raises(StaleFiles):
-        appends.land(5, [{"id": 5}])
-    assert later.land(6, [{"id": 6}]) == []
-    assert made.offsets() == [0, 1, 2, 3, 4, 6]
     assert_files_are_whole(made.table())
 
 
@@ -385,16 +258,6 @@ def test_a_catalog_that_dies_leaves_schema_and_rows_together(made: Evolving, app
         assert (made.schema(), made.offsets()) == ("id int, name string", [0, 1, 2])
 
 
-def test_an_error_before_the_commit_leaves_no_trace(made: Evolving) -> None:
-    run = made.run("id int, name string, score double", "add")
-    run.write(3, [{"id": 3, "score": 0.5}])
-    run.sink.hand_over()
-    run.sink.discard()
-
-    assert made.schema() == "id int, name string"
-    assert_files_are_whole(made.table())
-
-
 def test_a_schema_set_back_by_hand_is_set_again(made: Evolving) -> None:
     made.run("id bigint, name string", "widen").land(3, [{"id": 3}])
     with made.table().transaction() as transaction:
@@ -428,30 +291,6 @@ def test_replace_over_a_table_that_it_evolves(made: Evolving) -> None:
     ]
     assert len(made.table().snapshots()) == 2
     assert_files_are_whole(made.table())
-
-
-def test_replace_over_rows_of_both_schemas(made: Evolving) -> None:
-    made.run("id bigint, name string, score double", "widen").land(3, [{"id": n, "score": 0.5} for n in (3, 4)])
-    made.run(None).replace(2, [{"id": 22, "score": 2.5}, {"id": 33, "score": 3.5}])
-
-    assert [(row["id"], row["score"]) for row in made.rows()] == [(0, None), (1, None), (22, 2.5), (33, 3.5), (4, 0.5)]
-    assert_files_are_whole(made.table())
-
-
-def test_files_of_another_worker_fit_a_change_that_is_still_to_be_made(made: Evolving) -> None:
-    schema = "id int, name string, score double"
-    worker, committer = made.run(schema, "add"), made.run(schema, "add")
-    worker.write(3, [{"id": 3, "score": 0.5}])
-    handed = json.loads(json.dumps(worker.sink.hand_over()))
-
-    # Another change would get the same schema id.
-    assert made.run("id int, name string, x int", "add").sink.misfit(handed) is not None
-    assert made.run("id int, name string", "add").sink.misfit(handed) is not None
-    assert committer.sink.misfit(handed) is None
-    committer.sink.adopt(handed)
-    committer.commit(3, 1)
-    assert made.rows() == [*old(score=None), {"id": 3, "name": None, "score": 0.5}]
-    assert made.run("id int, name string, x int", "add").sink.misfit(handed) is not None
 
 
 def test_a_name_mapping_knows_the_new_column(made: Evolving) -> None:

@@ -19,7 +19,7 @@ def faults():
 faults()
 first = faults()
 try:
-    Work(*[None] * 10)(None)
+    Work(*[None] * 12)(None)
 except AttributeError:
     pass
 faults()

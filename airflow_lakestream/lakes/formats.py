@@ -1,0 +1,99 @@
+"""The table formats: a row for each, with all that one does otherwise than the other.
+
+A part is written as module:name and imported when it is first used: not every installation has all that Delta needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.delta.location import check_location
+from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.design import TableDesign
+
+# Columns that readers of Iceberg find in each table; Spark compacts no table that has one of its own of the name.
+_OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFormat:
+    """One table format. What its tables are opened with, a catalog or a store, is called `lake` below.
+
+    `sink`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of change events, and of another sink
+    with a reject table beside it. `check` is asked whether a table can be designed so. `books` opens a
+    table's ledgers and their history, `audit` is an `audit.run.Audit`, and `swap` a module that knows the table which
+    is built aside a mirror.
+
+    `columns_taken` are names of columns that its readers need themselves, in lower case; `characters_refused` can be in
+    none. `modules` are those that executors need, with the packages that they come from.
+    """
+
+    format: TableFormat
+    has_catalog: bool
+    sink: str
+    mirror: str
+    rejecting: str
+    books: str
+    audit: str
+    swap: str
+    check: str | None = None
+    columns_taken: tuple[str, ...] = ()
+    characters_refused: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    def part(self, name: str) -> Any:
+        """Return one of its parts. Raises InvalidArgument where a package that it needs is missing."""
+        try:
+            return resolve_name(getattr(self, name))
+        except ModuleNotFoundError as e:
+            problem = f'"{self.format}" needs the package {e.name}, which is not installed here.'
+            raise InvalidArgument("table_format", problem, f"Install airflow-lakestream[{self.format}].") from e
+
+    def check_design(self, design: TableDesign) -> None:
+        """Refuse a design that no table of the format can have. Raises InvalidArgument."""
+        if self.check is not None:
+            self.part("check")(design)
+
+    def check_name(self, table: str) -> str:
+        """Return a table's name, if it can be one. Raises InvalidArgument."""
+        return check_table_name(table) if self.has_catalog else check_location(table)
+
+
+_ROWS = (
+    LakeFormat(
+        format=TableFormat.ICEBERG,
+        has_catalog=True,
+        sink="airflow_lakestream.iceberg.sink:IcebergSink",
+        mirror="airflow_lakestream.cdc.sink:MirrorSink",
+        rejecting="airflow_lakestream.iceberg.rejects:RejectingSink",
+        books="airflow_lakestream.watching.streams.streams:IcebergStreams",
+        audit="airflow_lakestream.audit.run:Audit",
+        swap="airflow_lakestream.cdc.swap.iceberg:",
+        columns_taken=_OF_ICEBERG,
+    ),
+    LakeFormat(
+        format=TableFormat.DELTA,
+        has_catalog=False,
+        sink="airflow_lakestream.lakes.delta_design:delta_sink",
+        mirror="airflow_lakestream.cdc.delta_sink:DeltaMirrorSink",
+        rejecting="airflow_lakestream.delta.rejects:RejectingSink",
+        check="airflow_lakestream.lakes.delta_design:delta_design",
+        books="airflow_lakestream.watching.streams.delta:DeltaStreams",
+        audit="airflow_lakestream.audit.delta:DeltaAudit",
+        swap="airflow_lakestream.cdc.swap.delta:",
+        characters_refused=REFUSED_CHARACTERS,
+        modules={"deltalake": "deltalake", "obstore": "obstore"},
+    ),
+)
+LAKES: Mapping[TableFormat, LakeFormat] = {row.format: row for row in _ROWS}
+
+
+def lake_of(table: str) -> LakeFormat:
+    """Return the format of a table, which its name tells."""
+    return LAKES[TableFormat.of(table)]

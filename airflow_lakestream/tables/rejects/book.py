@@ -1,0 +1,122 @@
+"""The reject table of one table, whatever its format: `<table>__rejected`, the records that became no row, and why.
+
+Written before the commit of the main table, which alone decides what is landed. So a row counts only if its landing is
+in the main table's ledger. Until that is known, the landing is noted as pending in a property of this table; a later
+landing finds out, and removes what does not count: rows of landings that came to nothing, and rows of ranges that a
+later landing brought anew. See `settlement`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.core.ports import TableState
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.tables.coordinates import is_hit
+from airflow_lakestream.tables.rejects.pending import PLACE, Pending, of_topic, pending_of, rows_of
+from airflow_lakestream.tables.rejects.settlement import Settlement
+
+
+class RejectBook(ABC):
+    """A part of the sink of a reject table, as it is written for one consumer group.
+
+    The format's own sink looks at the table, and commits rows, notes and removals as one.
+    """
+
+    _group: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether the table was there at the last look."""
+        return self._properties is not None
+
+    @property
+    def pending(self) -> list[Pending]:
+        """The landings that were noted as pending at the last look."""
+        return pending_of(self._properties or {})
+
+    def count(self, identity: TopicIdentity, ranges: RangeSet, settlement: Settlement) -> tuple[int, int]:
+        """Return how many rows there are of these offsets, and how many of them count.
+
+        Those of open landings are among the first: one of them may land, be rolled back, and have its snapshot expired
+        before the landing that asks is there, and nothing would tell its rows from those that count.
+        """
+        there = counting = 0
+        for rows in self._rows_at(ranges) if self.exists else ():
+            own = rows.filter(pc.and_(settlement.is_of(rows, self._group, identity), is_hit(rows, ranges)))
+            there += len(own)
+            not_counting = pc.or_(settlement.stale(own), settlement.undecided(own))
+            counting += len(own.filter(pc.invert(not_counting)))
+        return there, counting
+
+    def write_down(
+        self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
+    ) -> None:
+        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way.
+
+        Raises what a commit raises.
+        """
+        if not self.exists and not records:
+            raise AssertionError("without rejected records there is nothing to note before the table is there")
+        with self.or_discard():
+            for part in records:
+                for one in pending:
+                    self.write(rows_of(of_topic(part, one.identity.topic), one, run_id), one.identity)
+            self._note(Landing(pending[0].landing_id, run_id, {}), pending, settlement)
+
+    def settle(self, settlement: Settlement, pending: Sequence[Pending], run_id: str) -> None:
+        """Remove the rows that do not count, and note others, in a commit of its own. Raises what a commit raises."""
+        with self.or_discard():
+            self._note(Landing(f"settle-{uuid.uuid4().hex}", run_id, {}), pending, settlement)
+
+    def rolled_back(self, settlement: Settlement) -> list[Pending]:
+        """Return, as pending ones, the landings with rows here that were rolled back and have no note.
+
+        Without a note they would count as soon as their snapshots have expired.
+        """
+        ids = set(settlement.rolled_back) - {one.landing_id for one in self.pending}
+        found: dict[tuple[str, str, TopicIdentity], RangeSet] = {}
+        for part in self._rows_at(None, PLACE) if self.exists and ids else ():
+            rows = part.filter(pc.is_in(part["landing_id"], value_set=pa.array(sorted(ids), pa.string())))
+            for row in rows.to_pylist():
+                topic, partition, offset, group, topic_id, landing_id = (row[name] for name in PLACE)
+                key = landing_id, group, TopicIdentity(topic, topic_id, "")
+                found[key] = found.get(key, RangeSet()) | RangeSet.of(topic, partition, offset, offset + 1)
+        now = time.time_ns() // 1_000_000
+        return [
+            Pending(*key, ranges, replaces=True, supersedes=False, at_ms=now, after=settlement.marks(key[1]))
+            for key, ranges in found.items()
+        ]
+
+    @property
+    @abstractmethod
+    def _properties(self) -> Mapping[str, str] | None:
+        """The table's properties at the last look; None where it was not there."""
+
+    @abstractmethod
+    def _rows_at(self, ranges: RangeSet | None, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the rows of the files that may have some of these offsets; default: of all files, all columns."""
+
+    @abstractmethod
+    def _note(self, landing: Landing, pending: Sequence[Pending], settlement: Settlement) -> None:
+        """Commit the rows taken, with notes of the pending landings, and without the rows that do not count."""
+
+    @abstractmethod
+    def load(self, run_id: str) -> TableState:
+        """Look at the table anew."""
+
+    @abstractmethod
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit."""
+
+    @abstractmethod
+    def or_discard(self) -> AbstractContextManager[None]:
+        """Discard what was taken where anything is raised within."""

@@ -1,0 +1,139 @@
+"""What the sinks of all table formats do alike: rows become files, and files go from one worker to another."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic
+
+import pyarrow as pa
+
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.ports import Trial
+from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.tables.handover import decode_passed_over, encode_passed_over
+from airflow_lakestream.tables.row_buffer import File, RowBuffer
+
+log = logging.getLogger(__name__)
+
+
+class TableSink(ABC, Generic[File]):
+    """A part of `core.ports.SharedSink`. A format's own sink looks at its table, writes files, and commits them.
+
+    :param grows: rows may come with more columns than those before.
+    :param parts: so many sinks share the memory of one; see `RowBuffer`.
+    """
+
+    # The rows that it writes are those that it is given.
+    takes_records = True
+
+    def __init__(self, table: str, consumer_group: str, *, grows: bool, parts: int, allow_group_overlap: bool) -> None:
+        self._name = table
+        self._group = consumer_group
+        self._allow_group_overlap = allow_group_overlap
+        self._buffer: RowBuffer[File] = RowBuffer(table, self._writing, self._blame, grows=grows, parts=parts)
+        self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
+        self._handed_over = 0
+        self._adopted: list[File] = []
+        self._folder = ""
+        self._prefix = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
+        self._landed: set[str] = set()
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
+        """Be told of records that were read and became no row."""
+        self._passed_over.append(((identity.topic, partition), offsets))
+
+    def discard(self) -> None:
+        """Delete the files of rows taken since the last commit; never raises."""
+        self._adopted, self._passed_over, self._handed_over = [], [], 0
+        files = self._buffer.drop()
+        for path in self._delete(files) if files else ():
+            log.warning("An uncommitted data file could not be deleted: %s", path)
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of the table's data from now on."""
+        self._folder = folder
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out the rows taken; return the files since the last call, for `adopt`. See `core.ports.SharedSink`."""
+        files = self._buffer.flush()
+        new, self._handed_over = files[self._handed_over :], len(files)
+        passed_over, self._passed_over = self._passed_over, []
+        return {**encode_passed_over(passed_over), **self._encode(new)}
+
+    def let_go(self) -> None:
+        """Leave the files that were handed over to who took them."""
+        del self._buffer.files[: self._handed_over]
+        self._handed_over = 0
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run wrote; see `core.ports.SharedSink`."""
+        self._buffer.files += self._decode(files)
+        self._passed_over += decode_passed_over(files)
+
+    def adopt(self, files: Mapping[str, Any]) -> None:
+        """Take files that another worker handed over for the next commit."""
+        self._adopted += self._decode(files)
+        self._passed_over += decode_passed_over(files)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no commit has; never raises."""
+        try:
+            deleted, left = self._delete_unreferenced(folder)
+        except Exception as e:  # noqa: BLE001  # the landing is done; files left over harm nobody
+            log.warning("%s: files of this run that no commit has were left in %s: %r", self._name, folder, e)
+            return
+        if deleted or left:
+            log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
+
+    @contextmanager
+    def or_discard(self) -> Iterator[None]:
+        """Discard what was taken where anything is raised within."""
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def _files(self) -> list[File]:
+        """All files of the next commit, written by now."""
+        return [*self._buffer.flush(), *self._adopted]
+
+    def _leave_in_place(self) -> None:
+        """Keep files from being discarded."""
+        self._buffer.forget()
+        self._adopted, self._passed_over, self._handed_over = [], [], 0
+
+    def _blame(self) -> Trial | None:
+        return self._trial() if self.takes_records else None
+
+    @abstractmethod
+    def _writing(self, rows: pa.Table) -> Callable[[], list[File]]:
+        """Return what writes rows as files of the table as it is to be with the next commit."""
+
+    @abstractmethod
+    def _trial(self) -> Trial:
+        """Return what finds the rows that can't be written."""
+
+    @abstractmethod
+    def _encode(self, files: Sequence[File]) -> Mapping[str, Any]:
+        """Return files as JSON, with what tells whether they fit the table."""
+
+    @abstractmethod
+    def _decode(self, handed: Mapping[str, Any]) -> Sequence[File]:
+        """Return files that another sink encoded."""
+
+    @abstractmethod
+    def _delete(self, files: Sequence[File]) -> Sequence[str]:
+        """Delete files; return those that may be left. Never raises."""
+
+    @abstractmethod
+    def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
+        """Delete the files below a folder that no commit has; return how many are deleted, and are left."""

@@ -1,0 +1,240 @@
+"""What a replace takes out of a table: whole files, or files whose other rows are written anew.
+
+Found for one head, and found again when the head moves; a file that is still there with the same deletes is not read
+or written a second time, so a replace gets on however often others commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, not_among
+from airflow_lakestream.tables.guards import check_columns
+
+# So many bytes of kept rows come together, then they are written.
+REMAINDER_BYTES = 64 * 2**20
+# Each holds some batches of three columns; reading a file lets go of the interpreter.
+FILES_AT_ONCE = 2
+# An error's text names so many; its attribute holds all.
+RANGES_NAMED = 100
+
+# A live file, with what is deleted of it; and a file as a commit takes it.
+Live = TypeVar("Live")
+File = TypeVar("File")
+# Tells for each row whether it is wanted beside the hits.
+Beside = Callable[[pa.Table], pa.ChunkedArray | None]
+
+
+class NotReadAgain(CannotReplace):
+    """Rows that a replace would take out were not read again: Kafka no longer has them; `ranges` says which."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {shortly(ranges)}, and the topic no longer gives these records (retention or compaction "
+            "took them): to replace them would be to lose them. Nothing was changed. Leave them out of the ranges."
+        )
+
+
+class HeadFiles(ABC, Generic[Live, File]):
+    """The files of a table at one head; `name` and `columns` are the table's."""
+
+    name: str
+    columns: Sequence[str]
+
+    @abstractmethod
+    def live(self) -> Sequence[Live]:
+        """Return the live files. Raises CannotReplace where rows that are deleted would come back."""
+
+    @abstractmethod
+    def of_new(self, file: File) -> Live:
+        """Return a file that is to come into the table."""
+
+    @abstractmethod
+    def key(self, file: Live) -> Hashable:
+        """Return what a file and its deletes are known by."""
+
+    @abstractmethod
+    def may_hold(self, file: Live, ranges: RangeSet) -> bool:
+        """Tell by a file's statistics whether it may hold a row of the ranges; without any it may."""
+
+    @abstractmethod
+    def rows(self, file: Live, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the live rows of a file; default: all columns."""
+
+    @abstractmethod
+    def rows_with_coordinates(self, files: Sequence[Live]) -> tuple[int, Sequence[str]]:
+        """Count the rows whose coordinates all have values, and name the files in which some have not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hits(Generic[Live]):
+    """What one data file holds of the ranges: its live rows, and by partition the offsets of those that are hits.
+
+    `others` of its rows are wanted beside them.
+    """
+
+    file: Live
+    rows: int
+    offsets: Offsets
+    others: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows are hits, or wanted beside them."""
+        return sum(len(found) for found in self.offsets.values()) + self.others
+
+
+@dataclass(frozen=True, slots=True)
+class Takeout(Generic[Live, File]):
+    """The files out, the files of rows that stay, and how many rows are out in the end."""
+
+    out: Sequence[Live] = ()
+    remainders: Sequence[File] = ()
+    rows: int = 0
+
+
+@dataclass
+class Finder(Generic[Live, File]):
+    """Finds what to take out for one replace, at one head after the other.
+
+    `new` are the files of the rows read again, `rowless` the records read again that became no row; `write` writes rows
+    for the columns and the layout that all heads must have.
+    """
+
+    ranges: RangeSet
+    new: Sequence[File]
+    write: Callable[[pa.Table], list[File]]
+    rowless: Sequence[tuple[PartitionKey, pa.Array]] = ()
+    _seen: dict[Hashable, Hits[Live]] = field(default_factory=dict)
+    _kept: dict[Hashable, list[File]] = field(default_factory=dict)
+    _written: list[File] = field(default_factory=list)
+    _read_again: Offsets | None = None
+
+    def find(self, head: HeadFiles[Live, File], landed: int) -> Takeout[Live, File]:
+        """Find it at a head. `landed` is how many rows all ledgers of the table say it got.
+
+        Raises CannotReplace; nothing is written then.
+        """
+        check_columns(head.columns, head.name)
+        files = self._live_files(head)
+        self._check_rows_can_be_told(head, files, landed)
+        candidates = {head.key(file): file for file in files if self._may_hold(head, file)}
+        self._look_into(head, {key: file for key, file in candidates.items() if key not in self._seen})
+        hits = {key: self._seen[key] for key in candidates if self._seen[key].count}
+        self._check_all_read_again(head, hits.values())
+        # A file that the table lists twice has its rows twice, and goes out with all of them.
+        times = Counter(map(head.key, files))
+        remainders: list[File] = []
+        for key, found in hits.items():
+            for number in range(times[key] if found.count < found.rows else 0):
+                if (key, number) not in self._kept:
+                    self._kept[key, number] = self._write_remainder(head, found.file)
+                remainders += self._kept[key, number]
+        out = [found.file for found in hits.values()]
+        return Takeout(out, remainders, sum(found.count * times[key] for key, found in hits.items()))
+
+    def unneeded(self, keep: Takeout[Live, File] | None) -> list[File]:
+        """Return the files of rows that stay, but for those of `keep`, for whoever deletes them."""
+        kept = {id(file) for file in keep.remainders} if keep is not None else set()
+        written, self._written = self._written, []
+        return [file for file in written if id(file) not in kept]
+
+    def _live_files(self, head: HeadFiles[Live, File]) -> Sequence[Live]:
+        return head.live()
+
+    def _may_hold(self, head: HeadFiles[Live, File], file: Live) -> bool:
+        return head.may_hold(file, self.ranges)
+
+    def _beside(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Tell which rows go out beside those of the ranges; None for none."""
+        return None
+
+    def _check_rows_can_be_told(self, head: HeadFiles[Live, File], files: Sequence[Live], landed: int) -> None:
+        known, lacking = head.rows_with_coordinates(files)
+        # NULL is no hit; but only a row that no landing wrote may have it, or its record would be there twice.
+        if lacking and known < landed:
+            raise CannotReplace(
+                f"{head.name} has rows without values in {', '.join(COORDINATES)}, such as in {lacking[0]}; {landed} "
+                f"rows were landed and {known} rows have values. Which of the others are records of {self.ranges} "
+                "can't be told. Nothing was changed. Delete those rows, or fill in their values."
+            )
+
+    def _look_into(self, head: HeadFiles[Live, File], files: Mapping[Hashable, Live]) -> None:
+        def look(file: Live) -> Hits[Live]:
+            return look_into(head, file, self.ranges, self._beside)
+
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
+            self._seen.update(zip(files, pool.map(look, files.values()), strict=True))
+
+    def _check_all_read_again(self, head: HeadFiles[Live, File], hits: Iterable[Hits[Live]]) -> None:
+        if self._read_again is None:
+            parts = [look_into(head, head.of_new(file), self.ranges) for file in self.new]
+            if any(part.count < part.rows for part in parts):
+                raise AssertionError(f"{head.name}: rows to put in are not of {self.ranges}")
+            self._read_again = joined(parts, self.rowless)
+        if gone := self._not_read_again(joined(hits), self._read_again):
+            raise NotReadAgain(head.name, gone)
+
+    def _not_read_again(self, hits: Offsets, read_again: Offsets) -> RangeSet:
+        return not_among(hits, read_again)
+
+    def _write_remainder(self, head: HeadFiles[Live, File], file: Live) -> list[File]:
+        files: list[File] = []
+        rows: list[pa.Table] = []
+        for batch in head.rows(file):
+            out = is_hit(batch, self.ranges)
+            beside = self._beside(batch)
+            rows.append(batch.filter(pc.invert(out if beside is None else pc.or_(out, beside))))
+            if sum(part.nbytes for part in rows) >= REMAINDER_BYTES:
+                files += self._write(rows)
+                rows = []
+        return files + self._write(rows)
+
+    def _write(self, parts: Sequence[pa.Table]) -> list[File]:
+        rows = pa.concat_tables(parts, promote_options="permissive") if parts else None
+        files = self.write(rows) if rows is not None and rows.num_rows else []
+        self._written += files
+        return files
+
+
+def look_into(head: HeadFiles[Live, File], file: Live, ranges: RangeSet, beside: Beside | None = None) -> Hits[Live]:
+    """Find the hits among the live rows of one data file; `beside` tells which rows are wanted, too."""
+    rows = others = 0
+    found: dict[PartitionKey, list[pa.Array]] = {key: [] for key in ranges.partitions}
+    for batch in head.rows(file, COORDINATES):
+        rows += batch.num_rows
+        hits = batch.filter(is_hit(batch, ranges))
+        if beside is not None and (wanted := beside(batch)) is not None:
+            others += pc.sum(wanted).as_py() or 0
+        for key, parts in found.items() if hits.num_rows else ():
+            parts += hits.filter(is_of(hits, key))[OFFSET].cast(pa.int64()).chunks
+    offsets = {key: pa.chunked_array(parts, pa.int64()).combine_chunks() for key, parts in found.items()}
+    return Hits(file, rows, offsets, others)
+
+
+def joined(parts: Iterable[Hits[Live]], others: Iterable[tuple[PartitionKey, pa.Array]] = ()) -> Offsets:
+    """Return the hits of several files together, with other offsets."""
+    by_partition: dict[PartitionKey, list[pa.Array]] = {}
+    for key, offsets in itertools.chain(*(part.offsets.items() for part in parts), others):
+        by_partition.setdefault(key, []).append(offsets)
+    return {key: pa.concat_arrays(arrays) for key, arrays in by_partition.items()}
+
+
+def shortly(ranges: RangeSet) -> str:
+    """Return the text of ranges, the first hundred of them."""
+    # Compaction leaves a hole at every other offset.
+    parts = [str(r) for r in ranges]
+    more = f" and {len(parts) - RANGES_NAMED} more ranges" if len(parts) > RANGES_NAMED else ""
+    return ", ".join(parts[:RANGES_NAMED]) + more

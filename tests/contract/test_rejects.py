@@ -1,0 +1,139 @@
+"""Records that became no row: kept beside the table, and counting only where their landing is in the ledger."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ports import LedgerConflict
+from tests.contract.conftest import versions
+from tests.support.faults import Fault, ReadTimeout, applied, unapplied
+from tests.support.replacing import ORDERS, ranges
+from tests.support.table_formats import FormatTable
+
+WHOLE = ((0, 0, 30), "old")
+
+
+def test_without_a_rejected_record_there_is_no_table_for_them(made: FormatTable) -> None:
+    made.run(rejects=True).land(ranges((0, 30, 31)))
+    assert made.rejected() == []
+    assert not [path for path in made.folder.rglob("*__rejected*") if path.is_dir()]
+
+
+def test_rejected_records_are_written_with_the_landing_and_counted(made: FormatTable) -> None:
+    made.run(rejects=True).land(ranges((0, 30, 35)), "new", bad=[(0, 31), (0, 33)])
+    assert made.rejected() == [(0, 31, "new"), (0, 33, "new")]
+    assert [row[1] for row in made.rows() if row[2] == "new"] == [30, 32, 34]
+    assert made.ledger().entry(ORDERS).counts == Counts(35, 33, rejected=2)
+    made.assert_whole()
+
+
+@pytest.mark.parametrize("fault", [applied(ReadTimeout()), unapplied(ReadTimeout())], ids=["applied", "not applied"])
+def test_a_commit_without_an_answer_has_its_rejected_records_once(made: FormatTable, fault: Fault) -> None:
+    made.meet(fault)
+    made.run(rejects=True).land(ranges((0, 30, 35)), "new", bad=[(0, 31)])
+    made.run(rejects=True)
+    assert made.rejected() == [(0, 31, "new")]
+    assert made.ledger().entry(ORDERS).counts == Counts(35, 34, rejected=1)
+
+
+def test_of_two_runs_with_the_same_offsets_only_the_rejected_records_of_one_stay(made: FormatTable) -> None:
+    made.run(rejects=True).land(ranges((1, 0, 1)), bad=[(1, 0)])
+    first, second = made.run(rejects=True), made.run(rejects=True)
+    first.land(ranges((0, 30, 35)), "first", bad=[(0, 31)])
+    with pytest.raises(LedgerConflict):
+        second.land(ranges((0, 30, 35)), "second", bad=[(0, 31), (0, 32)])
+    # Left for whoever comes next, who sees that they came to nothing.
+    made.run(rejects=True)
+    assert made.rejected() == [(0, 31, "first"), (1, 0, "old")]
+    assert made.ledger().entry(ORDERS).counts == Counts(36, 34, rejected=2)
+
+
+def test_a_landing_that_never_lands_is_superseded_by_the_one_that_does(made: FormatTable) -> None:
+    made.meet(*[unapplied(ReadTimeout())] * made.commit_tries)
+    with pytest.raises(made.unknown):
+        made.run(rejects=True).land(ranges((0, 30, 35)), "never", bad=[(0, 30)])
+    # It may still land, so its rows are left alone.
+    made.run(rejects=True)
+    assert made.rejected() == [(0, 30, "never")]
+    made.run(rejects=True).land(ranges((0, 30, 35)), "new", bad=[(0, 31)])
+    made.run(rejects=True)
+    assert made.rejected() == [(0, 31, "new")]
+
+
+def test_a_replace_takes_the_rejected_records_of_its_ranges_out(made: FormatTable) -> None:
+    run = made.run(rejects=True)
+    run.land(ranges((0, 30, 40)), bad=[(0, 31), (0, 38)])
+    _, landing = made.run(rejects=True).replace(ranges((0, 28, 35)), bad=[(0, 32)])
+    assert landing.topics[ORDERS].removed == Counts(7, 6, rejected=1)
+    assert made.ledger().entry(ORDERS).counts == Counts(40, 38, rejected=2)
+    assert made.rejected() == [(0, 32, "new"), (0, 38, "old")]
+    replaced = versions(WHOLE, ((0, 35, 40), "old"), ((0, 28, 35), "new"))
+    assert made.rows() == [row for row in replaced if row[1] not in (32, 38)]
+
+
+def test_a_replace_that_rejects_none_leaves_none(made: FormatTable) -> None:
+    made.run(rejects=True).land(ranges((0, 30, 40)), bad=[(0, 31)])
+    made.run(rejects=True).replace(ranges((0, 30, 40)))
+    assert made.rejected() == []
+    assert made.ledger().entry(ORDERS).counts == Counts(40, 40)
+
+
+def test_what_was_rolled_back_and_lands_anew_has_its_rejected_records_anew(made: FormatTable) -> None:
+    before = made.commits()[-1]
+    made.run(rejects=True).land(ranges((0, 30, 35)), "taken back", bad=[(0, 31), (0, 32)])
+    made.roll_back(before)
+    made.run(rejects=True).land(ranges((0, 30, 35)), "new", bad=[(0, 32)])
+    made.run(rejects=True)
+    assert [row[1:] for row in made.rejected() if row[2] == "new"] == [(32, "new")]
+    assert made.ledger().entry(ORDERS).counts == Counts(35, 34, rejected=1)
+    # Their rows do not count: a replace takes out of the books what the ledger has.
+    made.run(rejects=True).replace(ranges((0, 30, 35)))
+    assert made.ledger().entry(ORDERS).counts == Counts(35, 35)
+
+
+def test_another_group_keeps_its_own_rejected_records(made: FormatTable) -> None:
+    for group in ("one", "two"):
+        made.run(group, overlap=True, rejects=True).land(ranges((1, 0, 5)), group, bad=[(1, 3)])
+    made.run("one", rejects=True)
+    assert made.rejected() == [(1, 3, "one"), (1, 3, "two")]
+    assert made.ledger("two").entry(ORDERS).counts == Counts(5, 4, rejected=1)
+
+
+def test_rejected_records_are_handed_over_with_the_files(made: FormatTable) -> None:
+    worker, committer = made.run(rejects=True), made.run(rejects=True)
+    for run in (worker, committer):
+        run.sink.write_below("runs/r1")
+    worker.reject([(0, 31)], "handed")
+    piece = json.loads(json.dumps(worker.sink.hand_over()))
+    worker.sink.let_go()
+    worker.sink.discard()
+    assert committer.sink.misfit(piece) is None
+    committer.sink.adopt(piece)
+    committer.land(ranges((0, 30, 35)), "own", bad=[(0, 33)], without=[(0, 31)])
+    committer.sink.sweep("runs/r1")
+    assert made.rejected() == [(0, 31, "handed"), (0, 33, "own")]
+    assert not list(made.folder.rglob("*.arrows"))
+
+
+def test_rejected_records_of_a_worker_that_fails_are_gone(made: FormatTable) -> None:
+    worker = made.run(rejects=True)
+    worker.reject([(0, 31)], "handed")
+    piece = worker.sink.hand_over()
+    worker.sink.discard()
+    assert not list(made.folder.rglob("*.arrows"))
+    assert "the records that were rejected are gone" in str(made.run(rejects=True).sink.misfit(piece))
+
+
+def test_rejected_records_of_a_process_of_this_run_are_deleted_when_they_are_read(made: FormatTable) -> None:
+    worker, run = made.run(rejects=True), made.run(rejects=True)
+    worker.reject([(0, 31)], "process")
+    run.write([(0, 30)], "own", ORDERS)
+    run.sink.outline()
+    run.sink.take_over(worker.sink.hand_over())
+    worker.sink.let_go()
+    assert not list(made.folder.rglob("*.arrows"))
+    run.land(ranges((0, 30, 32)), without=[(0, 30), (0, 31)])
+    assert made.rejected() == [(0, 31, "process")]
