@@ -174,7 +174,7 @@ def test_history_says_which_landing_wrote_which_file(connections: Connections, l
     code, text = told("ledger", "history", *ON)
     assert code == 0
     assert "run r1: 20 rows" in text
-    assert "its snapshot has expired" in text
+    assert "the snapshot has expired" in text
     assert files[5] in text
     assert files[20] not in text
 

@@ -128,7 +128,7 @@ KINDS = [
         ("0", "-0.01", "9999999999.99"),
         key=True,
         wider="numeric(14,2)",
-        other="numeric(12,4)",
+        other="numeric(24,4)",
     ),
     Kind("numeric(38,10)", forms.NUMBER, digits(38, 10), ("9999999999999999999999999999.9999999999",)),
     Kind("numeric(5,0)", forms.NUMBER, digits(5, 0), ("0", "99999")),
