@@ -77,7 +77,7 @@ def test_arguments_of_the_audit_come_from_default_args_and_are_attributes() -> N
     with pytest.raises(TypeError, match="writer_schema"):
         LakestreamAuditOperator(task_id="audit", table="lake.t", writer_schema="x")
     with pytest.raises(InvalidArgument, match="schema_registry"):
-        LakestreamAuditOperator(task_id="audit", table="lake.t", schema_registry="http://me:secret@registry")
+        LakestreamAuditOperator(task_id="audit", table="lake.t", schema_registry={"url": "http://me:secret@registry"})
 
 
 @pytest.mark.parametrize(("operator", "page"), OPERATORS)

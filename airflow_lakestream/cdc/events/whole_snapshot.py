@@ -97,7 +97,7 @@ class SnapshotSearch:
         return sum(one.rows for one in self.found.values())
 
     def _take(self, batch: RawBatch, decoded: object) -> None:
-        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # an DecodedBatch of records
+        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # a DecodedBatch of records
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
         for place, op, source in zip(places.tolist(), ops, sources, strict=True):
