@@ -17,6 +17,7 @@ from airflow_lakestream.cdc.merge.memory import MIRROR_ID
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.cdc.stops import column_became_wider
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
@@ -28,19 +29,7 @@ from airflow_lakestream.delta.storage import DeltaStorage, Tables
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of
-from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.lakes.delta_design import delta_design
-
-
-class ColumnBecameWider(LakestreamError, Terminal):
-    """The database's table has a column of another type by now, which the Delta table can't be given."""
-
-    def __init__(self, table: str, problems: str) -> None:
-        super().__init__(
-            f"{table}: the database has changed a type ({problems}), and types of a Delta table are not changed here. "
-            "Nothing was landed. Drop the mirror, and let Debezium read the table again with a snapshot; or give the "
-            "wider type to the column with ALTER TABLE, where all readers know type widening."
-        )
 
 
 class DeltaMirrorSink(Mirror):
@@ -95,12 +84,12 @@ class DeltaMirror(DeltaSink):
         return self._fit.schema
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
-        """Let the next commit give the table these columns. Raises ColumnBecameWider."""
+        """Let the next commit give the table these columns. Raises MirrorStopped for a column that became wider."""
         assert self._fit is not None, "it was loaded"
         before = self._fit.changes
         fit, problems = self._fit.grown(wanted)
         if problems:
-            raise ColumnBecameWider(self._name, "; ".join(problems))
+            raise column_became_wider(self._name, "; ".join(problems))
         self._fit = fit
         return fit.changes if fit.changes != before else ()
 

@@ -67,6 +67,17 @@ def type_changed(table: str, column: str, one: TypeSeen, other: TypeSeen) -> Mir
     )
 
 
+def column_became_wider(table: str, problems: str) -> MirrorStopped:
+    """Return the error for columns of the database that became wider, which those of a Delta table can't."""
+    return MirrorStopped(
+        table,
+        StopReason.TYPE_CHANGED,
+        f"the database has changed a type ({problems}). A mirror never changes the types of a Delta table.",
+        "Drop the mirror, and let Debezium read the table again with a snapshot; or give the wider type to the column "
+        "with ALTER TABLE, where all readers know type widening.",
+    )
+
+
 def name_not_free(table: str, column: str, why: str) -> MirrorStopped:
     """Return the error for a column of the database whose name the mirror can't use."""
     return MirrorStopped(

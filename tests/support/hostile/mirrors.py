@@ -47,7 +47,8 @@ class Stop:
 
     def is_of(self, table: HostileTable) -> bool:
         """Tell whether the text names the table's mirror, or its topic."""
-        names = (mirror_name(table), mirror_name(table).removeprefix("lake."), table.topic)
+        names = [mirror_name(table), mirror_name(table).removeprefix("lake."), table.topic]
+        names += [f"delta-{table.number}"] * table.delta
         return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", self.text) for name in names)
 
 

@@ -15,9 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.delta_sink import ColumnBecameWider
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.values import ValueMissing
+from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.delta.commit import committing
@@ -193,8 +193,9 @@ def test_columns_come_up_and_another_type_is_an_error_that_names_the_column(mirr
 
     land(pa.int32(), 4)
     assert {row["id"]: row["extra"] for row in mirror.found() if "extra" in row}[1] == 7
-    with pytest.raises(ColumnBecameWider, match="'extra'"):
+    with pytest.raises(MirrorStopped, match="'extra'") as stopped:
         land(pa.int64(), 5)
+    assert stopped.value.reason == StopReason.TYPE_CHANGED
     assert_whole(mirror)
 
 
