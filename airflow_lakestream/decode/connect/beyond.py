@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.connect.schema import Logical
@@ -31,14 +34,26 @@ def infinite(values: Integers, logical: Logical) -> tuple[Mask, Mask]:
     return ((values < earliest) & ~minus) | (values >= plus_one), minus
 
 
-def settled(values: Integers, logical: Logical, policy: OutOfRange) -> tuple[Integers, Mask | None]:
-    """Return numbers that are in range as far as the policy says so, and which are to be NULL."""
+def settled(values: Integers, logical: Logical, policy: OutOfRange) -> Integers:
+    """Return numbers that are in range, as far as the policy says so."""
     if policy is OutOfRange.REJECT:
-        return values, None
+        return values
     low, high = _bounds(logical)
     plus, minus = infinite(values, logical)
-    clamped = np.where(plus, high, np.where(minus, low, np.clip(values, low, high)))
-    return clamped, clamped != values if policy is OutOfRange.NULL else None
+    return np.where(plus, high, np.where(minus, low, np.clip(values, low, high)))
+
+
+def replaced(column: pa.Array, values: Integers, settled: Integers, logical: Logical, policy: OutOfRange) -> pa.Array:
+    """Return the column of settled numbers with what the policy gives for those that were out of range."""
+    moved = settled != values
+    if policy is OutOfRange.NULL:
+        return pc.if_else(pa.array(moved), pa.scalar(None, column.type), column)
+    if policy is OutOfRange.REJECT or not (t.is_timestamp(column.type) or t.is_time(column.type)):
+        return column
+    # A number of milliseconds can't say the last microsecond that the column holds.
+    last = MICROS_PER_DAY - 1 if logical.what == "time" else MAX_MICROS
+    latest = moved & (settled == _bounds(logical)[1])
+    return pc.if_else(pa.array(latest), pa.scalar(last).cast(column.type), column)
 
 
 def _bounds(logical: Logical) -> tuple[int, int]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.connect import texts as connect_texts
-from airflow_lakestream.decode.connect.beyond import settled
+from airflow_lakestream.decode.connect.beyond import replaced, settled
 from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
@@ -120,19 +119,17 @@ def _fitted_leaf(
     count = len(dense)
     lanes = Lanes(_NO_BYTES, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64), [""])
     fit = _fit(logical, shape, kind, path)
-    beyond = None
     if logical.what == "decimal":
         made = fit(lanes, dense)
     else:
-        numbers, beyond = settled(dense.to_numpy(), logical, rows.out_of_range)
-        made = fit(lanes, numbers)
+        numbers = dense.to_numpy()
+        in_range = settled(numbers, logical, rows.out_of_range)
+        made = replaced(fit(lanes, in_range), numbers, in_range, logical, rows.out_of_range)
     for lane in np.flatnonzero(lanes.why).tolist():
         reason = lanes.reasons[lanes.why[lane]]
         if is_time_out_of_range(reason):
             reason = f"{reason}: {connect_texts.times(dense.slice(lane, 1), logical)[0]}"
         rows.reasons.setdefault(int(places[lane]), reason)
-    if beyond is not None:
-        made = pc.if_else(pa.array(beyond), pa.scalar(None, made.type), made)
     return _spread(made, there)
 
 

@@ -42,6 +42,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "date": {"type": "int32", "name": f"{TIME}Date"},
     "time": {"type": "int64", "name": f"{TIME}MicroTime"},
     "timestamp": {"type": "int64", "name": f"{TIME}MicroTimestamp"},
+    "time(3)": {"type": "int32", "name": f"{TIME}Time"},
+    "timestamp(3)": {"type": "int64", "name": f"{TIME}Timestamp"},
     "timestamptz": {"type": "string", "name": f"{TIME}ZonedTimestamp"},
     "numeric": {
         "type": "struct",
@@ -219,6 +221,8 @@ ODD: dict[str, tuple[str, list[Any]]] = {
     "d": ("date", [2932897, -2147472692, -625821272, -735160]),
     "t": ("time", [MICROS_OF_24]),
     "s": ("timestamp", [9223372036825200000, -9223372036832400000, -9223372036853775810, 253402300800000000]),
+    "t3": ("time(3)", [MICROS_OF_24 // 1000]),
+    "s3": ("timestamp(3)", [9223372036825200, -9223372036832400, 253402300800000]),
     "z": ("timestamptz", ["infinity", "-infinity", "+10000-01-01T00:00:00.000000Z", "-0043-03-15T00:00:00.000000Z"]),
 }
 LAST, FIRST = datetime.max, datetime.min
@@ -226,6 +230,9 @@ CLAMPED: dict[str, list[Any]] = {
     "d": [date.max, date.max, date.min, date.min],
     "t": [time.max],
     "s": [LAST, FIRST, LAST, LAST],
+    # The column has microseconds, of whatever the database has.
+    "t3": [time.max],
+    "s3": [LAST, FIRST, LAST],
     "z": [one.replace(tzinfo=UTC) for one in (LAST, FIRST, LAST, FIRST)],
 }
 
@@ -233,7 +240,7 @@ CLAMPED: dict[str, list[Any]] = {
 # Delta has no type for a time.
 @pytest.mark.parametrize(
     ("column", "table_format"),
-    [(column, name) for column in ODD for name in ("iceberg", "delta") if (column, name) != ("t", "delta")],
+    [(column, name) for column in ODD for name in ("iceberg", "delta") if not (column.startswith("t") and name == "delta")],
     indirect=["table_format"],
 )
 def test_values_out_of_range(tmp_path: Path, table_format: str, column: str) -> None:
@@ -257,12 +264,14 @@ def test_values_out_of_range(tmp_path: Path, table_format: str, column: str) -> 
 
 def test_as_text_each_value_has_its_place(tmp_path: Path, table_format: str) -> None:
     kinds = {"id": "int", **{name: kind for name, (kind, _) in ODD.items()}}
-    mirror = Mirror(tmp_path, table_format, schema="d string, t string, s string, z string")
+    mirror = Mirror(tmp_path, table_format, schema="d string, t string, s string, t3 string, s3 string, z string")
     rows = [{name: values[n % len(values)] for name, (_, values) in ODD.items()} for n in range(4)]
     mirror.land(*(event("c", {"id": number, **row}, kinds) for number, row in enumerate(rows)))
     assert mirror.values("d") == ["10000-01-01", "infinity", "-infinity", "-0043-03-15"]
     assert mirror.values("t") == ["24:00:00.000000"] * 4
     assert mirror.values("s") == ["infinity", "-infinity", "infinity", "10000-01-01T00:00:00.000000"]
+    assert mirror.values("t3") == ["24:00:00.000"] * 4
+    assert mirror.values("s3") == ["infinity", "-infinity", "10000-01-01T00:00:00.000", "infinity"]
     assert mirror.values("z") == ODD["z"][1]
 
 
