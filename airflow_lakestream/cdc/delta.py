@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from airflow_lakestream.cdc.columns import no_rows, version_schema
+from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
-from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.delta.commit.guard import check_fit
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import check_removable
@@ -22,13 +22,6 @@ from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.files import Add, read_file
-from airflow_lakestream.lakes.delta_design import delta_design
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.columns import to_schema
-
-# As in Iceberg: a ledger without topics.
-ENTRIES_GROUP = "mirror"
-NO_TOPIC = TopicIdentity("", "", "")
 
 
 class DeltaHead:
@@ -73,12 +66,9 @@ class DeltaEntries(DeltaSink):
     """
 
     def __init__(self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema) -> None:
-        columns = pa.schema(
-            [*(field.with_nullable(True) for field in key), pa.field(row_column(key.names), pa.binary())]
-        )
-        design = TableDesign(version_schema(), to_schema(columns), argument="key", notes={MIRROR_ID: mirror_id})
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
-        super().__init__(tables, name, ENTRIES_GROUP, delta_design(design), allow_group_overlap=True)
+        super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key = mirror_id, key.names
 
     def read(self) -> pa.Table | None:
@@ -88,11 +78,7 @@ class DeltaEntries(DeltaSink):
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""
-        name = f"entries {uuid.uuid4().hex}"
-        with self.or_discard():
-            self.load(name)
-            self.write(entries, NO_TOPIC)
-            self.commit(Landing(name, name, {}))
+        memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
         """Commit the entries taken."""

@@ -29,7 +29,6 @@ from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.lakes.delta_design import delta_design
 
 
 class ColumnBecameWider(LakestreamError, Terminal):
@@ -47,7 +46,7 @@ class DeltaMirrorSink(Mirror):
     """`cdc.mirror.Mirror` in a Delta table."""
 
     def __init__(self, tables: Tables, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
-        super().__init__(DeltaMirror(tables, table, group, delta_design(design.table), **settings), table, design)
+        super().__init__(DeltaMirror(tables, table, group, design.table, **settings), table, design)
 
 
 class DeltaMirror(DeltaSink):
@@ -69,14 +68,12 @@ class DeltaMirror(DeltaSink):
 
     def take(self, mirror: MirrorDesign) -> None:
         """Have the design of a mirror from now on."""
-        design = delta_design(mirror.table)
-        self._design = replace(design, notes={**design.notes, MIRROR_ID: self._id})
+        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
 
     def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
         """Have the columns that the first events tell."""
         self.take(mirror)
-        self._fit = self._design.columns.asked_for()
-        self._check_new(self._fit)
+        self._found(None)
 
     @property
     def is_there(self) -> bool:
@@ -86,23 +83,20 @@ class DeltaMirror(DeltaSink):
     @property
     def is_known(self) -> bool:
         """Whether its columns are known."""
-        return self._fit is not None
+        return self._change is not None
 
     @property
     def columns(self) -> pa.Schema:
         """All columns, those included that the next commit adds."""
-        assert self._fit is not None, "its columns are known by now"
-        return self._fit.schema
+        return self._columns
 
     def grow(self, wanted: pa.Schema) -> Sequence[str]:
         """Let the next commit give the table these columns. Raises ColumnBecameWider."""
-        assert self._fit is not None, "it was loaded"
-        before = self._fit.changes
-        fit, problems = self._fit.grown(wanted)
+        before = self._planned(None)
+        self._change, problems = self._grown(before, wanted)
         if problems:
             raise ColumnBecameWider(self._name, "; ".join(problems))
-        self._fit = fit
-        return fit.changes if fit.changes != before else ()
+        return self._change.texts if self._change.texts != before.texts else ()
 
     def target_of_events(self, columns: pa.Schema) -> handover.Outline:
         """Return the outline of a table that is nowhere, and whose files lie below the mirror's own folder."""
@@ -124,10 +118,13 @@ class DeltaMirror(DeltaSink):
         """Delete such files; never raises."""
         return delete_files(self._store, files)
 
+    def _entries(self, mirror: str, mirror_id: str, columns: pa.Schema, key: Sequence[str]) -> DeltaEntries:
+        return DeltaEntries(self._tables, mirror, mirror_id, pa.schema([columns.field(name) for name in key]))
+
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one version with the ledger."""
         target, schema, key, kept = self._target(), self.columns, mirror.key or (), list[Add]()
-        entries = DeltaEntries(self._tables, self._name, self._id, pa.schema([schema.field(name) for name in key]))
+        entries = self._entries(self._name, self._id, schema, key)
         merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
 
         def make(head: Head | None) -> list[Action]:

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
-from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_lakestream.cdc.columns import no_rows, version_schema
+from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
-from airflow_lakestream.cdc.merge.merge import Merger
-from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.iceberg.commit.attempt import Attempt
-from airflow_lakestream.iceberg.commit.guard import HeadGuard
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
+from airflow_lakestream.iceberg.commit.rewriting import Rewrite
 from airflow_lakestream.iceberg.replace.hits import live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.conform import conform
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
-from airflow_lakestream.tables.design import TableDesign
 
-# The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
-ENTRIES_GROUP = "mirror"
-NO_TOPIC = TopicIdentity("", "", "")
 _PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 
@@ -76,47 +63,19 @@ def mirror_id(mirror: TableMetadata) -> str:
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
 
 
-class Merging:
-    """`iceberg.commit.rewriting.Rewriter` of a batch of events."""
-
-    def __init__(self, merger: Merger, target: TableMetadata) -> None:
-        self._merger, self._target = merger, target
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Merge into the table's head. Raises ValueMissing."""
-        merged = self._merger.merge(IcebergHead(table, self._target))
-        self._merger.remember(merged)
-        new = [*merged.new, *self._merger.write_out(merged.rows)]
-        return Rewrite([task.file for task in merged.out], new)
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for some."""
-        return delete_files(io, [path for file in self._merger.written if (path := file.file_path) not in keep])
-
-
 class EntryTable(IcebergSink):
     """`cdc.merge.memory.Entries` in an Iceberg table, written by the guard as every table here is.
 
     :param mirror: the mirror's name.
     :param mirror_id: its own id.
-    :param key: the fields of its key.
+    :param key: the columns of its key.
     """
 
-    def __init__(self, catalog: Catalog, mirror: str, mirror_id: str, key: Sequence[NestedField]) -> None:
-        fields = [NestedField(number, one.name, one.field_type, required=False) for number, one in enumerate(key, 1)]
-        design = TableDesign(
-            version_schema(),
-            Schema(
-                *fields,
-                NestedField(len(fields) + 1, row_column([one.name for one in key]), BinaryType(), required=False),
-            ),
-            # As the mirror's own key.
-            evolution=SchemaEvolution.WIDEN,
-            argument="key",
-            notes={MIRROR_ID: mirror_id},
-        )
+    def __init__(self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema) -> None:
+        # The types of the key may become wider, as those of the mirror's own.
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key = mirror_id, [one.name for one in key]
+        self._id, self._key = mirror_id, key.names
 
     def read(self) -> pa.Table | None:
         """Return all entries."""
@@ -129,11 +88,23 @@ class EntryTable(IcebergSink):
         if there is not None and not self._is_own(there):
             # Of a mirror that was dropped.
             self._catalog.drop_table(self._name)
-        name = f"entries {uuid.uuid4().hex}"
-        with self.or_discard():
-            self.load(name)
-            self.write(entries, NO_TOPIC)
-            self.commit(Landing(name, name, {}))
+        memory.commit_entries(self, entries)
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the entries taken; once there are many files, they become one."""
+        if self._table is None:
+            return super().commit(landing)
+        written: list[DataFile] = []
+
+        def condense(table: Table) -> Rewrite:
+            old = live_files(table)
+            if len(old) < memory.MOST_FILES:
+                return Rewrite((), ())
+            new = self._write_files(condensed(_entries(table, old), self._key))
+            written.extend(new)
+            return Rewrite([task.file for task in old], new)
+
+        return self._rewrite(landing, condense, written)
 
     def _load(self) -> Table | None:
         try:
@@ -143,36 +114,6 @@ class EntryTable(IcebergSink):
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
-
-    def _attempt(self, landing: Landing) -> Attempt:
-        if self._table is None:
-            return super()._attempt(landing)
-        metadata = self._target(None).metadata
-        write = partial(write_data_files, metadata, prefix=self._prefix, counter=self._numbers)
-        guard = self._guard(landing, HeadGuard, allow_group_overlap=True)
-        summary = codec.encode_summary(self._group, landing)
-        return RewriteAttempt(self._catalog, self._name, guard, summary, _Condensing(self._key, write))
-
-
-class _Condensing:
-    """`iceberg.commit.rewriting.Rewriter` that writes the entries of many files as one."""
-
-    def __init__(self, key: Sequence[str], write: Callable[..., list[DataFile]]) -> None:
-        self._key, self._write = key, write
-        self._written: list[DataFile] = []
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Read all entries, and write those that count, where it is time to."""
-        old = live_files(table)
-        if len(old) < memory.MOST_FILES:
-            return Rewrite((), ())
-        new = self._write(table.io, condensed(_entries(table, old), self._key))
-        self._written += new
-        return Rewrite([task.file for task in old], new)
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for some."""
-        return delete_files(io, [path for file in self._written if (path := file.file_path) not in keep])
 
 
 def _entries(table: Table, files: Sequence[FileScanTask]) -> pa.Table:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-from pyiceberg.table.metadata import TableMetadata, new_table_metadata
-from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import NO_TOPIC, EntryTable, Merging, mirror_id
+from airflow_lakestream.cdc.iceberg import EntryTable, IcebergHead, mirror_id
+from airflow_lakestream.cdc.merge.memory import NO_TOPIC
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Mirror
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
-from airflow_lakestream.iceberg.commit.attempt import Attempt
-from airflow_lakestream.iceberg.commit.guard import HeadGuard
-from airflow_lakestream.iceberg.commit.rewriting import RewriteAttempt, Rewriter
+from airflow_lakestream.iceberg.commit.rewriting import Rewrite
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.arrow_types import arrow_schema, fields_from_arrow
+from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 
 
@@ -45,7 +43,6 @@ class IcebergMirror(IcebergSink):
 
     takes_records = False
     refounds = False
-    _rewriter: Rewriter | None = None
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns."""
@@ -112,39 +109,30 @@ class IcebergMirror(IcebergSink):
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
-        write = partial(write_data_files, target.metadata, target.io, prefix=self._prefix, counter=self._numbers)
-        fields = [target.schema().find_field(name) for name in key]
-        entries = EntryTable(self._catalog, self._name, mirror_id(target.metadata), fields)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, write)
-        if self.is_there:
-            return self._rewrite(landing, Merging(merger, target.metadata))
-        # The first rows of a new mirror are committed with the table.
-        merged = merger.merge(None)
-        merger.remember(merged)
-        self.write(merged.rows, NO_TOPIC)
-        return self.commit(landing)
-
-    def _rewrite(self, landing: Landing, rewriter: Rewriter) -> int:
-        self._rewriter = rewriter
-        try:
+        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        if not self.is_there:
+            # The first rows of a new mirror are committed with the table.
+            merged = merger.merge(None)
+            merger.remember(merged)
+            self.write(merged.rows, NO_TOPIC)
             return self.commit(landing)
-        finally:
-            self._rewriter = None
 
-    def _attempt(self, landing: Landing) -> Attempt:
-        if self._rewriter is None:
-            return super()._attempt(landing)
-        summary = codec.encode_summary(self._group, landing)
-        return RewriteAttempt(self._catalog, self._name, self._head_guard(landing), summary, self._rewriter)
+        def rewrite(table: Table) -> Rewrite:
+            merged = merger.merge(IcebergHead(table, target.metadata))
+            merger.remember(merged)
+            new = [*merged.new, *merger.write_out(merged.rows)]
+            return Rewrite([task.file for task in merged.out], new)
 
-    def _head_guard(self, landing: Landing) -> HeadGuard:
-        return self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
+        return self._rewrite(landing, rewrite, merger.written)
+
+    def _entries(self, mirror: str, mirror_id: str, columns: Schema, key: Sequence[str]) -> EntryTable:
+        fields = Schema(*(columns.find_field(name) for name in key))
+        return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields))
 
 
 def _metadata_for(columns: pa.Schema, mirror: TableMetadata) -> TableMetadata:
     """Return the metadata of a table that is nowhere: what executors write events for."""
     # Neither the mirror's ledger nor that it is a mirror.
     properties = {key: value for key, value in mirror.properties.items() if not key.startswith("lakestream.")}
-    return new_table_metadata(
-        to_schema(columns), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, mirror.location, properties
-    )
+    return metadata_of(to_schema(columns), mirror.location, properties)

@@ -6,7 +6,6 @@ Written before the commit of the main table, which alone decides what is landed;
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -15,14 +14,13 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.guard import check_fit
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.files import Add, beside, read_file
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.pending import OWN, Pending, rejects_of
+from airflow_lakestream.tables.rejects.pending import Pending, design_of, rejects_of
 from airflow_lakestream.tables.rejects.settlement import Settlement
 
 
@@ -48,44 +46,13 @@ class DeltaBooks:
         return ledger_store.read_ledger(self._head, consumer_group)
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """`delta.design.Columns` and `delta.design.Fit` of a table whose columns are ours to say."""
-
-    schema: pa.Schema
-    changes: tuple[str, ...] = ()
-
-    @property
-    def decoder(self) -> pa.Schema:
-        return self.schema
-
-    def grown(self, rows: pa.Schema) -> tuple[_Fixed, tuple[str, ...]]:
-        return self, ()
-
-    def made(self) -> _Fixed:
-        return self
-
-    def asked_for(self) -> _Fixed:
-        return self
-
-    def of_rows(self, rows: pa.Schema) -> _Fixed:
-        return self
-
-    def fit(self, held: pa.Schema, table: str) -> _Fixed:
-        # Columns that somebody added stay, and are null in what comes.
-        others = [field for field in held if field.name not in self.schema.names]
-        return _Fixed(pa.schema([*self.schema, *others]))
-
-
 class RejectTable(DeltaSink, RejectBook):
     """The reject table of one table, as it is written for one consumer group."""
 
     takes_records = False
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
-        schema = pa.schema([*records, *OWN])
-        design = DeltaDesign(_Fixed(schema), pa.schema([]))
-        super().__init__(tables, rejects_of(table), consumer_group, design, allow_group_overlap=True)
+        super().__init__(tables, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
 
     @property
     def _properties(self) -> Mapping[str, str] | None:

@@ -80,10 +80,10 @@ _ROWS = (
     LakeFormat(
         format=TableFormat.DELTA,
         has_catalog=False,
-        sink="airflow_lakestream.lakes.delta_design:delta_sink",
+        sink="airflow_lakestream.delta.sink:DeltaSink",
         mirror="airflow_lakestream.cdc.delta_sink:DeltaMirrorSink",
         rejecting="airflow_lakestream.delta.rejects:RejectingSink",
-        check="airflow_lakestream.lakes.delta_design:delta_design",
+        check="airflow_lakestream.delta.design:check_design",
         books="airflow_lakestream.watching.streams.delta:DeltaStreams",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",

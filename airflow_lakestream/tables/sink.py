@@ -12,17 +12,24 @@ from typing import Any, Generic
 
 import pyarrow as pa
 
-from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Trial
+from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import StaleFiles, TableState, Trial
 from airflow_lakestream.core.ranges import PartitionKey
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.handover import decode_passed_over, encode_passed_over
 from airflow_lakestream.tables.row_buffer import File, RowBuffer
+from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
+from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.columns import payload_schema
 
 log = logging.getLogger(__name__)
 
 
 class TableSink(ABC, Generic[File]):
     """A part of `core.ports.SharedSink`. A format's own sink looks at its table, writes files, and commits them.
+
+    :param design: how the table is created when missing, and what an existing one is held to.
 
     :param grows: rows may come with more columns than those before.
     :param parts: so many sinks share the memory of one; see `RowBuffer`.
@@ -31,9 +38,21 @@ class TableSink(ABC, Generic[File]):
     # The rows that it writes are those that it is given.
     takes_records = True
 
-    def __init__(self, table: str, consumer_group: str, *, grows: bool, parts: int, allow_group_overlap: bool) -> None:
+    def __init__(
+        self,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        *,
+        grows: bool,
+        parts: int,
+        allow_group_overlap: bool,
+    ) -> None:
         self._name = table
         self._group = consumer_group
+        self._design = design
+        # The change of the schema that the next commit makes; None while the table's columns are unknown.
+        self._change: SchemaChange | None = None
         self._allow_group_overlap = allow_group_overlap
         self._buffer: RowBuffer[File] = RowBuffer(table, self._writing, self._blame, grows=grows, parts=parts)
         self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
@@ -44,6 +63,12 @@ class TableSink(ABC, Generic[File]):
         self._numbers = itertools.count()
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._landed: set[str] = set()
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit; they are written as files in the background."""
+        if self._design.grows and not self._buffer.holds(rows.schema):
+            self._make_room(rows)
+        self._buffer.take(rows)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
         """Be told of records that were read and became no row."""
@@ -110,6 +135,43 @@ class TableSink(ABC, Generic[File]):
         """Keep files from being discarded."""
         self._buffer.forget()
         self._adopted, self._passed_over, self._handed_over = [], [], 0
+
+    def _decoded(self, change: SchemaChange) -> pa.Schema:
+        """Return the columns that decoders fill."""
+        design = self._design
+        return payload_schema(change.schema, design.metadata.names, design.schema, with_others=design.grows)
+
+    def _make_room(self, rows: pa.Table) -> None:
+        """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table can't have them."""
+        held, names = self._planned(rows), self._design.metadata.names
+        change, problems = self._grown(held, pa.schema([field for field in rows.schema if field.name not in names]))
+        if problems:
+            # The decoder knew the table as it was: another run has changed it meanwhile.
+            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
+        self._announce(change.texts[len(held.texts) :])
+        self._change = change
+
+    def _grown(self, held: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
+        """Return the change that makes room for these columns, too, and why some of them can't be had."""
+        # Wider types come only where the decoder was told to follow the records: in a mirror's events.
+        policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
+        return held.and_then(fields_from_arrow(columns, "rows"), policy)
+
+    def _announce(self, texts: Sequence[str]) -> None:
+        if texts:
+            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(texts))
+
+    @abstractmethod
+    def load(self, run_id: str) -> TableState:
+        """Look at the table, and check it against the design; see `core.ports.Sink`."""
+
+    @abstractmethod
+    def commit(self, landing: Landing) -> int:
+        """Commit the rows taken, with the landing; see `core.ports.Sink`."""
+
+    @abstractmethod
+    def _planned(self, rows: pa.Table | None) -> SchemaChange:
+        """Return the next commit's change of the schema; the first rows tell the columns of a new table."""
 
     def _blame(self) -> Trial | None:
         return self._trial() if self.takes_records else None

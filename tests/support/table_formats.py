@@ -31,7 +31,6 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit import committing as iceberg_commits
 from airflow_lakestream.iceberg.rejects import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.lakes.delta_design import delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delta_table import stray_files
@@ -254,13 +253,11 @@ class DeltaTableInFolder(FormatTable):
 
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
         tables, name = DeltaStorage(), str(self.place)
-        inner = DeltaSink(tables, name, group, delta_design(design), allow_group_overlap=overlap)
+        inner = DeltaSink(tables, name, group, design, allow_group_overlap=overlap)
         return RejectingDeltaSink(inner, tables, name, group, RECORD_SCHEMA) if rejects else inner
 
     def elsewhere(self, target: Any) -> Run:
-        return Run(
-            DeltaSink(target, str(self.place), GROUP, delta_design(self.design())), metadata_schema(COORDINATES).names
-        )
+        return Run(DeltaSink(target, str(self.place), GROUP, self.design()), metadata_schema(COORDINATES).names)
 
     def meet(self, *faults: Fault) -> None:
         real, left = delta_commits.put_commit, iter(faults)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
@@ -15,6 +14,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, append_files, overwriting
 from airflow_lakestream.iceberg.commit.guard import HeadGuard
 from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
+from airflow_lakestream.iceberg.write.files import delete_files
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +27,24 @@ class Rewrite:
     new: Sequence[DataFile]
 
 
-class Rewriter(Protocol):
-    """Says what is to be done, at one head after the other."""
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Return it for the table's head; the new files are written."""
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for these paths; return those that may be left. Never raises."""
-
-
 class RewriteAttempt(AppendAttempt):
-    """A landing that changes which files a table that is there has."""
+    """A landing that changes which files an existing table has.
+
+    :param rewrite: decides for one head after the other, and writes the new files.
+    :param written: all files that `rewrite` has written, for whatever head; it grows.
+    """
 
     def __init__(
-        self, catalog: Catalog, name: str, guard: HeadGuard, summary: Mapping[str, str], rewriter: Rewriter
+        self,
+        catalog: Catalog,
+        name: str,
+        guard: HeadGuard,
+        summary: Mapping[str, str],
+        rewrite: Callable[[Table], Rewrite],
+        written: Sequence[DataFile],
     ) -> None:
         super().__init__(catalog, name, guard, summary)
-        self._rewriter = rewriter
+        self._rewrite, self._written = rewrite, written
         self._new: dict[int, Sequence[DataFile]] = {}
         self._io: FileIO | None = None
 
@@ -54,12 +54,13 @@ class RewriteAttempt(AppendAttempt):
         if self._io is None:
             return
         kept = {file.file_path for file in self._new.get(keep, ())} if keep is not None else set()
-        for path in self._rewriter.undo(self._io, kept):
+        unneeded = [path for file in self._written if (path := file.file_path) not in kept]
+        for path in delete_files(self._io, unneeded):
             log.warning("An uncommitted data file could not be deleted: %s", path)
 
     def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
         self._io = table.io
-        rewrite = self._rewriter.rewrite(table)
+        rewrite = self._rewrite(table)
         new, summary = [*rewrite.new, *files], self._summary | transaction.notes
         if not rewrite.out:
             append_files(transaction, new, summary, self._producers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +43,6 @@ from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGu
 from airflow_lakestream.iceberg.replace.since import FirstLook
 from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
@@ -110,14 +109,11 @@ class RepairSink(IcebergSink):
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = RepairGuard(
-            self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
-        )
-        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        guard = self._guard(landing, RepairGuard, first=self._first or FirstLook(), own=self._landed)
         finder = RepairFinder(
             ranges,
             files,
-            write,
+            self._write_files,
             self._passed_over,
             kept=repairing.kept,
             has_missing=repairing.has_missing,

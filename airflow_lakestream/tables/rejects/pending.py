@@ -13,9 +13,12 @@ import pyarrow.compute as pc
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.names import REJECTED
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import ranges_from_dict, ranges_to_dict
 from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
 
 # With the landing's id and a topic behind it: what is written before the main table has decided.
 PENDING = "lakestream.rejects.pending."
@@ -32,6 +35,15 @@ OWN = pa.schema(
 )
 # What says whose a rejected record is.
 PLACE = (*COORDINATES, "consumer_group", "topic_id", "landing_id")
+
+
+def design_of(records: pa.Schema) -> TableDesign:
+    """Return the design of a reject table with these columns of its records."""
+    metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
+    payload = pa.schema([field for field in records if field.name not in metadata.names])
+    # A table that an earlier version made gets the columns that it lacks.
+    schema = to_schema(pa.schema([*payload, *OWN]))
+    return TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
 
 
 def rejects_of(table: str) -> str:
