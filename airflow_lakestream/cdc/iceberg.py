@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
@@ -20,7 +19,7 @@ from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.iceberg.commit.rewriting import Rewrite
-from airflow_lakestream.iceberg.replace.hits import live_files, read_rows
+from airflow_lakestream.iceberg.replace.hits import bounds_of, live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write.conform import conform
 
@@ -43,11 +42,9 @@ class IcebergHead:
 
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""
-        field = self._table.schema().find_field(column)
-        lower, upper = ((one or {}).get(field.field_id) for one in (file.file.lower_bounds, file.file.upper_bounds))
-        if lower is None or upper is None or not isinstance(field.field_type, _PLAIN_BOUNDS):
-            return None
-        return from_bytes(field.field_type, lower), from_bytes(field.field_type, upper)
+        schema = self._table.schema()
+        is_plain = isinstance(schema.find_field(column).field_type, _PLAIN_BOUNDS)
+        return bounds_of(schema, file.file, column) if is_plain else None
 
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""

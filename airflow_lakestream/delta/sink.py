@@ -93,10 +93,9 @@ class DeltaSink(TableSink[Add]):
         self._change = change = self._change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
         check_order(arrow_schema(change.schema), self._design.sort_order)
-        others = {g: ledger_store.read_ledger(head, g) for g in ledger_store.groups(head) if g != self._group}
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
-            others=others,
+            others=ledger_store.other_ledgers(head, self._group),
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
             schema=self._decoded(change),
             # A mirror takes events as often as they come: the newest of a key wins.

@@ -106,12 +106,9 @@ class IcebergSink(TableSink[DataFile]):
         self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
-        others = {
-            g: ledger_store.read_ledger(self._table, g) for g in ledger_store.groups(self._table) if g != self._group
-        }
         return TableState(
             ledger=reading.ledger,
-            others=others,
+            others=ledger_store.other_ledgers(self._table, self._group),
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
             schema=self._decoded(self._change),
             part=note_on(self._table.metadata.properties),

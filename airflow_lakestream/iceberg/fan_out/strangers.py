@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -88,8 +87,6 @@ def landings_of(table: Table, consumer_group: str) -> Iterable[Landing]:
     """Return a group's landings, as far as metadata shows them."""
     landings = {landing.landing_id: landing for landing in ledger_store.read(table, consumer_group).landings}
     for snapshot in ledger_store.live_ancestors(table.metadata):
-        summary = ledger_store.summary_of(snapshot)
-        landing = codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
-        if landing is not None:
+        if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:
             landings.setdefault(landing.landing_id, landing)
     return landings.values()

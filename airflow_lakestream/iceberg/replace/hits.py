@@ -13,10 +13,11 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import PrimitiveType
 
 from airflow_lakestream.core.ranges import RangeSet, overlapping
@@ -104,6 +105,15 @@ def read_rows(
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         yield pa.Table.from_batches([batch])
+
+
+def added_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:
+    """Yield the data files that a snapshot added."""
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id == snapshot.snapshot_id:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.status == ManifestEntryStatus.ADDED and entry.data_file.content == DataFileContent.DATA:
+                    yield entry.data_file
 
 
 def equality_deletes(table: Table) -> list[str]:

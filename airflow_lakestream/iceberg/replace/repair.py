@@ -148,7 +148,7 @@ class RepairGuard(ReplaceGuard):
         """Refuse what another landing, replace or receipt has changed of the ranges."""
         name = ledger_store.name_of(current)
         own = ledger_store.read_ledger(current, self._group)
-        others = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
+        others = ledger_store.other_ledgers(current, self._group).values()
         for identity, change in self._landing.topics.items():
             entry = own.entry(identity)
             if gone := change.replaced - entry.landed:

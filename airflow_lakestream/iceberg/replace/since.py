@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.lineage import Reading, SnapshotFacts
+from airflow_lakestream.core.lineage import Reading
 from airflow_lakestream.iceberg import ledger_store
 
 
@@ -23,11 +21,10 @@ class FirstLook:
     def landings_since(self, now: Table, consumer_group: str) -> tuple[list[Landing], bool]:
         """Return the landings of a group that are in the history now and were not then, and whether these are all."""
         then, found = self._history(), dict[str, Landing]()
-        for snapshot in _live_ancestors(now):
+        for snapshot in ledger_store.live_ancestors(now.metadata):
             if snapshot.snapshot_id in then:
                 return list(found.values()), True
-            landing = codec.decode_summary(snapshot.summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
-            if landing is not None:
+            if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:
                 found[landing.landing_id] = landing
         # Expiry broke the chain of snapshots; the journal may reach further.
         reading = ledger_store.read(now, consumer_group)
@@ -41,15 +38,6 @@ class FirstLook:
     def _history(self) -> frozenset[int]:
         if self.table is None or self.reading is None:
             return frozenset()
-        ids = {snapshot.snapshot_id for snapshot in _live_ancestors(self.table)}
+        ids = {snapshot.snapshot_id for snapshot in ledger_store.live_ancestors(self.table.metadata)}
         ids |= {entry.snapshot_id for entry in self.reading.path}
         return frozenset(ids if self.reading.base_id is None else ids | {self.reading.base_id})
-
-
-def _live_ancestors(table: Table) -> Iterator[SnapshotFacts]:
-    facts = ledger_store.facts_of(table.metadata)
-    at = facts.head_id
-    while at is not None and at in facts.snapshots:
-        snapshot = facts.snapshots[at]
-        yield snapshot
-        at = snapshot.parent_id

@@ -123,7 +123,7 @@ def look_back(
     recent: list[Seen] = []
     since: list[Seen] = []
     met = False
-    for snapshot in _ancestors(metadata, branch):
+    for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
         seen = _seen(snapshot, metadata, names)
         counts = seen.landing is not None or (names is None and bool(operations))
         met |= seen.landing is not None
@@ -166,14 +166,6 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
     return ref.snapshot_id
 
 
-def _ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
-    snapshots = {one.snapshot_id: one for one in metadata.snapshots}
-    at = _head(metadata, branch)
-    while at is not None and at in snapshots:
-        yield snapshots[at]
-        at = snapshots[at].parent_snapshot_id
-
-
 def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
@@ -199,7 +191,11 @@ def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
 
 def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
     """Yield the landings that are in no branch's history and newer than all that count: they may be landed again."""
-    kept = {one.snapshot_id for branch in {MAIN_BRANCH, *metadata.refs} for one in _ancestors(metadata, branch)}
+    kept = {
+        one.snapshot_id
+        for branch in {MAIN_BRANCH, *metadata.refs}
+        for one in ledger_store.ancestors(metadata, _head(metadata, branch))
+    }
     last = max((one.at_ms for one in recent), default=0)
     for snapshot in metadata.snapshots:
         summary = ledger_store.summary_of(snapshot)
