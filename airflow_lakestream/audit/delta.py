@@ -23,15 +23,13 @@ from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.location import check_location
 from airflow_lakestream.delta.reject_table import DeltaBooks
 from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
-from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.storage import DeltaStorage, check_location
 from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
-from airflow_lakestream.tables.rejects.pending import pending_of, rejects_of
-from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.settlement import Settlement, pending_of, rejects_of
 
 
 @dataclass(frozen=True, kw_only=True)

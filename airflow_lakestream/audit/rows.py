@@ -16,8 +16,9 @@ from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.iceberg.reject_table import PLACE, counting_rows
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.iceberg.reject_table import counting_rows
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.tables.rejects.settlement import PLACE
 
 
 class NoPositions(LakestreamError, Terminal):

@@ -26,10 +26,10 @@ from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 
 
 class TableMissing(LakestreamError, Terminal):

@@ -11,7 +11,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, bounds_of
+from airflow_lakestream.iceberg.replace.takeout import bounds_of
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET
 
 # Iceberg's default metrics mode cuts text bounds to this many characters, and increments the upper one.
 _TRUNCATED = 16

@@ -29,15 +29,14 @@ from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers, uses_ntz
-from airflow_lakestream.delta.write.files import Add, delete_files, unwritable, write_files
+from airflow_lakestream.delta.write.files import Add, delete_files, delete_unreferenced, unwritable, write_files
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
-from airflow_lakestream.delta.write.orphans import delete_unreferenced
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
 from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
 
 log = logging.getLogger(__name__)

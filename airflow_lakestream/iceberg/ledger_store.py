@@ -14,8 +14,6 @@ from airflow_lakestream.core import anchors, codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES as FORMER_NAMES
-from airflow_lakestream.tables.rejects.settlement import names_of as names_of
 
 
 class FormatVersionTooOld(LakestreamError, Terminal):

@@ -1,4 +1,4 @@
-"""The reject table of an Iceberg table; see `airflow_lakestream.tables.rejects.book`."""
+"""The reject table of an Iceberg table, and the sink that has it beside it; see `tables.rejects.book`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite
-from airflow_lakestream.iceberg.replace.hits import is_hit, live_files, may_hold, read_rows
+from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
+from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects import settlement as decided
+from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.pending import PLACE as PLACE
-from airflow_lakestream.tables.rejects.pending import Pending as Pending
-from airflow_lakestream.tables.rejects.pending import design_of, pending_of
-from airflow_lakestream.tables.rejects.pending import of_topic as of_topic
-from airflow_lakestream.tables.rejects.pending import rejects_of as rejects_of
+from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, design_of, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
 
@@ -165,3 +167,64 @@ class _Guard(HeadGuard):
             known = self._catalog.load_table(table.name()).metadata.properties
             updates = (*updates, RemovePropertiesUpdate(removals=[key for key in self.settled if key in known]))
         return super()._commit(table, requirements, updates)
+
+
+class OneWorkerRejectingSink(sink.RejectingSink):
+    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
+
+    :param inner: the sink of the table whose ledger decides.
+    :param table: that table's name.
+    :param records: the columns of rejected records.
+    """
+
+    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
+        super().__init__(inner, RejectTable(catalog, table, consumer_group, records), consumer_group)
+        self._catalog = catalog
+        self._name = table
+
+    def _settlement(self) -> Settlement:
+        pending = self._rejects.pending
+        try:
+            # Without a reject table there is nothing that could be anybody's.
+            return Settlement.of(pending, self._main() if self._rejects.exists else None)
+        except NoSuchTableError:
+            return Settlement.of(pending, None)
+
+    def _main(self) -> Table:
+        return self._catalog.load_table(self._name)
+
+
+class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
+    """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
+
+    def _new_path(self) -> str:
+        return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"
+
+    def _store(self, path: str, records: pa.Table) -> None:
+        with self._main().io.new_output(path).create() as stream:
+            stream.write(write_stream(records))
+
+    def _read_handed(self, path: str) -> pa.Table:
+        return _read_records(self._main().io, path)
+
+    def _take_handed(self, path: str) -> pa.Table:
+        # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
+        io = self.inner.outline().io
+        records = _read_records(io, path)
+        for left in delete_files(io, [path]):
+            log.warning("Rejected records that were read could not be deleted: %s", left)
+        return records
+
+    def _is_there(self, path: str) -> bool:
+        return self._main().io.new_input(path).exists()
+
+    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
+        try:
+            return delete_files(self._main().io, paths)
+        except NoSuchTableError:
+            return paths
+
+
+def _read_records(io: FileIO, path: str) -> pa.Table:
+    with io.new_input(path).open() as stream:
+        return read_stream(stream.read())

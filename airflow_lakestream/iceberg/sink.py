@@ -26,22 +26,24 @@ from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt
-from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
-from airflow_lakestream.iceberg.commit.committing import CommitRefused as CommitRefused
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, Rewrite, RewriteAttempt
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
 from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.since import FirstLook
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
-from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
-from airflow_lakestream.iceberg.write.orphans import delete_unreferenced, list_files
+from airflow_lakestream.iceberg.write.files import (
+    data_folder,
+    delete_files,
+    delete_unreferenced,
+    list_files,
+    unwritable,
+    write_data_files,
+)
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema

@@ -17,9 +17,8 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.logs import tell
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import Check, guarded
+from airflow_lakestream.watching.asking import Check, Places, guarded
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 log = logging.getLogger(__name__)

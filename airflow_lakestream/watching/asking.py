@@ -6,12 +6,32 @@ question. So both use the same check, and an event loop is never blocked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_lakestream.delta.storage import DeltaStorage
+
+
+class Places(Protocol):
+    """Opens connections. Every call may block; nothing is kept."""
+
+    def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
+        """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""
+
+    def catalog(self, conn_id: str) -> Catalog:
+        """Open a catalog. Raises InvalidArgument, CatalogUnavailable."""
+
+    def store_properties(self, conn_id: str | None) -> Mapping[str, str] | None:
+        """Return the properties that open an object store; None without a connection. Raises InvalidArgument."""
+
+    def delta(self, conn_id: str | None) -> DeltaStorage:
+        """Open the store of Delta tables. Raises InvalidArgument."""
 
 
 @dataclass(frozen=True)

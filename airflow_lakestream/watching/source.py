@@ -14,10 +14,9 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.watching import books
-from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.asking import Ask, Places
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.lag.waiting import Asking, Looking
-from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.verdict import NotThere
 
 # Seconds that an opened connection is used: later changes to it then take effect.

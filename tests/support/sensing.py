@@ -157,7 +157,7 @@ def commit(admin: AdminClient, group: str, topic: str, offsets: dict[int, int]) 
 
 @dataclass
 class LakePlaces:
-    """`watching.places.Places` of one lake and its broker, whatever the connections are called."""
+    """`watching.asking.Places` of one lake and its broker, whatever the connections are called."""
 
     lake: Lake
 

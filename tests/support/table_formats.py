@@ -25,11 +25,11 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.delta.commit import committing as delta_commits
-from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
+from airflow_lakestream.delta.reject_table import RejectingSink as RejectingDeltaSink
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit import committing as iceberg_commits
-from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.reject_table import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema

@@ -27,7 +27,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.document import Json
-from airflow_lakestream.decode.json.growth import grow
+from airflow_lakestream.decode.json.growing import grow
 from airflow_lakestream.decode.json.watching import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.keys import Decoder
 from airflow_lakestream.decode.values.outcome import Decoded

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from airflow_lakestream.cdc.merge.newest import Numbers
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -72,3 +73,18 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
     bits = doubles.view(pa.int64())
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
+
+
+def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
+    """Return for each row the place of its key in the other table, whose keys are unique; -1 if it is not there."""
+    found = np.full(len(rows), -1, np.int64)
+    if not len(rows) or not len(among):
+        return found
+    mine, theirs = by_place(rows, key), by_place(among, key)
+    both = mine.append_column("mine", pa.array(np.arange(len(rows)))).join(
+        theirs.cast(mine.schema).append_column("theirs", pa.array(np.arange(len(among)))),
+        mine.column_names,
+        join_type="inner",
+    )
+    found[both["mine"].to_numpy()] = both["theirs"].to_numpy()
+    return found

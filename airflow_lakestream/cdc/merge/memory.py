@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
-from airflow_lakestream.cdc.keys.identity import by_place
-from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.keys.identity import by_place, places
 from airflow_lakestream.cdc.merge.newest import Mask, is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity

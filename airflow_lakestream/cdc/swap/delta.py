@@ -10,8 +10,7 @@ from uuid import uuid4
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.cdc.delta import DeltaHead
-from airflow_lakestream.cdc.delta_sink import DeltaMirror
+from airflow_lakestream.cdc.delta import DeltaHead, DeltaMirror
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember

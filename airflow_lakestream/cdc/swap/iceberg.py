@@ -20,21 +20,19 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import IcebergHead, mirror_id
+from airflow_lakestream.cdc.iceberg import IcebergHead, IcebergMirror, mirror_id
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
-from airflow_lakestream.cdc.sink import IcebergMirror
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite
-from airflow_lakestream.iceberg.replace.hits import live_files
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
+from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
-from airflow_lakestream.tables.schema.type_text import type_text
+from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
 
 class SwapGuard(HeadGuard):

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode.avro.blocks import read_items
+from airflow_lakestream.decode.avro.blocks import read_items, skip_all
 from airflow_lakestream.decode.avro.one import entry_of
 from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, branch_name
-from airflow_lakestream.decode.avro.skip import skip_all
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit

@@ -35,8 +35,7 @@ from pyiceberg.table.update import (
 )
 
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import LedgerConflict
-from airflow_lakestream.core.ports import StaleFiles as StaleFiles
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention

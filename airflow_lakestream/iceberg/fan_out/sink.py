@@ -38,13 +38,12 @@ from airflow_lakestream.core.routing import (
     NewTables,
 )
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.fan_out.admission import Admission
-from airflow_lakestream.iceberg.fan_out.admission import FanOut as FanOut
+from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out.target import Target
-from airflow_lakestream.iceberg.replace.hits import Offsets
+from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 

@@ -34,9 +34,9 @@ from airflow_lakestream.iceberg.fan_out.books import (
     fingerprint_of,
 )
 from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn, landed_by_fan_out, landings_of, owner_of
-from airflow_lakestream.iceberg.replace.hits import Offsets
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
+from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.schema.columns import payload_schema
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_P
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import stamped_run_id
 from airflow_lakestream.iceberg.fan_out.tables import TargetSink
-from airflow_lakestream.iceberg.replace.hits import Offsets
-from airflow_lakestream.tables.coordinates import lies_in
+from airflow_lakestream.tables.coordinates import Offsets, lies_in
 
 log = logging.getLogger(__name__)
 

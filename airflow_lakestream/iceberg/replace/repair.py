@@ -25,24 +25,20 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.guard import Refused
-from airflow_lakestream.iceberg.rejects import RejectingSink
-from airflow_lakestream.iceberg.replace.hits import (
-    COORDINATES,
-    OFFSET,
-    PARTITION,
-    TOPIC,
-    Offsets,
-    is_hit,
+from airflow_lakestream.iceberg.reject_table import RejectingSink
+from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.takeout import (
+    FileKey,
+    Finder,
+    IcebergFiles,
+    Takeout,
     live_files,
     may_hold,
-    not_among,
     read_rows,
 )
-from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, not_among
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly

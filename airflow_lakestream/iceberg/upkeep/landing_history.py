@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.replace.hits import added_files
+from airflow_lakestream.iceberg.replace.takeout import added_files
 
 
 @dataclass(frozen=True, slots=True)

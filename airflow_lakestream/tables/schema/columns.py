@@ -28,9 +28,15 @@ from pyiceberg.types import (
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema, fields_from_arrow
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.type_text import build_schema, checked, nearest, type_text
+from airflow_lakestream.tables.schema.types import (
+    arrow_schema,
+    build_schema,
+    checked,
+    fields_from_arrow,
+    nearest,
+    type_text,
+)
 
 METADATA_PREFIX = "_kafka_"
 

@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.type_text import PLAIN_TYPES, build_schema, did_you_mean
+from airflow_lakestream.tables.schema.types import PLAIN_TYPES, build_schema, did_you_mean
 
 MAX_PRECISION = 38
 

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
-from airflow_lakestream.tables.schema.type_text import type_text
+from airflow_lakestream.tables.schema.types import type_text
 
 # What a column of the table itself has for a parent.
 ROOT = -1

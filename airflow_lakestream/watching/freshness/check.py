@@ -19,13 +19,12 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Ask, Looking
+from airflow_lakestream.watching.asking import Ask, Looking, Places
 from airflow_lakestream.watching.causes import Reason
 from airflow_lakestream.watching.freshness.completeness import completeness, covered_part
 from airflow_lakestream.watching.freshness.event_time import EventTimes
 from airflow_lakestream.watching.freshness.freshness import Facts, Wanted, freshness, is_young, nothing
 from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_of
-from airflow_lakestream.watching.places import Places
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
 from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict

@@ -19,7 +19,7 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.replace.hits import added_files
+from airflow_lakestream.iceberg.replace.takeout import added_files
 
 _ARGUMENT = "event_time_column"
 _DAY_MS = 86_400_000

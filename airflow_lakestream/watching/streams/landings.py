@@ -19,6 +19,7 @@ from airflow_lakestream.core.ledger import Engine, Landing, Ledger
 from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import Cause, Reason, span
 
 RECENT = 5
@@ -119,7 +120,7 @@ def look_back(
     Raises InvalidArgument if the branch does not exist, UnreadableLedger.
     """
     metadata = table.metadata
-    names = None if consumer_group is None else ledger_store.names_of(metadata.properties, consumer_group)
+    names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
     recent: list[Seen] = []
     since: list[Seen] = []
     met = False

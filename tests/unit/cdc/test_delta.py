@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.delta_sink import ColumnBecameWider
+from airflow_lakestream.cdc.delta import ColumnBecameWider
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.core.mirrors import IsMirror

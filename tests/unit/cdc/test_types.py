@@ -18,8 +18,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, NestedField, StringType
 
-from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
-from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.cdc.delta import DeltaMirrorSink
+from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
