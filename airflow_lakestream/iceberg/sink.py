@@ -30,8 +30,7 @@ from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, Cr
 from airflow_lakestream.iceberg.commit.committing import Committer
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
-from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.cdc.merge.newest import Numbers
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
 
 Key = tuple[Any, ...]
+Numbers = npt.NDArray[np.int64]
 _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 

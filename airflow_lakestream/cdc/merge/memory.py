@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
+from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
-from airflow_lakestream.cdc.merge.newest import Mask, is_later, versions
+from airflow_lakestream.cdc.merge.newest import is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.names import DELETED

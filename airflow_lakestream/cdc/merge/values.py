@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, DELETED, OP, POSITION, UNAVAILABLE, VERSION
-from airflow_lakestream.cdc.keys.identity import keys_of, places
+from airflow_lakestream.cdc.events.unavailable import Mask
+from airflow_lakestream.cdc.keys.identity import Numbers, keys_of, places
 from airflow_lakestream.cdc.merge.memory import Memory
-from airflow_lakestream.cdc.merge.newest import Mask, Newest, Numbers, Origin, is_gone, is_later
+from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import Version
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 

@@ -12,8 +12,8 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.connect import texts as connect_texts
-from airflow_lakestream.decode.connect.beyond import settled
 from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.connect.texts import settled
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.nesting import list_array, map_array

@@ -39,8 +39,7 @@ from airflow_lakestream.core.routing import (
 )
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, Properties, Superseded
-from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out.target import Target
 from airflow_lakestream.tables.coordinates import Offsets

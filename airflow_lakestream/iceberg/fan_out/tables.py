@@ -27,13 +27,16 @@ from airflow_lakestream.iceberg.fan_out.books import (
     ROWS,
     Books,
     Fenced,
+    NotItsOwn,
     Properties,
     Stamp,
     StampingGuard,
     StampingReplaceGuard,
     fingerprint_of,
+    landed_by_fan_out,
+    landings_of,
+    owner_of,
 )
-from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn, landed_by_fan_out, landings_of, owner_of
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
 from airflow_lakestream.tables.coordinates import Offsets

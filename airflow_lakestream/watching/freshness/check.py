@@ -24,7 +24,7 @@ from airflow_lakestream.watching.causes import Reason
 from airflow_lakestream.watching.freshness.completeness import completeness, covered_part
 from airflow_lakestream.watching.freshness.event_time import EventTimes
 from airflow_lakestream.watching.freshness.freshness import Facts, Wanted, freshness, is_young, nothing
-from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_of
+from airflow_lakestream.watching.lag.waiting import Backlog, backlog_of, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
 from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict

@@ -14,7 +14,7 @@ from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.ports import Boundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.watching.causes import Cause, Reason, some
-from airflow_lakestream.watching.lag.backlog import Backlog
+from airflow_lakestream.watching.lag.waiting import Backlog
 
 
 @dataclass(frozen=True, slots=True)

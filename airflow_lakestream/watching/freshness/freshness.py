@@ -17,7 +17,7 @@ from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.causes import Cause, Reason, some, span, told
-from airflow_lakestream.watching.lag.backlog import Backlog
+from airflow_lakestream.watching.lag.waiting import Backlog
 from airflow_lakestream.watching.streams.landings import History
 
 # Iceberg's operations of snapshots.

@@ -1,6 +1,7 @@
-"""A table's history: its newest landings, what other writers did since, and which landings were rolled back.
+"""The streams of an Iceberg table, and its history: landings, what other writers did since, and what was rolled back.
 
-A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count.
+A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. `delta` does the
+same for Delta tables.
 """
 
 from __future__ import annotations
@@ -8,14 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
+from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
@@ -211,3 +217,48 @@ def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
     if operation != "overwrite":
         return operation == "replace"
     return summary.get("added-records", "0") == summary.get("deleted-records", "0") != "0"
+
+
+class Streams(Protocol):
+    """One table, as it was when it was opened."""
+
+    @property
+    def problems(self) -> tuple[type[Exception], ...]:
+        """The errors raised if a group's ledger can't be read."""
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises one of `problems`."""
+
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
+
+
+@dataclass(frozen=True)
+class IcebergStreams:
+    """The streams of an Iceberg table."""
+
+    table: Table
+    problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)
+
+    @classmethod
+    def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
+        """Open a table; None where there is none."""
+        try:
+            return cls(catalog.load_table(name))
+        except NoSuchTableError:
+            return None
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+        return ledger_store.groups(self.table)
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
+        return ledgers(self.table, consumer_group)[consumer_group]
+
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
+        return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
