@@ -1,7 +1,7 @@
 """One Parquet data file: written as PyIceberg writes it, with the same table properties, but for two encodings.
 
-PyIceberg's own writer takes neither a choice of columns for dictionaries nor a limit of rows to fit large values. A file
-can also be written nowhere, to see whether it can be written.
+PyIceberg's own writer takes neither a choice of columns for dictionaries nor a limit of rows to fit large values.
+A file can also be written nowhere, to see whether it can be written.
 """
 
 from __future__ import annotations

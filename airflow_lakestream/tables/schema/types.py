@@ -13,53 +13,33 @@ from difflib import get_close_matches
 
 import pyarrow as pa
 from pyarrow import types as arrow
+from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
 
 from airflow_lakestream.exceptions import InvalidArgument
 
 # The first name of each type is the one that texts and errors are written in.
-PLAIN_TYPES: dict[str, IcebergType] = {
-    **dict.fromkeys(("boolean", "bool"), BooleanType()),
-    **dict.fromkeys(("int", "integer", "tinyint", "smallint", "byte", "short"), IntegerType()),
-    **dict.fromkeys(("bigint", "long"), LongType()),
-    **dict.fromkeys(("float", "real"), FloatType()),
-    "double": DoubleType(),
-    "date": DateType(),
-    "time": TimeType(),
-    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ltz"), TimestamptzType()),
-    "timestamp_ntz": TimestampType(),
-    **dict.fromkeys(("string", "text"), StringType()),
-    "uuid": UUIDType(),
-    **dict.fromkeys(("binary", "bytes"), BinaryType()),
+PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
+    **dict.fromkeys(("boolean", "bool"), iceberg.BooleanType()),
+    **dict.fromkeys(("int", "integer", "tinyint", "smallint", "byte", "short"), iceberg.IntegerType()),
+    **dict.fromkeys(("bigint", "long"), iceberg.LongType()),
+    **dict.fromkeys(("float", "real"), iceberg.FloatType()),
+    "double": iceberg.DoubleType(),
+    "date": iceberg.DateType(),
+    "time": iceberg.TimeType(),
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ltz"), iceberg.TimestamptzType()),
+    "timestamp_ntz": iceberg.TimestampType(),
+    **dict.fromkeys(("string", "text"), iceberg.StringType()),
+    "uuid": iceberg.UUIDType(),
+    **dict.fromkeys(("binary", "bytes"), iceberg.BinaryType()),
 }
 _FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
 
 
-def build_schema(fields: Iterable[NestedField], argument: str = "schema") -> Schema:
+def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema") -> Schema:
     """Make a schema with fresh field ids out of fields whose ids are all different."""
-    struct = StructType(*fields)
+    struct = iceberg.StructType(*fields)
     _refuse_empty_and_twins(struct, argument)
     try:
         return assign_fresh_schema_ids(Schema(*struct.fields))
@@ -78,16 +58,16 @@ def schema_text(schema: Schema) -> str:
     return ", ".join(f"{_quote(field.name)} {_column_text(field)}" for field in schema.fields)
 
 
-def type_text(kind: IcebergType) -> str:
+def type_text(kind: iceberg.IcebergType) -> str:
     """Write a type as it stands in a DDL string."""
     match kind:
-        case StructType():
+        case iceberg.StructType():
             return "struct<" + ", ".join(f"{_quote(f.name)}: {_column_text(f)}" for f in kind.fields) + ">"
-        case ListType():
+        case iceberg.ListType():
             return f"array<{_item_text(kind.element_field)}>"
-        case MapType():
+        case iceberg.MapType():
             return f"map<{type_text(kind.key_type)}, {_item_text(kind.value_field)}>"
-        case DecimalType():
+        case iceberg.DecimalType():
             return f"decimal({kind.precision}, {kind.scale})"
         case _:
             return _FIRST_NAME.get(kind, str(kind))
@@ -107,11 +87,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Known are {', '.join(known)}." if near is None else f"Did you mean {near!r}?"
 
 
-def _item_text(field: NestedField) -> str:
+def _item_text(field: iceberg.NestedField) -> str:
     return type_text(field.field_type) + (" not null" if field.required else "")
 
 
-def _column_text(field: NestedField) -> str:
+def _column_text(field: iceberg.NestedField) -> str:
     comment = "" if field.doc is None else " comment '{}'".format(field.doc.replace("\\", "\\\\").replace("'", "''"))
     return _item_text(field) + comment
 
@@ -120,15 +100,15 @@ def _quote(name: str) -> str:
     return name if re.fullmatch(r"\w+", name) else '"{}"'.format(name.replace('"', '""'))
 
 
-def _refuse_empty_and_twins(struct: StructType, argument: str) -> None:
+def _refuse_empty_and_twins(struct: iceberg.StructType, argument: str) -> None:
     if not struct.fields:
         raise InvalidArgument(argument, "it has no columns.", "Write at least one, such as 'id bigint not null'.")
     _refuse_twins(struct, argument, "")
 
 
-def _refuse_twins(kind: IcebergType, argument: str, path: str) -> None:
+def _refuse_twins(kind: iceberg.IcebergType, argument: str, path: str) -> None:
     match kind:
-        case StructType():
+        case iceberg.StructType():
             seen: dict[str, str] = {}
             for field in kind.fields:
                 name, twin = field.name, seen.get(field.name.lower())
@@ -137,9 +117,9 @@ def _refuse_twins(kind: IcebergType, argument: str, path: str) -> None:
                     raise InvalidArgument(argument, f"column {path + name!r} is {how}.", "Rename or remove one.")
                 seen[name.lower()] = name
                 _refuse_twins(field.field_type, argument, f"{path}{name}.")
-        case ListType():
+        case iceberg.ListType():
             _refuse_twins(kind.element_type, argument, f"{path}element.")
-        case MapType():
+        case iceberg.MapType():
             _refuse_twins(kind.key_type, argument, f"{path}key.")
             _refuse_twins(kind.value_type, argument, f"{path}value.")
 
@@ -156,19 +136,19 @@ def _any(*tests: _Test) -> _Test:
     return lambda kind: any(test(kind) for test in tests)
 
 
-_PRIMITIVES: tuple[tuple[_Test, IcebergType], ...] = (
-    (arrow.is_boolean, BooleanType()),
-    (_any(arrow.is_int8, arrow.is_int16, arrow.is_int32, arrow.is_uint8, arrow.is_uint16), IntegerType()),
-    (_any(arrow.is_int64, arrow.is_uint32), LongType()),
-    (_any(arrow.is_float16, arrow.is_float32), FloatType()),
-    (arrow.is_float64, DoubleType()),
-    (_any(arrow.is_string, arrow.is_large_string, _is_view("string_view")), StringType()),
-    (_any(arrow.is_binary, arrow.is_large_binary, _is_view("binary_view")), BinaryType()),
-    (_any(arrow.is_date32, arrow.is_date64), DateType()),
-    (lambda kind: arrow.is_time(kind) and kind.unit != "ns", TimeType()),
-    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is None, TimestampType()),
-    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is not None, TimestamptzType()),
-    (lambda kind: isinstance(kind, pa.UuidType), UUIDType()),
+_PRIMITIVES: tuple[tuple[_Test, iceberg.IcebergType], ...] = (
+    (arrow.is_boolean, iceberg.BooleanType()),
+    (_any(arrow.is_int8, arrow.is_int16, arrow.is_int32, arrow.is_uint8, arrow.is_uint16), iceberg.IntegerType()),
+    (_any(arrow.is_int64, arrow.is_uint32), iceberg.LongType()),
+    (_any(arrow.is_float16, arrow.is_float32), iceberg.FloatType()),
+    (arrow.is_float64, iceberg.DoubleType()),
+    (_any(arrow.is_string, arrow.is_large_string, _is_view("string_view")), iceberg.StringType()),
+    (_any(arrow.is_binary, arrow.is_large_binary, _is_view("binary_view")), iceberg.BinaryType()),
+    (_any(arrow.is_date32, arrow.is_date64), iceberg.DateType()),
+    (lambda kind: arrow.is_time(kind) and kind.unit != "ns", iceberg.TimeType()),
+    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is None, iceberg.TimestampType()),
+    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is not None, iceberg.TimestamptzType()),
+    (lambda kind: isinstance(kind, pa.UuidType), iceberg.UUIDType()),
 )
 _IS_LIST = _any(arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list, _is_view("list_view"))
 
@@ -179,7 +159,7 @@ _REMEDY = {
 }
 
 
-def fields_from_arrow(schema: pa.Schema, argument: str, first_id: int = 1) -> list[NestedField]:
+def fields_from_arrow(schema: pa.Schema, argument: str, first_id: int = 1) -> list[iceberg.NestedField]:
     """Turn Arrow fields into Iceberg ones with ids of their own; what Iceberg has no place for is refused."""
     return _Converter(argument, first_id).fields(schema, "")
 
@@ -204,39 +184,39 @@ class _Converter:
         self._argument = argument
         self._ids = itertools.count(first_id)
 
-    def fields(self, fields: Iterable[pa.Field], path: str) -> list[NestedField]:
+    def fields(self, fields: Iterable[pa.Field], path: str) -> list[iceberg.NestedField]:
         return [self._field(field, path) for field in fields]
 
-    def _field(self, field: pa.Field, path: str) -> NestedField:
+    def _field(self, field: pa.Field, path: str) -> iceberg.NestedField:
         doc = (field.metadata or {}).get(b"doc")
         kind = self._type(field.type, path + field.name)
-        return NestedField(
+        return iceberg.NestedField(
             next(self._ids), field.name, kind, required=not field.nullable, doc=doc.decode() if doc else None
         )
 
-    def _type(self, kind: pa.DataType, path: str) -> IcebergType:
+    def _type(self, kind: pa.DataType, path: str) -> iceberg.IcebergType:
         if arrow.is_dictionary(kind):
             return self._type(kind.value_type, path)
         if arrow.is_struct(kind):
-            return StructType(*self.fields(kind, f"{path}."))
+            return iceberg.StructType(*self.fields(kind, f"{path}."))
         if _IS_LIST(kind):
             element = self._type(kind.value_type, f"{path}.element")
-            return ListType(next(self._ids), element, element_required=not kind.value_field.nullable)
+            return iceberg.ListType(next(self._ids), element, element_required=not kind.value_field.nullable)
         if arrow.is_map(kind):
             key = self._type(kind.key_type, f"{path}.key")
             value = self._type(kind.item_type, f"{path}.value")
             required = not kind.item_field.nullable
-            return MapType(next(self._ids), key, next(self._ids), value, value_required=required)
+            return iceberg.MapType(next(self._ids), key, next(self._ids), value, value_required=required)
         return self._primitive(kind, path)
 
-    def _primitive(self, kind: pa.DataType, path: str) -> IcebergType:
+    def _primitive(self, kind: pa.DataType, path: str) -> iceberg.IcebergType:
         for test, primitive in _PRIMITIVES:
             if test(kind):
                 return primitive
         if arrow.is_fixed_size_binary(kind) and kind.byte_width > 0:
-            return FixedType(kind.byte_width)
+            return iceberg.FixedType(kind.byte_width)
         if arrow.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
-            return DecimalType(kind.precision, kind.scale)
+            return iceberg.DecimalType(kind.precision, kind.scale)
         remedy = next((text for test, text in _REMEDY.items() if test(kind)), "")
         raise InvalidArgument(self._argument, f"column {path!r}: Iceberg has no type for Arrow's {kind}.", remedy)
 
