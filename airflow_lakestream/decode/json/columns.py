@@ -20,7 +20,8 @@ from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.layout import Path
 from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, odd_texts, without
 from airflow_lakestream.decode.json.shapes import Shaped, Shapes
-from airflow_lakestream.decode.lanes.spans import Integers, Mask, Texts
+from airflow_lakestream.decode.lanes.lanes import Integers, Mask
+from airflow_lakestream.decode.lanes.spans import Texts
 from airflow_lakestream.decode.values.misfit import Misfit
 
 _MOST_REPAIRS = 4

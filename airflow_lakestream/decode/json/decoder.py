@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.types as t
 
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
@@ -20,7 +19,8 @@ from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json.columns import ShapeParser
 from airflow_lakestream.decode.json.document import Json, parse_object, to_text
 from airflow_lakestream.decode.json.leftovers import leftovers_of
-from airflow_lakestream.decode.json.values import fields_coercer, is_uuid
+from airflow_lakestream.decode.json.values import fields_coercer
+from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.values.misfit import Misfit
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import InvalidArgument
@@ -70,7 +70,7 @@ class JsonDecoder:
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._alone = alone
-        self._plain = [_without_uuids(field.type) for field in schema]
+        self._plain = [leaves.plain(field.type) for field in schema]
         self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within)
         # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
         self._is_even = True
@@ -224,15 +224,3 @@ class _Found:
 def _cut(values: pa.Array) -> Iterator[pa.Array]:
     for first in range(0, len(values), _WHOLE):
         yield values[first : first + _WHOLE]
-
-
-def _without_uuids(kind: pa.DataType) -> pa.DataType:
-    """Return the type with plain bytes for UUIDs: Arrow can cast these, but not build them inside lists and maps."""
-    if t.is_struct(kind):
-        return pa.struct([field.with_type(_without_uuids(field.type)) for field in kind])
-    if t.is_list(kind) or t.is_large_list(kind):
-        make = pa.large_list if t.is_large_list(kind) else pa.list_
-        return make(kind.value_field.with_type(_without_uuids(kind.value_type)))
-    if t.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_without_uuids(kind.item_type)))
-    return pa.binary(16) if is_uuid(kind) else kind

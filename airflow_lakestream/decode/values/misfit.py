@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+
 _EXCERPT = 80
 _PATH = 160
 
@@ -28,6 +30,10 @@ class Misfit(ValueError):
             return self.problem
         path = "".join(reversed(self.path)).removeprefix(".")
         return f"{shorten(path, _PATH)}: {self.problem}"
+
+
+class SchemaRefused(LakestreamError, Terminal, ValueError):
+    """A writer's schema that is not one, or that no table can be made for."""
 
 
 def shorten(text: str, limit: int = _EXCERPT) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
@@ -30,8 +32,35 @@ class Decoded:
     rows: pa.Table
     bad: Sequence[BadRow] = ()
 
+    @classmethod
+    def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> Decoded:
+        """Return columns of all records, without those that are bad by these reasons."""
+        if reasons:
+            kept = pa.array(good_ones(len(columns[0]), reasons))
+            columns = [column.filter(kept) for column in columns]
+        rows = pa.Table.from_arrays(columns, schema=schema)
+        return cls(rows, [BadRow(index, reasons[index]) for index in sorted(reasons)])
+
+    def refined(
+        self, places: npt.NDArray[np.int64], reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema
+    ) -> Decoded:
+        """Return other columns of the rows, without those that turned out to be bad.
+
+        :param places: where the rows' records stand in the batch.
+        """
+        rest = Decoded.without(reasons, columns, schema)
+        bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
+        return Decoded(rest.rows, sorted(bad, key=lambda row: row.index))
+
     def whole(self, batch: RawBatch) -> pa.Table:
         """Return the rows of the batch that was decoded. Raises BadRecord for the first record that is bad."""
         for bad in self.bad:
             raise BadRecord(batch.topic, batch.partition, batch.offsets[bad.index], bad.reason)
         return self.rows
+
+
+def good_ones(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """Tell of each of `count` records whether it is not among the bad ones."""
+    good = np.ones(count, np.bool_)
+    good[list(bad)] = False
+    return good
