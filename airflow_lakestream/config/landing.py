@@ -16,8 +16,8 @@ from airflow_lakestream.config.sql import Sql
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
-from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
+    DEFAULT_METADATA,
     ModeName,
     OnDataLoss,
     OnError,

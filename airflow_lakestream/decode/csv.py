@@ -25,8 +25,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
-from airflow_lakestream.decode.values.misfit import Misfit, quoted
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, good_ones
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
 _QUOTED = '"(?:[^"]|"")*"'

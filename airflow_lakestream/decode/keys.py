@@ -16,8 +16,7 @@ from airflow_lakestream.decode.json.document import parse_document
 from airflow_lakestream.decode.json.scalars import without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.misfit import Misfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, good_ones
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones
 from airflow_lakestream.exceptions import InvalidArgument
 
 KEY_COLUMN = "_key"

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.policies import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.document import parse_object
@@ -22,7 +22,7 @@ from airflow_lakestream.decode.known_formats import FORMATS
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.registered import SINGLE_OBJECT, is_framed
 from airflow_lakestream.decode.rejected import Bad
-from airflow_lakestream.decode.values.misfit import Misfit, near_name, shorten
+from airflow_lakestream.decode.values.outcome import Misfit, near_name, shorten
 
 # Of each batch so many bad records are looked at, and none that is longer.
 _LOOKED_AT = 50

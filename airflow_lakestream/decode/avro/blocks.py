@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, entry_of, skip_one, width
 from airflow_lakestream.decode.avro.schema import Array, Map, Node, Primitive, Record, Union
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
-from airflow_lakestream.decode.lanes.nesting import offsets_of
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
 
 # Item after item costs some calls each, whatever the number of lanes: when few lanes have many items left, one walks
 # over them to find where each begins, and reads all at once.

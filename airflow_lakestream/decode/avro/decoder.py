@@ -17,7 +17,7 @@ from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.values.misfit import SchemaRefused
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import SchemaSource
 
 # How single-object encoding begins; eight bytes of the schema's fingerprint follow, little-endian.

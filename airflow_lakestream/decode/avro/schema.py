@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.values.misfit import SchemaRefused
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 # Most digits that a decimal column holds.
 DECIMAL_DIGITS = 38

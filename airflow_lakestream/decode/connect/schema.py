@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.decode.avro.schema import DECIMAL_DIGITS
-from airflow_lakestream.decode.values.misfit import SchemaRefused
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _DEEPEST = 64
 

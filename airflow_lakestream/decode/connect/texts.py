@@ -19,7 +19,7 @@ from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, 
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes.lanes import Integers, Mask
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
 
 # What Debezium 3.2 makes of PostgreSQL's infinite dates: read by a snapshot, and streamed; the numbers run over.

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import RESCUED, OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
@@ -21,8 +20,7 @@ from airflow_lakestream.decode.json.document import Json, parse_object, to_text
 from airflow_lakestream.decode.json.leftovers import leftovers_of
 from airflow_lakestream.decode.json.values import fields_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.misfit import Misfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
@@ -224,3 +222,40 @@ class _Found:
 def _cut(values: pa.Array) -> Iterator[pa.Array]:
     for first in range(0, len(values), _WHOLE):
         yield values[first : first + _WHOLE]
+
+
+class WithoutColumn(Exception):
+    """A signal: documents hold fields that have no column; see `json_leftovers`."""
+
+    def __init__(self, leftovers: Mapping[int, Json]) -> None:
+        super().__init__("documents hold fields that have no column")
+        self.leftovers = leftovers
+
+
+class WatchingDecoder:
+    """Decodes JSON documents. `decode` raises WithoutColumn where a field of them has none, and is not null.
+
+    :param schema: columns and their types.
+    :param within: the members whose fields need a column.
+    :param alone: see `JsonDecoder`.
+    :param out_of_range: likewise.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, within: Sequence[str], *, alone: bool = False, out_of_range: OutOfRange | None = None
+    ) -> None:
+        self.schema = schema
+        self._within, self._alone, self._out_of_range = tuple(within), alone, out_of_range
+        self._documents = JsonDecoder(
+            schema, UnknownFields.EVOLVE, within=within, alone=alone, out_of_range=out_of_range
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), alone=self._alone, out_of_range=self._out_of_range), (self.schema, self._within)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records. Raises WithoutColumn."""
+        decoded, unknown = self._documents.decode_and_find(batch)
+        if unknown:
+            raise WithoutColumn(unknown)
+        return decoded

@@ -21,8 +21,7 @@ from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.document import Json
 from airflow_lakestream.decode.json.infer import Seen
-from airflow_lakestream.decode.values.misfit import Misfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, cut
-from airflow_lakestream.decode.values.misfit import SchemaRefused
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaRefused
 
 _DEEPEST = 64
 

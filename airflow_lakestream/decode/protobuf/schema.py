@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.decode.values.misfit import SchemaRefused
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # No file that a schema imports is called so.

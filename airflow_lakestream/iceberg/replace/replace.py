@@ -22,9 +22,8 @@ from airflow_lakestream.core.ports import CannotReplace, Conflict, ReplacedMeanw
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, overwriting
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, LandingTransaction, overwriting
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
-from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
 from airflow_lakestream.iceberg.replace.takeout import Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.guards import check_replace, completed, replaced_by_others, rows_landed

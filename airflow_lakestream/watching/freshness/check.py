@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Ask, Looking, Places
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Missing, Places, Verdict
 from airflow_lakestream.watching.causes import Reason
 from airflow_lakestream.watching.freshness.completeness import completeness, covered_part
 from airflow_lakestream.watching.freshness.event_time import EventTimes
@@ -27,7 +27,6 @@ from airflow_lakestream.watching.freshness.freshness import Facts, Wanted, fresh
 from airflow_lakestream.watching.lag.waiting import Backlog, backlog_of, topics_of
 from airflow_lakestream.watching.source import ask_kafka, ask_table
 from airflow_lakestream.watching.streams.landings import History, ledgers, look_back
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 # A step of a look: asks questions, and returns a result.
 Step = Generator[Ask, Any, Any]

@@ -10,12 +10,11 @@ from typing import Any
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.watching.asking import Looking, Places
+from airflow_lakestream.watching.asking import Looking, LookOutcome, Missing, Places, Verdict
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread
 from airflow_lakestream.watching.source import Source
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 
 @dataclass(frozen=True, slots=True)

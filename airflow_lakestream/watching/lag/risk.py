@@ -12,13 +12,12 @@ from typing import Any
 
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.kafka.watch import Retention
-from airflow_lakestream.watching.asking import Ask, Looking, Places
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Missing, Places, Verdict
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
 from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left
 from airflow_lakestream.watching.lag.waiting import Asking, Unread
 from airflow_lakestream.watching.source import Source, ask_kafka
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 # Seconds over which rates are measured; less if Kafka keeps little.
 _WINDOW = 900.0
