@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -127,28 +128,27 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         _compare(topic, partition, {name: tally.window(start, end) for name, tally in tallies.items()})
         for start, end in itertools.pairwise(borders)
     ]
+    ranges: dict[str, Any] = {name: union(getattr(part, name) for part in parts) for name in _RANGES}
+    counts = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
     return PartitionAudit(
         topic=topic,
         partition=partition,
-        missing=union(part.missing for part in parts),
         doubled=_joined(d for part in parts for d in part.doubled),
-        both=union(part.both for part in parts),
-        rejected_twice=union(part.rejected_twice for part in parts),
-        unexpected=union(part.unexpected for part in parts),
-        before=union(part.before for part in parts),
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=facts.landed - facts.shown,
         rows=len(facts.rows),
-        readable=sum(part.readable for part in parts),
-        rows_missing=sum(part.rows_missing for part in parts),
-        rows_too_many=sum(part.rows_too_many for part in parts),
-        rows_before=sum(part.rows_before for part in parts),
         rejected=len(facts.rejected),
-        rejected_too_many=sum(part.rejected_too_many for part in parts),
         tally=facts.rows,
         rejects=facts.rejected,
+        **ranges,
+        **counts,
     )
+
+
+# What stretches of one partition are judged by alone: ranges are joined, counts are added.
+_RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
+_COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
 
 def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> PartitionAudit:

@@ -93,8 +93,7 @@ def _sizes(files: Iterable[FileFacts], size_of: SizeOf) -> dict[str, int | None]
 
 
 def _held(file: FileFacts, topic: str | None) -> RangeSet:
-    if topic is None or not file.is_dense or not file.has_positions:
+    if topic is None or file.bounds is None or not file.is_dense or not file.has_positions:
         return RangeSet()
-    assert file.partition is not None
-    assert file.offset is not None
-    return RangeSet.of(topic, file.partition[0], file.offset[0], file.offset[1] + 1)
+    (partition, _), (low, high) = file.bounds
+    return RangeSet.of(topic, partition, low, high + 1)

@@ -312,14 +312,8 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -
 
 
 def _numbers(audit: PartitionAudit) -> dict[str, int]:
-    return {
-        "rows": audit.rows,
-        "rejected": audit.rejected,
-        "readable": audit.readable,
-        "rows_missing": audit.rows_missing,
-        "rows_too_many": audit.rows_too_many,
-        "rows_before": audit.rows_before,
-    }
+    names = ("rows", "rejected", "readable", "rows_missing", "rows_too_many", "rows_before")
+    return {name: getattr(audit, name) for name in names}
 
 
 def _odd_pairs(audit: PartitionAudit) -> list[list[int]]:

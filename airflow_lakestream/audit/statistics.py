@@ -11,6 +11,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
+from airflow_lakestream.core.ranges import Interval
 from airflow_lakestream.iceberg.replace.takeout import bounds_of
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET
 
@@ -30,8 +31,8 @@ class FileFacts:
     rows: int
     nulls: int | None
     topic: tuple[str, str] | None
-    partition: tuple[int, int] | None
-    offset: tuple[int, int] | None
+    partition: Interval | None
+    offset: Interval | None
     size: int = 0
     partly: int = 0
 
@@ -52,22 +53,25 @@ class FileFacts:
         return low == high or cut
 
     @property
+    def bounds(self) -> tuple[Interval, Interval] | None:
+        """The bounds of partition and offset; None without one of them."""
+        return None if self.partition is None or self.offset is None else (self.partition, self.offset)
+
+    @property
     def has_positions(self) -> bool:
         """Whether the bounds are positions that records can have."""
-        if self.partition is None or self.offset is None:
+        if self.bounds is None:
             return False
-        return self.partition[0] >= 0 and self.offset[0] >= 0 and self.offset[1] < OFFSETS_END
+        partition, offset = self.bounds
+        return partition[0] >= 0 and offset[0] >= 0 and offset[1] < OFFSETS_END
 
     @property
     def is_dense(self) -> bool:
         """Whether the file holds each offset between its bounds once, as far as statistics tell."""
-        return (
-            self.offset is not None
-            and self.nulls == 0
-            and self.partition is not None
-            and self.partition[0] == self.partition[1]
-            and self.offset[1] - self.offset[0] + 1 == self.rows
-        )
+        if self.bounds is None or self.nulls != 0:
+            return False
+        partition, offset = self.bounds
+        return partition[0] == partition[1] and offset[1] - offset[0] + 1 == self.rows
 
 
 @dataclass

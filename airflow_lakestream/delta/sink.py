@@ -49,6 +49,8 @@ OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 class DeltaSink(TableSink[Add]):
     """`core.ports.SharedSink` on a Delta table."""
 
+    takes_any = True
+
     def __init__(
         self,
         tables: Tables,
@@ -61,9 +63,7 @@ class DeltaSink(TableSink[Add]):
     ) -> None:
         # Files that grow with their records and may widen are a mirror's events, which are of no table.
         check_design(design, widens=design.grows)
-        super().__init__(
-            table, consumer_group, design, grows=True, parts=parts, allow_group_overlap=allow_group_overlap
-        )
+        super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
         self._head: Head | None = None
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.

@@ -77,9 +77,7 @@ class IcebergSink(TableSink[DataFile]):
         allow_group_overlap: bool = False,
         parts: int = 1,
     ) -> None:
-        super().__init__(
-            table, consumer_group, design, grows=design.grows, parts=parts, allow_group_overlap=allow_group_overlap
-        )
+        super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._catalog = catalog
         self._table: Table | None = None
         self._staged: NewTable | None = None

@@ -57,12 +57,13 @@ class TableSink(ABC, Generic[File]):
 
     :param design: how the table is created when missing, and what an existing one is held to.
 
-    :param grows: rows may come with more columns than those before.
     :param parts: so many sinks share the memory of one; see `RowBuffer`.
     """
 
     # The rows that it writes are those that it is given.
     takes_records = True
+    # Rows may come with more columns than those before, whatever the design says.
+    takes_any = False
 
     def __init__(
         self,
@@ -70,7 +71,6 @@ class TableSink(ABC, Generic[File]):
         consumer_group: str,
         design: TableDesign,
         *,
-        grows: bool,
         parts: int,
         allow_group_overlap: bool,
     ) -> None:
@@ -80,7 +80,9 @@ class TableSink(ABC, Generic[File]):
         # The change of the schema that the next commit makes; None while the table's columns are unknown.
         self._change: SchemaChange | None = None
         self._allow_group_overlap = allow_group_overlap
-        self._buffer: RowBuffer[File] = RowBuffer(table, self._writing, self._blame, grows=grows, parts=parts)
+        self._buffer: RowBuffer[File] = RowBuffer(
+            table, self._writing, self._blame, grows=self.takes_any or design.grows, parts=parts
+        )
         self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
         self._handed_over = 0
         self._adopted: list[File] = []

@@ -97,16 +97,11 @@ def _new_head(target: Target) -> Head:
         table="",
         version=-1,
         table_id=str(uuid.uuid4()),
-        name=None,
-        description=None,
         created_time=time.time_ns() // 1_000_000,
         properties=target.properties,
         partitions=target.partitions,
         schema=pa.schema([]),
         fields=target.fields,
-        writer_version=2,
-        features=frozenset(),
-        txn=lambda _: None,
     )
 
 

@@ -8,7 +8,7 @@ timestamp is older than any time.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, un
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, KafkaWatch
 from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.causes import Cause, Reason, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ class Unread:
 
     def _of(self, partition: int) -> RangeSet:
         return self.ranges.of_partition(self.state.identity.topic, partition)
+
+
+def reasons_lost(unread: Iterable[Unread]) -> list[Reason]:
+    """Return why records of these topics can't be read any more, if some can't."""
+    gone = [some(one.lost) for one in unread if one.lost]
+    return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
 
 @dataclass(frozen=True)
