@@ -13,12 +13,11 @@ import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.lost_files import LostFile, take_out_lost
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
+from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store

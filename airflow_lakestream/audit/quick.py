@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.compare import PartitionFacts, compare
-from airflow_lakestream.audit.odd import OddRows
+from airflow_lakestream.audit.compare import OddRows, PartitionFacts, compare
 from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import Tally

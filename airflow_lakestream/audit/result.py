@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.audit.compare import PartitionAudit
-from airflow_lakestream.audit.lost_files import LostFile
-from airflow_lakestream.audit.odd import OddRows
+from airflow_lakestream.audit.compare import OddRows, PartitionAudit
+from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ranges import RangeSet, shown
 
 # More ranges help nobody in a terminal; `--json` has them all.

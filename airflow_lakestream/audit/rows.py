@@ -11,7 +11,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.odd import OddRows, sorted_odd
+from airflow_lakestream.audit.compare import OddRows, sorted_odd
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey

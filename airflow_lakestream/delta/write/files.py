@@ -24,7 +24,7 @@ from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.layout import arrange
-from airflow_lakestream.tables.trial import culprits
+from airflow_lakestream.tables.row_buffer import culprits
 
 log = logging.getLogger(__name__)
 

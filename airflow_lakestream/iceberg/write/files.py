@@ -30,7 +30,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.write.arrange import Piece, arrange
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.parquet import Nowhere, write_parquet
-from airflow_lakestream.tables.trial import culprits
+from airflow_lakestream.tables.row_buffer import culprits
 
 # In bytes, of the 255 that file systems have; all folders of a path together have some 1,000 in object stores.
 _LONGEST_FOLDER = 200
