@@ -1,17 +1,72 @@
-"""The verdict on one partition, from what the ledgers say, Kafka shows, and the table holds. Pure, no I/O."""
+"""The verdict on one partition, from what the ledgers say, Kafka shows, and the table holds. Pure, no I/O.
+
+Rows with a position that no record can have are told apart: another writer made them.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow.compute as pc
 
-from airflow_lakestream.audit.odd import OddRows
 from airflow_lakestream.audit.tally import Segments, Tally
 from airflow_lakestream.core.ledger import union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class OddRows:
+    """Rows of one topic and partition (None: NULL), with offsets from `low` to `high`, None for NULL.
+
+    They have a negative partition or offset, the greatest 64-bit number, or only part of topic, partition and offset.
+    """
+
+    topic: str | None
+    partition: int | None
+    low: int | None
+    high: int | None
+    rows: int
+
+    def __add__(self, other: OddRows) -> OddRows:
+        bounds = [bound for bound in (self.low, self.high, other.low, other.high) if bound is not None]
+        low, high = (min(bounds), max(bounds)) if bounds else (None, None)
+        return OddRows(self.topic, self.partition, low, high, self.rows + other.rows)
+
+    @property
+    def key(self) -> tuple[str | None, int | None]:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def offsets(self) -> str:
+        """The offsets in words."""
+        if self.low is None:
+            return "offset NULL"
+        return f"offset {self.low}" if self.low == self.high else f"offsets {self.low} to {self.high}"
+
+    @property
+    def text(self) -> str:
+        """The finding as text."""
+        place = f"{_or_null(self.topic)}[{_or_null(self.partition)}]"
+        return f"{place} {self.offsets} ({self.rows} rows), which no record has"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; None for NULL."""
+        names = ("topic", "partition", "low", "high", "rows")
+        return {name: getattr(self, name) for name in names}
+
+
+def sorted_odd(found: dict[tuple[str | None, int | None], OddRows]) -> list[OddRows]:
+    """Return them in order, NULL first."""
+    return [found[key] for key in sorted(found, key=lambda key: tuple((part is not None, part) for part in key))]
+
+
+def _or_null(value: object) -> object:
+    return "NULL" if value is None else value
+
 
 # How many entries of the longest tally are compared at once.
 _WINDOW = 200_000
@@ -127,28 +182,27 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         _compare(topic, partition, {name: tally.window(start, end) for name, tally in tallies.items()})
         for start, end in itertools.pairwise(borders)
     ]
+    ranges: dict[str, Any] = {name: union(getattr(part, name) for part in parts) for name in _RANGES}
+    counts = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
     return PartitionAudit(
         topic=topic,
         partition=partition,
-        missing=union(part.missing for part in parts),
         doubled=_joined(d for part in parts for d in part.doubled),
-        both=union(part.both for part in parts),
-        rejected_twice=union(part.rejected_twice for part in parts),
-        unexpected=union(part.unexpected for part in parts),
-        before=union(part.before for part in parts),
         lost=facts.lost,
         forgotten=facts.forgotten,
         not_verifiable=facts.landed - facts.shown,
         rows=len(facts.rows),
-        readable=sum(part.readable for part in parts),
-        rows_missing=sum(part.rows_missing for part in parts),
-        rows_too_many=sum(part.rows_too_many for part in parts),
-        rows_before=sum(part.rows_before for part in parts),
         rejected=len(facts.rejected),
-        rejected_too_many=sum(part.rejected_too_many for part in parts),
         tally=facts.rows,
         rejects=facts.rejected,
+        **ranges,
+        **counts,
     )
+
+
+# What stretches of one partition are judged by alone: ranges are joined, counts are added.
+_RANGES = ("missing", "both", "rejected_twice", "unexpected", "before")
+_COUNTS = ("readable", "rows_missing", "rows_too_many", "rows_before", "rejected_too_many")
 
 
 def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> PartitionAudit:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionAudit
-from airflow_lakestream.audit.lost_files import LostFile
 from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.audit.statistics import LostFile
 from airflow_lakestream.core.ledger import TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 

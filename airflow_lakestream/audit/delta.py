@@ -13,25 +13,22 @@ import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.lost_files import LostFile, take_out_lost
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable
 from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.audit.statistics import FileFacts, TableFiles, partly
+from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.location import check_location
 from airflow_lakestream.delta.reject_table import DeltaBooks
 from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
-from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.storage import DeltaStorage, check_location
 from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
-from airflow_lakestream.tables.rejects.pending import pending_of, rejects_of
-from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.settlement import Settlement, pending_of, rejects_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.compare import PartitionFacts, compare
-from airflow_lakestream.audit.odd import OddRows
+from airflow_lakestream.audit.compare import OddRows, PartitionFacts, compare
 from airflow_lakestream.audit.result import AuditResult, RowCount, rejected_count
 from airflow_lakestream.audit.statistics import FileFacts, TableFiles
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END, Asked, Fate
-from airflow_lakestream.core.ranges import PartitionKey, overlapping
+from airflow_lakestream.core.ranges import Interval, PartitionKey, overlapping
 
 
 def look_at_files(result: AuditResult, books: Books, files: TableFiles, topics: Iterable[str]) -> None:
@@ -58,12 +57,10 @@ def _fate(file: FileFacts, books: Books) -> Fate | None:
     if not may_be or file.nulls == file.rows:
         return Fate.ACCOUNTED
     topic = only_topic(file, books)
-    if topic is None or not file.has_positions or file.nulls:
+    if topic is None or file.bounds is None or not file.has_positions or file.nulls:
         return None
-    assert file.partition is not None
-    assert file.offset is not None
     asked = Asked(topic, books.landed_by_anyone(topic), books.own_entry(topic).origin)
-    return asked.fate(file.partition, file.offset)
+    return asked.fate(*file.bounds)
 
 
 def look_at_rejects(result: AuditResult, books: Books, files: TableFiles | None) -> None:
@@ -118,15 +115,17 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
             result.findings.append(
                 f"unexpected: {file.path} has {file.partly} rows or more that lack a part of their position"
             )
-        if file.offset is None or file.partition is None:
+        if file.bounds is None:
             blank += file.nulls != file.rows
-        elif (topic := only_topic(file, books)) is not None and file.partition[0] == file.partition[1]:
-            key = topic, file.partition[0]
-            _take(certain.setdefault(key, Tally()), file)
-            if (found := _odd(file)) is not None:
+            continue
+        partition, offset = file.bounds
+        if (topic := only_topic(file, books)) is not None and partition[0] == partition[1]:
+            key = topic, partition[0]
+            _take(certain.setdefault(key, Tally()), file, partition[0], offset)
+            if (found := _odd(file, partition[0], offset)) is not None:
                 odd[key] = odd[key] + found if key in odd else found
         else:
-            result.findings += _outside(file, books)
+            result.findings += _outside(file, partition, offset, books)
     if blank:
         result.notes.append(f"{blank} data files have no bounds: their rows were counted, but not placed.")
     for key in sorted({*certain, *books.partitions(topics)}):
@@ -135,12 +134,10 @@ def _check_bounds(result: AuditResult, books: Books, files: TableFiles, topics: 
             result.partitions.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
 
 
-def _take(rows: Tally, file: FileFacts) -> None:
+def _take(rows: Tally, file: FileFacts, partition: int, bounds: Interval) -> None:
     """Count what the file surely holds: everything if it is dense, otherwise the rows at its bounds."""
-    assert file.offset is not None
-    assert file.partition is not None
-    low, high = file.offset
-    if file.partition[0] < 0:
+    low, high = bounds
+    if partition < 0:
         return
     if file.is_dense and file.has_positions:
         rows.add_interval(low, high + 1)
@@ -150,34 +147,30 @@ def _take(rows: Tally, file: FileFacts) -> None:
         rows.add_offsets([offset for offset in (low, high) if 0 <= offset < OFFSETS_END])
 
 
-def _odd(file: FileFacts) -> OddRows | None:
+def _odd(file: FileFacts, partition: int, bounds: Interval) -> OddRows | None:
     """Return the rows of a one-partition file with bounds that no record has, or in a partition that can't exist."""
-    assert file.offset is not None
-    assert file.partition is not None
     if file.has_positions:
         return None
-    if file.partition[0] < 0:
-        return OddRows("", file.partition[0], *file.offset, file.rows - (file.nulls or 0))
-    odd = [offset for offset in set(file.offset) if not 0 <= offset < OFFSETS_END]
-    return OddRows("", file.partition[0], min(odd), max(odd), len(odd))
+    if partition < 0:
+        return OddRows("", partition, *bounds, file.rows - (file.nulls or 0))
+    odd = [offset for offset in set(bounds) if not 0 <= offset < OFFSETS_END]
+    return OddRows("", partition, min(odd), max(odd), len(odd))
 
 
-def _outside(file: FileFacts, books: Books) -> Iterator[str]:
+def _outside(file: FileFacts, partitions: Interval, bounds: Interval, books: Books) -> Iterator[str]:
     """Describe what the bounds of a file of several topics or partitions rule out."""
-    assert file.offset is not None
-    assert file.partition is not None
     candidates = file.topics(books.known_topics)
     if not candidates:
         yield f"{file.path}: {file.rows} rows of topics that no group's ledger has"
         return
     # Rows below the group's beginning are another tool's, and no damage.
     landed = [r for topic in candidates for r in books.landed_by_anyone(topic) | books.before(topic)]
-    for partition in sorted(set(file.partition)):
+    for partition in sorted(set(partitions)):
         if not any(r.partition == partition for r in landed):
             yield f"{file.path}: rows of partition {partition} of {', '.join(candidates)}, which no group's ledger has"
-    first, last = file.partition
+    first, last = partitions
     within = [r for r in landed if first <= r.partition <= last]
-    for offset in sorted(set(file.offset)):
+    for offset in sorted(set(bounds)):
         if not any(r.from_offset <= offset < r.until_offset for r in within):
             yield (
                 f"{file.path}: a row at offset {offset}, which no group's ledger has for {', '.join(candidates)}, "

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.audit.compare import PartitionAudit
-from airflow_lakestream.audit.lost_files import LostFile
-from airflow_lakestream.audit.odd import OddRows
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.audit.compare import OddRows, PartitionAudit
+from airflow_lakestream.audit.statistics import LostFile
+from airflow_lakestream.core.ranges import RangeSet, shown
 
 # More ranges help nobody in a terminal; `--json` has them all.
 _SHOWN = 10
@@ -128,7 +127,7 @@ class Repaired:
             yield f"repaired in snapshot {self.snapshot_id}: {self.rows_out} rows out, {self.rows_in} rows in{rejected}"
         for name, ranges in self.ranges.items():
             if ranges:
-                yield f"  {_DONE[name]}: {_first([str(r) for r in ranges])}"
+                yield f"  {_DONE[name]}: {shown([str(r) for r in ranges], _SHOWN)}"
         yield from (f"  removed: {line}" for line in self.removed)
         yield from (f"  left: {line}" for line in self.left)
 
@@ -259,7 +258,7 @@ def _damages(audit: PartitionAudit, *, with_place: bool = True) -> list[str]:
         lines.append(f"{place}missing: {_text(audit.missing)} ({audit.rows_missing} rows)")
     if audit.doubled:
         texts = [f"[{d.from_offset},{d.until_offset}) x{d.times}" for d in audit.doubled]
-        lines.append(f"{place}doubled: {_first(texts)}")
+        lines.append(f"{place}doubled: {shown(texts, _SHOWN)}")
     if audit.both:
         lines.append(f"{place}a row, and rejected as well: {_text(audit.both)}")
     if audit.rejected_twice:
@@ -284,12 +283,7 @@ def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
 
 
 def _text(ranges: RangeSet) -> str:
-    return _first([f"[{r.from_offset},{r.until_offset})" for r in ranges])
-
-
-def _first(texts: list[str]) -> str:
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} ranges more" if more > 0 else "")
+    return shown([f"[{r.from_offset},{r.until_offset})" for r in ranges], _SHOWN)
 
 
 def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -> dict[str, Any]:
@@ -317,14 +311,8 @@ def _partition_to_dict(audit: PartitionAudit, most: int | None, is_full: bool) -
 
 
 def _numbers(audit: PartitionAudit) -> dict[str, int]:
-    return {
-        "rows": audit.rows,
-        "rejected": audit.rejected,
-        "readable": audit.readable,
-        "rows_missing": audit.rows_missing,
-        "rows_too_many": audit.rows_too_many,
-        "rows_before": audit.rows_before,
-    }
+    names = ("rows", "rejected", "readable", "rows_missing", "rows_too_many", "rows_before")
+    return {name: getattr(audit, name) for name in names}
 
 
 def _odd_pairs(audit: PartitionAudit) -> list[list[int]]:

@@ -11,13 +11,14 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-from airflow_lakestream.audit.odd import OddRows, sorted_odd
+from airflow_lakestream.audit.compare import OddRows, sorted_odd
 from airflow_lakestream.audit.tally import Tally
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
 from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.iceberg.reject_table import PLACE, counting_rows
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.iceberg.reject_table import counting_rows
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.tables.rejects.settlement import PLACE
 
 
 class NoPositions(LakestreamError, Terminal):

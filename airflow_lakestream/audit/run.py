@@ -15,21 +15,19 @@ from pyiceberg.table import Table
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound, read_log
-from airflow_lakestream.audit.lost_files import LostFile, take_out_lost
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, ByCount
 from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_positions, count_rejected, count_rows
-from airflow_lakestream.audit.statistics import TableFiles, table_files
+from airflow_lakestream.audit.statistics import LostFile, TableFiles, table_files, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
-from airflow_lakestream.core.names import check_table_name, check_topic
-from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.policies import TableFormat, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 
 
 class TableMissing(LakestreamError, Terminal):

@@ -1,17 +1,21 @@
-"""What the manifests say of a table's files; no data file is opened."""
+"""What the metadata says of a table's files, and which of them are missing or have another size; none is opened."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core.landing.unaccounted import OFFSETS_END
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, bounds_of
+from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.iceberg.replace.takeout import bounds_of
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET
 
 # Iceberg's default metrics mode cuts text bounds to this many characters, and increments the upper one.
 _TRUNCATED = 16
@@ -29,8 +33,8 @@ class FileFacts:
     rows: int
     nulls: int | None
     topic: tuple[str, str] | None
-    partition: tuple[int, int] | None
-    offset: tuple[int, int] | None
+    partition: Interval | None
+    offset: Interval | None
     size: int = 0
     partly: int = 0
 
@@ -51,22 +55,25 @@ class FileFacts:
         return low == high or cut
 
     @property
+    def bounds(self) -> tuple[Interval, Interval] | None:
+        """The bounds of partition and offset; None without one of them."""
+        return None if self.partition is None or self.offset is None else (self.partition, self.offset)
+
+    @property
     def has_positions(self) -> bool:
         """Whether the bounds are positions that records can have."""
-        if self.partition is None or self.offset is None:
+        if self.bounds is None:
             return False
-        return self.partition[0] >= 0 and self.offset[0] >= 0 and self.offset[1] < OFFSETS_END
+        partition, offset = self.bounds
+        return partition[0] >= 0 and offset[0] >= 0 and offset[1] < OFFSETS_END
 
     @property
     def is_dense(self) -> bool:
         """Whether the file holds each offset between its bounds once, as far as statistics tell."""
-        return (
-            self.offset is not None
-            and self.nulls == 0
-            and self.partition is not None
-            and self.partition[0] == self.partition[1]
-            and self.offset[1] - self.offset[0] + 1 == self.rows
-        )
+        if self.bounds is None or self.nulls != 0:
+            return False
+        partition, offset = self.bounds
+        return partition[0] == partition[1] and offset[1] - offset[0] + 1 == self.rows
 
 
 @dataclass
@@ -108,3 +115,92 @@ def partly(nulls: Sequence[int | None]) -> int:
     """Return the least number of rows with values in only some of the columns, from each column's NULLs."""
     known = [count for count in nulls if count is not None]
     return max(known) - min(known) if known and len(known) == len(nulls) else 0
+
+
+# Parallel requests to a store: ten thousand files take seconds, and stores bear it.
+AT_ONCE = 32
+
+SizeOf = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class LostFile:
+    """A live file that is gone (`found` is None), or has another size, in bytes, than the metadata says.
+
+    `ranges` are the records that it surely held, empty if unknown; `nulls` is how many of its rows have no offset, None
+    if unknown. `is_data` is False for a delete file.
+    """
+
+    path: str
+    rows: int
+    size: int
+    found: int | None
+    ranges: RangeSet = RangeSet()
+    nulls: int | None = None
+    is_data: bool = True
+
+    @property
+    def text(self) -> str:
+        """The finding as text."""
+        what = "data file" if self.is_data else "delete file"
+        state = "is gone" if self.found is None else f"has {self.found} bytes instead of {self.size}"
+        if not self.is_data:
+            return f"{what} {self.path} {state}: which rows it deletes can't be told"
+        held = str(self.ranges) if self.ranges else "its statistics do not say for certain which of them"
+        return f"{what} {self.path} {state}, with {self.rows} rows: {held}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; ranges as [topic, partition, from, until]."""
+        return {
+            "path": self.path,
+            "rows": self.rows,
+            "bytes": self.size,
+            "bytes_found": self.found,
+            "ranges": [[r.topic, r.partition, r.from_offset, r.until_offset] for r in self.ranges],
+        }
+
+
+def take_out_lost(files: TableFiles, size_of: SizeOf, topic_of: Callable[[FileFacts], str | None]) -> list[LostFile]:
+    """Look at each file, and remove the lost ones from `files`; return them.
+
+    :param size_of: returns a file's size in bytes. Raises FileNotFoundError if it is gone.
+    :param topic_of: returns the one topic whose rows a file holds; None if there may be several.
+
+    Raises what `size_of` raises.
+    """
+    sizes = _sizes([*files.data, *files.deletes], size_of)
+    lost = [
+        LostFile(
+            path=file.path,
+            rows=file.rows,
+            size=file.size,
+            found=sizes[file.path],
+            ranges=RangeSet() if files.deletes else _held(file, topic_of(file)),
+            nulls=file.nulls,
+            is_data=file in files.data,
+        )
+        for file in {file.path: file for file in (*files.data, *files.deletes)}.values()
+        if sizes[file.path] != file.size
+    ]
+    gone = {one.path for one in lost}
+    files.data = [file for file in files.data if file.path not in gone]
+    return lost
+
+
+def _sizes(files: Iterable[FileFacts], size_of: SizeOf) -> dict[str, int | None]:
+    def look(path: str) -> int | None:
+        try:
+            return size_of(path)
+        except FileNotFoundError:
+            return None
+
+    paths = list({file.path: None for file in files})
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="lakestream-look") as pool:
+        return dict(zip(paths, pool.map(look, paths), strict=True))
+
+
+def _held(file: FileFacts, topic: str | None) -> RangeSet:
+    if topic is None or file.bounds is None or not file.is_dense or not file.has_positions:
+        return RangeSet()
+    (partition, _), (low, high) = file.bounds
+    return RangeSet.of(topic, partition, low, high + 1)

@@ -1,34 +1,37 @@
-"""A mirror as a Delta table: its rows at a head, and its entries of deleted rows."""
+"""A mirror in a Delta table: its rows at a head, its entries of deleted rows, and its sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import obstore
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import types as arrow
 
-from airflow_lakestream.cdc.columns import no_rows, version_schema
+from airflow_lakestream.cdc.columns import no_rows
+from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
-from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.delta.commit.guard import check_fit
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
+from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.merge.newest import Newest
+from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.cdc.stops import column_became_wider
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import check_removable
+from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_removable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import live_files, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
-from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.write.columns import conform
-from airflow_lakestream.delta.write.files import Add, read_file
-from airflow_lakestream.lakes.delta_design import delta_design
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.columns import to_schema
-
-# As in Iceberg: a ledger without topics.
-ENTRIES_GROUP = "mirror"
-NO_TOPIC = TopicIdentity("", "", "")
+from airflow_lakestream.delta.storage import DeltaStorage, Tables
+from airflow_lakestream.delta.write import handover
+from airflow_lakestream.delta.write.columns import conform, delta_fields
+from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of, read_file
 
 
 class DeltaHead:
@@ -73,12 +76,9 @@ class DeltaEntries(DeltaSink):
     """
 
     def __init__(self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema) -> None:
-        columns = pa.schema(
-            [*(field.with_nullable(True) for field in key), pa.field(row_column(key.names), pa.binary())]
-        )
-        design = TableDesign(version_schema(), to_schema(columns), argument="key", notes={MIRROR_ID: mirror_id})
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
-        super().__init__(tables, name, ENTRIES_GROUP, delta_design(design), allow_group_overlap=True)
+        super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
         self._id, self._key = mirror_id, key.names
 
     def read(self) -> pa.Table | None:
@@ -88,11 +88,7 @@ class DeltaEntries(DeltaSink):
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""
-        name = f"entries {uuid.uuid4().hex}"
-        with self.or_discard():
-            self.load(name)
-            self.write(entries, NO_TOPIC)
-            self.commit(Landing(name, name, {}))
+        memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
         """Commit the entries taken."""
@@ -120,3 +116,101 @@ class DeltaEntries(DeltaSink):
     def _read(self, head: Head, files: Sequence[Add]) -> pa.Table:
         parts = [read_file(self._store, add, head.schema) for add in files]
         return pa.concat_tables([no_rows(head.schema), *parts])
+
+
+class DeltaMirrorSink(Mirror):
+    """`cdc.mirror.Mirror` in a Delta table."""
+
+    def __init__(self, tables: Tables, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
+        super().__init__(DeltaMirror(tables, table, group, design.table, **settings), table, design)
+
+
+class DeltaMirror(DeltaSink):
+    """`cdc.mirror.MirrorTable` in Delta."""
+
+    takes_records = False
+    # Later events may have more columns than the first ones.
+    refounds = True
+    _id = ""
+
+    def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
+        """Look at the table, and return its properties and columns. Raises UnfitTable, CannotReplace."""
+        head = self._tables.open(self._name)
+        self._id = uuid.uuid4().hex if head is None else head.properties.get(MIRROR_ID, head.table_id)
+        if head is None:
+            return None
+        check_removable(head)
+        return head.properties, head.schema
+
+    def take(self, mirror: MirrorDesign) -> None:
+        """Have the design of a mirror from now on."""
+        self._design = replace(mirror.table, notes={**mirror.table.notes, MIRROR_ID: self._id})
+
+    def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
+        """Have the columns that the first events tell."""
+        self.take(mirror)
+        self._found(None)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there was a table at the last look, or commit."""
+        return self._head is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its columns are known."""
+        return self._change is not None
+
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns, those included that the next commit adds."""
+        return self._columns
+
+    def grow(self, wanted: pa.Schema) -> Sequence[str]:
+        """Let the next commit give the table these columns. Raises MirrorStopped for a column that became wider."""
+        before = self._planned(None)
+        self._change, problems = self._grown(before, wanted)
+        if problems:
+            raise column_became_wider(self._name, "; ".join(problems))
+        return self._change.texts if self._change.texts != before.texts else ()
+
+    def target_of_events(self, columns: pa.Schema) -> handover.Outline:
+        """Return the outline of a table that is nowhere, and whose files lie below the mirror's own folder."""
+        assert isinstance(self._tables, DeltaStorage), "the driver has the table itself"
+        # Nothing of it is committed: events may have whatever there is.
+        features = frozenset({NTZ_FEATURE})
+        options = dict(self._tables.options)
+        return handover.Outline(self._name, options, "", columns, delta_fields(columns), (), features)
+
+    def events_in(self, handed: Mapping[str, Any]) -> Sequence[Add]:
+        """Return the files that an executor wrote for it."""
+        return self._decode(handed)
+
+    def read_events(self, file: Add) -> pa.Table:
+        """Return the events of such a file."""
+        return pq.read_table(pa.BufferReader(pa.py_buffer(obstore.get(self._store, path_of(file)).bytes())))
+
+    def delete_events(self, files: Sequence[Add]) -> object:
+        """Delete such files; never raises."""
+        return delete_files(self._store, files)
+
+    def _entries(self, mirror: str, mirror_id: str, columns: pa.Schema, key: Sequence[str]) -> DeltaEntries:
+        return DeltaEntries(self._tables, mirror, mirror_id, pa.schema([columns.field(name) for name in key]))
+
+    def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
+        """Merge a batch into the table, in one version with the ledger."""
+        target, schema, key, kept = self._target(), self.columns, mirror.key or (), list[Add]()
+        entries = self._entries(self._name, self._id, schema, key)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+
+        def make(head: Head | None) -> list[Action]:
+            check_fit(head, target, self._name)
+            check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
+            merged = merger.merge(None if head is None else DeltaHead(self._store, head, schema))
+            merger.remember(merged)
+            kept[:] = [*merged.new, *merger.write_out(merged.rows)]
+            files = [*(remove_action(add) for add in merged.out), *({"add": dict(add)} for add in kept)]
+            operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
+            return self._actions(head, target, landing, files, operation)
+
+        return self._drive_and_clean(landing, make, lambda done: beside(merger.written, kept if done else ()))

@@ -16,8 +16,8 @@ from airflow_lakestream.core.mirrors import MIRROR
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
 from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
 
 
 @dataclass(frozen=True)

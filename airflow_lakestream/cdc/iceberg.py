@@ -1,42 +1,40 @@
-"""A mirror that is an Iceberg table: its rows at a head, its entries of what is deleted, and what a commit does."""
+"""A mirror in an Iceberg table: its rows at a head, its entries of deleted rows, and its sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
-from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_lakestream.cdc.columns import no_rows, version_schema
+from airflow_lakestream.cdc.columns import no_rows
+from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX, condensed, row_column
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, condensed
 from airflow_lakestream.cdc.merge.merge import Merger
-from airflow_lakestream.core import codec
-from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.cdc.merge.newest import Newest
+from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
-from airflow_lakestream.iceberg.commit.attempt import Attempt
-from airflow_lakestream.iceberg.commit.guard import HeadGuard
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite, RewriteAttempt
-from airflow_lakestream.iceberg.replace.hits import live_files, read_rows
+from airflow_lakestream.core.ports import StaleFiles
+from airflow_lakestream.iceberg.commit.attempt import Rewrite
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
-from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.schema.change import metadata_of
+from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
-# The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
-ENTRIES_GROUP = "mirror"
-NO_TOPIC = TopicIdentity("", "", "")
 _PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 
@@ -56,11 +54,9 @@ class IcebergHead:
 
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""
-        field = self._table.schema().find_field(column)
-        lower, upper = ((one or {}).get(field.field_id) for one in (file.file.lower_bounds, file.file.upper_bounds))
-        if lower is None or upper is None or not isinstance(field.field_type, _PLAIN_BOUNDS):
-            return None
-        return from_bytes(field.field_type, lower), from_bytes(field.field_type, upper)
+        schema = self._table.schema()
+        is_plain = isinstance(schema.find_field(column).field_type, _PLAIN_BOUNDS)
+        return bounds_of(schema, file.file, column) if is_plain else None
 
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""
@@ -76,47 +72,19 @@ def mirror_id(mirror: TableMetadata) -> str:
     return mirror.properties.get(MIRROR_ID, str(mirror.table_uuid))
 
 
-class Merging:
-    """`iceberg.commit.rewriting.Rewriter` of a batch of events."""
-
-    def __init__(self, merger: Merger, target: TableMetadata) -> None:
-        self._merger, self._target = merger, target
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Merge into the table's head. Raises ValueMissing."""
-        merged = self._merger.merge(IcebergHead(table, self._target))
-        self._merger.remember(merged)
-        new = [*merged.new, *self._merger.write_out(merged.rows)]
-        return Rewrite([task.file for task in merged.out], new)
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for some."""
-        return delete_files(io, [path for file in self._merger.written if (path := file.file_path) not in keep])
-
-
 class EntryTable(IcebergSink):
     """`cdc.merge.memory.Entries` in an Iceberg table, written by the guard as every table here is.
 
     :param mirror: the mirror's name.
     :param mirror_id: its own id.
-    :param key: the fields of its key.
+    :param key: the columns of its key.
     """
 
-    def __init__(self, catalog: Catalog, mirror: str, mirror_id: str, key: Sequence[NestedField]) -> None:
-        fields = [NestedField(number, one.name, one.field_type, required=False) for number, one in enumerate(key, 1)]
-        design = TableDesign(
-            version_schema(),
-            Schema(
-                *fields,
-                NestedField(len(fields) + 1, row_column([one.name for one in key]), BinaryType(), required=False),
-            ),
-            # As the mirror's own key.
-            evolution=SchemaEvolution.WIDEN,
-            argument="key",
-            notes={MIRROR_ID: mirror_id},
-        )
+    def __init__(self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema) -> None:
+        # The types of the key may become wider, as those of the mirror's own.
+        design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key = mirror_id, [one.name for one in key]
+        self._id, self._key = mirror_id, key.names
 
     def read(self) -> pa.Table | None:
         """Return all entries."""
@@ -129,11 +97,23 @@ class EntryTable(IcebergSink):
         if there is not None and not self._is_own(there):
             # Of a mirror that was dropped.
             self._catalog.drop_table(self._name)
-        name = f"entries {uuid.uuid4().hex}"
-        with self.or_discard():
-            self.load(name)
-            self.write(entries, NO_TOPIC)
-            self.commit(Landing(name, name, {}))
+        memory.commit_entries(self, entries)
+
+    def commit(self, landing: Landing) -> int:
+        """Commit the entries taken; once there are many files, they become one."""
+        if self._table is None:
+            return super().commit(landing)
+        written: list[DataFile] = []
+
+        def condense(table: Table) -> Rewrite:
+            old = live_files(table)
+            if len(old) < memory.MOST_FILES:
+                return Rewrite((), ())
+            new = self._write_files(condensed(_entries(table, old), self._key))
+            written.extend(new)
+            return Rewrite([task.file for task in old], new)
+
+        return self._rewrite(landing, condense, written)
 
     def _load(self) -> Table | None:
         try:
@@ -144,38 +124,115 @@ class EntryTable(IcebergSink):
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
 
-    def _attempt(self, landing: Landing) -> Attempt:
-        if self._table is None:
-            return super()._attempt(landing)
-        metadata = self._target(None).metadata
-        write = partial(write_data_files, metadata, prefix=self._prefix, counter=self._numbers)
-        guard = self._guard(landing, HeadGuard, allow_group_overlap=True)
-        summary = codec.encode_summary(self._group, landing)
-        return RewriteAttempt(self._catalog, self._name, guard, summary, _Condensing(self._key, write))
-
-
-class _Condensing:
-    """`iceberg.commit.rewriting.Rewriter` that writes the entries of many files as one."""
-
-    def __init__(self, key: Sequence[str], write: Callable[..., list[DataFile]]) -> None:
-        self._key, self._write = key, write
-        self._written: list[DataFile] = []
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Read all entries, and write those that count, where it is time to."""
-        old = live_files(table)
-        if len(old) < memory.MOST_FILES:
-            return Rewrite((), ())
-        new = self._write(table.io, condensed(_entries(table, old), self._key))
-        self._written += new
-        return Rewrite([task.file for task in old], new)
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the files written, but for some."""
-        return delete_files(io, [path for file in self._written if (path := file.file_path) not in keep])
-
 
 def _entries(table: Table, files: Sequence[FileScanTask]) -> pa.Table:
     empty = no_rows(table.schema().as_arrow())
     parts = [part for task in files for part in read_rows(table.metadata, table.io, task)]
     return pa.concat_tables([empty, *parts], promote_options="permissive")
+
+
+class MirrorSink(Mirror):
+    """`cdc.mirror.Mirror` in an Iceberg table."""
+
+    def __init__(self, catalog: Catalog, table: str, group: str, design: MirrorDesign, **settings: bool) -> None:
+        super().__init__(IcebergMirror(catalog, table, group, design.table, **settings), table, design)
+
+
+class IcebergMirror(IcebergSink):
+    """`cdc.mirror.MirrorTable` in Iceberg."""
+
+    takes_records = False
+    refounds = False
+
+    def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
+        """Look at the table, and return its properties and columns."""
+        try:
+            metadata = self._catalog.load_table(self._name).metadata
+        except NoSuchTableError:
+            return None
+        return metadata.properties, arrow_schema(metadata.schema())
+
+    def take(self, mirror: MirrorDesign) -> None:
+        """Have the design of a mirror from now on."""
+        self._design = mirror.table
+
+    def found(self, mirror: MirrorDesign, events: pa.Table) -> None:
+        """Stage the table that the first events tell."""
+        if self._staged is not None:
+            self._staged.drop_namespace_if_made()
+            self._staged = self._change = None
+        self._design = mirror.table
+        self._target(events)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there was a table at the last look, or commit."""
+        return self._table is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is there, or staged."""
+        return self.is_there or self._staged is not None
+
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns, those included that the next commit adds."""
+        return self._target(None).schema().as_arrow()
+
+    def grow(self, wanted: pa.Schema) -> Sequence[str]:
+        """Let the next commit give the table these columns, and widths. Raises StaleFiles."""
+        assert self._change is not None, "it was loaded"
+        before = self._change.texts
+        self._change, problems = self._change.and_then(fields_from_arrow(wanted, "rows"), SchemaEvolution.WIDEN)
+        if problems:
+            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
+        return self._change.texts if self._change.texts != before else ()
+
+    def target_of_events(self, columns: pa.Schema) -> handover.Outline:
+        """Return the outline of a table that is nowhere, and whose files lie where the mirror's do."""
+        target = self._target(None)
+        return handover.Outline(self._name, _metadata_for(columns, target.metadata), target.io)
+
+    def events_in(self, handed: Mapping[str, Any]) -> Sequence[str]:
+        """Return the files that an executor wrote for it."""
+        return [file.file_path for file in handover.decode_files(handed)]
+
+    def read_events(self, file: str) -> pa.Table:
+        """Return the events of such a file."""
+        with self._io().new_input(file).open() as stream:
+            return pq.read_table(stream)
+
+    def delete_events(self, files: Sequence[str]) -> object:
+        """Delete such files; never raises."""
+        return delete_files(self._io(), files)
+
+    def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
+        """Merge a batch into the table, in one snapshot with the ledger."""
+        target, key = self._target(None), mirror.key or ()
+        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        if not self.is_there:
+            # The first rows of a new mirror are committed with the table.
+            merged = merger.merge(None)
+            merger.remember(merged)
+            self.write(merged.rows, NO_TOPIC)
+            return self.commit(landing)
+
+        def rewrite(table: Table) -> Rewrite:
+            merged = merger.merge(IcebergHead(table, target.metadata))
+            merger.remember(merged)
+            new = [*merged.new, *merger.write_out(merged.rows)]
+            return Rewrite([task.file for task in merged.out], new)
+
+        return self._rewrite(landing, rewrite, merger.written)
+
+    def _entries(self, mirror: str, mirror_id: str, columns: Schema, key: Sequence[str]) -> EntryTable:
+        fields = Schema(*(columns.find_field(name) for name in key))
+        return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields))
+
+
+def _metadata_for(columns: pa.Schema, mirror: TableMetadata) -> TableMetadata:
+    """Return the metadata of a table that is nowhere: what executors write events for."""
+    # Neither the mirror's ledger nor that it is a mirror.
+    properties = {key: value for key, value in mirror.properties.items() if not key.startswith("lakestream.")}
+    return metadata_of(to_schema(columns), mirror.location, properties)

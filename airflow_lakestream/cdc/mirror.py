@@ -1,29 +1,160 @@
-"""A mirror as a sink: change events are taken, and what they come to is merged into the table with the ledger.
+"""A mirror as a sink: change events are taken, checked, and merged into the table with the ledger.
 
 The protocol of a landing stays what it is: plan, guard, one commit with rows and ledger, the schema's change with it.
+The checks: events are of the mirror's table in the database, and its key is unchanged.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.checks import follow
-from airflow_lakestream.cdc.columns import OF_EVENTS
+from airflow_lakestream.cdc.columns import KEY_NAMES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, TABLE
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import event_columns
-from airflow_lakestream.cdc.events.provenance import expanded
+from airflow_lakestream.cdc.events.provenance import Old, expanded
+from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
-from airflow_lakestream.cdc.merge.newest import Newest
+from airflow_lakestream.cdc.merge.newest import Newest, newest
+from airflow_lakestream.cdc.merge.snapshots import without_ends
+from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import SharedSink, TableState
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.wrapped import WrappedSharedSink
+
+
+def follow(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> tuple[MirrorDesign, Newest]:
+    """Return the design with what the events tell of their source, and their result. Raises MirrorStopped."""
+    assert design.key is not None, "the first events have set it"
+    design.check_key(design.key, events.schema)
+    design = checked(design, events, mirror, landing).noted()
+    if design.source_tables is not None:
+        # With several source tables, the end of one table's snapshot tells nothing of the others' rows.
+        events = without_ends(events)
+    record_key, topics = design.record_key or (), topics_of(landing)
+    found = newest(
+        events, design.key or (), mirror, soft_delete=design.soft_delete, topic=topics, record_key=record_key
+    )
+    return design, found
+
+
+def checked(design: MirrorDesign, events: pa.Table, mirror: str, landing: Landing) -> MirrorDesign:
+    """Return the design with the events' table and key. Raises MirrorStopped if either is another one now.
+
+    :param events: in any order.
+    :param mirror: the mirror's name.
+    """
+    if TABLE not in events.column_names or not len(events):
+        return design
+    topic = topics_of(landing)
+
+    def stop(reason: StopReason, rows: pa.Table, problem: str, remedy: str = RESNAPSHOT) -> MirrorStopped:
+        first = rows.take(pc.sort_indices(rows, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")])[:1])
+        partition, offset = first[PARTITION][0].as_py(), first[OFFSET][0].as_py()
+        return MirrorStopped(mirror, reason, f"{topic}[{partition}] offset {offset}: {problem}", remedy)
+
+    unknown = (
+        events.filter(pc.equal(events[OLD], str(Old.UNKNOWN)).fill_null(False)) if OLD in events.schema.names else []
+    )
+    if len(unknown):
+        raise stop(StopReason.KEY_NOT_SENT, unknown, _no_row_before(design.key or ()), _REMEDY_FULL)
+    return _with_key(_with_table(design, events, stop), events, stop)
+
+
+def topics_of(landing: Landing) -> str:
+    """Return a landing's topic."""
+    return ", ".join(sorted({identity.topic for identity in landing.topics}))
+
+
+_Stop = Callable[..., MirrorStopped]
+_REMEDY_FULL = (
+    "Let the database send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL). "
+    "Then let Debezium read the table again, and replace the mirror's rows: "
+    "`lakestream mirror resnapshot`."
+)
+
+
+def _no_row_before(key: Sequence[str]) -> str:
+    return (
+        f"an update comes without the row before it. The mirror's key ({', '.join(key)}) is not the database's, so "
+        "whether the update has changed it is unknown."
+    )
+
+
+def _with_table(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
+    """Return the design with the database's table. Raises MirrorStopped for events of another one."""
+    names = [name for name in pc.unique(events[TABLE]).to_pylist() if name is not None]
+    if design.source_tables is not None:
+        others = [name for name in names if not re.fullmatch(design.source_tables, name)]
+        if others:
+            rows = events.filter(pc.equal(events[TABLE], others[0]))
+            problem = f"the event comes from {others[0]}, which source_tables ({design.source_tables}) does not match."
+            raise stop(StopReason.OTHER_TABLE, rows, problem, "Correct source_tables, or the topic.")
+        cuts = events.filter(pc.and_(pc.equal(events[OP], "t"), events[TABLE].is_valid()))
+        if len(cuts):
+            problem = "one of the source's tables was truncated, and nothing tells which rows were of that table."
+            raise stop(StopReason.OTHER_TABLE, cuts, problem)
+        return design
+    if not names:
+        return design
+    # If the mirror has no note, the first event tells its table.
+    own = design.source_table or _first(events, TABLE)
+    others = [name for name in names if name != own]
+    if others:
+        rows = events.filter(pc.equal(events[TABLE], others[0]))
+        problem = f"the event comes from the table {others[0]}; the mirror is one of {own}."
+        raise stop(StopReason.OTHER_TABLE, rows, problem, _REMEDY_TABLE)
+    return replace(design, source_table=own)
+
+
+_REMEDY_TABLE = (
+    'Give each table its own mirror (table="lake.{topic}"). For partitions of one table whose rows have different '
+    "keys, set source_tables to a regular expression of their names. After the table was renamed, let Debezium read "
+    "it again: `lakestream mirror resnapshot`."
+)
+
+
+def _with_key(design: MirrorDesign, events: pa.Table, stop: _Stop) -> MirrorDesign:
+    """Return the design with the columns of the records' keys. Raises MirrorStopped if they have changed."""
+    texts = [text for text in pc.unique(events[KEY_NAMES]).to_pylist() if text is not None]
+    if not texts:
+        return design
+    key = set(design.key or ())
+    noted = design.record_key if design.record_key is not None else tuple(as_list(_first(events, KEY_NAMES)) or ())
+    if design.record_key is None and not design.is_key_given and set(noted) != key:
+        # A mirror without a note was made by the key that its records had then.
+        noted = tuple(design.key or ())
+    for text in texts:
+        names = as_list(text) or []
+        if set(names) not in (set(noted), key):
+            rows = events.filter(pc.equal(events[KEY_NAMES], text))
+            raise stop(StopReason.KEY_CHANGED, rows, _other_key(noted, names, design.key or ()))
+    return replace(design, record_key=noted)
+
+
+def _other_key(noted: Sequence[str], names: Sequence[str], key: Sequence[str]) -> str:
+    now, before = (", ".join(some) or "no columns" for some in (names, noted))
+    return (
+        f"the record's key has {now}; the mirror's records had {before}. The primary key of the database's table was "
+        f"changed, or Debezium's message.key.columns. The mirror goes by {', '.join(key)}."
+    )
+
+
+def _first(events: pa.Table, name: str) -> str | None:
+    """Return the value of the first event with one, by partition and offset."""
+    there = events.filter(events[name].is_valid())
+    order = pc.sort_indices(there, sort_keys=[(PARTITION, "ascending"), (OFFSET, "ascending")])
+    found: str | None = there[name][order[0].as_py()].as_py()
+    return found
+
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from airflow_lakestream.cli.connections import (
 )
 
 if TYPE_CHECKING:
-    from airflow_lakestream.core.landing.algorithm import Job
+    from airflow_lakestream.core.landing.job import Job
     from airflow_lakestream.core.landing.plan import Plan
     from airflow_lakestream.core.ports import TableState
 

@@ -125,7 +125,7 @@ class _Lakes:
 def _search(
     tables: list[str], namespaces: list[str], checkpoints: list[str], group: str | None, kafka_conn: str, lakes: _Lakes
 ) -> StreamSearch:
-    from airflow_lakestream.core.names import check_table_name
+    from airflow_lakestream.core.policies import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
     from airflow_lakestream.watching.streams.looking import StreamSearch, is_place
 

@@ -16,8 +16,8 @@ from airflow_lakestream.config.sql import Sql
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
-from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
+    DEFAULT_METADATA,
     ModeName,
     OnDataLoss,
     OnError,
@@ -36,7 +36,7 @@ from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.fan_out.sink import FanOut
+from airflow_lakestream.iceberg.fan_out.admission import FanOut
 from airflow_lakestream.iceberg.fitness import check_properties
 from airflow_lakestream.kafka.source import StartAt
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat

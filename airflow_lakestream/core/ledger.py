@@ -9,6 +9,7 @@ Pure values and arithmetic; the text form is `codec`, finding it in a table's me
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -61,22 +62,14 @@ class Counts:
         return f"{self.read} records" + (f" = {self.written} written{text}" if text else "")
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.read + other.read,
-            self.written + other.written,
-            self.rejected + other.rejected,
-            self.skipped + other.skipped,
-            self.filtered + other.filtered,
-        )
+        return Counts(*map(operator.add, self._all, other._all))
 
     def __sub__(self, other: Counts) -> Counts:
-        return Counts(
-            self.read - other.read,
-            self.written - other.written,
-            self.rejected - other.rejected,
-            self.skipped - other.skipped,
-            self.filtered - other.filtered,
-        )
+        return Counts(*map(operator.sub, self._all, other._all))
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return self.read, self.written, self.rejected, self.skipped, self.filtered
 
 
 class CountsDoNotAddUp(LakestreamError, Terminal):

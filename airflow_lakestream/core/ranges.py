@@ -145,6 +145,12 @@ def coalesce(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     return tuple(merged)
 
 
+def shown(texts: Sequence[str], most: int, what: str = "ranges") -> str:
+    """Return the first texts in one, and how many more there are."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} {what} more" if more > 0 else "")
+
+
 def overlapping(intervals: Sequence[Interval], low: int | None, high: int | None) -> Sequence[Interval]:
     """Return the intervals, of sorted and disjoint ones, that overlap [low, high]; None is no bound."""
     first = 0 if low is None else bisect_right(intervals, low, key=lambda interval: interval[1])

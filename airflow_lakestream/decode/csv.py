@@ -24,9 +24,8 @@ from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
-from airflow_lakestream.decode.lanes.spans import Mask
-from airflow_lakestream.decode.values.misfit import Misfit, quoted
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.lanes.lanes import Mask
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
 _QUOTED = '"(?:[^"]|"")*"'
@@ -78,13 +77,14 @@ class CsvDecoder:
         tables: list[pa.Table] = [self.schema.empty_table()]
         bad: list[BadRow] = []
         for first, last in chunks(batch.values):
-            reasons: Reasons = {}
-            tables.append(self._rows(batch.values.slice(first, last - first), reasons))
-            bad += [BadRow(first + place, reasons[place]) for place in sorted(reasons)]
+            part = self._rows(batch.values.slice(first, last - first))
+            tables.append(part.rows)
+            bad += [BadRow(first + row.index, row.reason) for row in part.bad]
         return Decoded(pa.concat_tables(tables), bad)
 
-    def _rows(self, values: pa.Array, reasons: Reasons) -> pa.Table:
-        """Return the rows of the values that are not bad."""
+    def _rows(self, values: pa.Array) -> Decoded:
+        """Return the rows of the values that are not bad, and why the others are."""
+        reasons: Reasons = {}
         required = [field.name for field in self.schema if not field.nullable]
         if required and values.null_count:
             why = f"{required[0]}: the value is null (a tombstone), and the column is required"
@@ -96,9 +96,7 @@ class CsvDecoder:
         texts = {name: text.take(places) for name, text in self._split(lines.drop_null()).items()}
         nothing = pa.nulls(len(values), pa.string())
         columns = [self._column(field, texts.get(field.name, nothing), reasons) for field in self.schema]
-        good = np.ones(len(values), np.bool_)
-        good[list(reasons)] = False
-        return pa.Table.from_arrays(columns, schema=self.schema).filter(pa.array(good))
+        return Decoded.without(reasons, columns, self.schema)
 
     def _lines(self, values: pa.Array, reasons: Reasons) -> pa.Array:
         """Return the values as text, each of which is one row of as many fields as needed; null for the others."""
@@ -120,9 +118,7 @@ class CsvDecoder:
         wanted = len(self._order)
         for place in np.flatnonzero(good & (counts != wanted) & (counts > 0)).tolist():
             reasons[place] = f"the number of its fields is {counts[place]}, and that of the columns {wanted}"
-        odd = np.zeros(len(lines), np.bool_)
-        odd[list(reasons)] = True
-        return without(lines, odd)
+        return without(lines, ~good_ones(len(lines), reasons))
 
     def _problem(self, line: str) -> str:
         part = self._good_part.match(line)

@@ -8,16 +8,15 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.document import parse_document
+from airflow_lakestream.decode.json.scalars import without
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.misfit import Misfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones
 from airflow_lakestream.exceptions import InvalidArgument
 
 KEY_COLUMN = "_key"
@@ -57,17 +56,11 @@ class KeyedDecoder:
         keys = self.keys.decode(replace(batch, values=batch.keys, keys=None, headers=None))
         rows, column = values.rows, keys.rows.column(0)
         if values.bad or keys.bad:
-            good_values, good_keys = _good(len(batch), values.bad), _good(len(batch), keys.bad)
+            good_values, good_keys = (good_ones(len(batch), [row.index for row in side.bad]) for side in (values, keys))
             rows = rows.filter(pa.array(good_keys[good_values]))
             column = column.filter(pa.array(good_values[good_keys]))
         rows = rows.append_column(self.schema.field(KEY_COLUMN), column)
         return Decoded(rows.select(self.schema.names), _merged(values.bad, keys.bad))
-
-
-def _good(count: int, bad: Sequence[BadRow]) -> npt.NDArray[np.bool_]:
-    good = np.ones(count, np.bool_)
-    good[[row.index for row in bad]] = False
-    return good
 
 
 def _merged(values: Sequence[BadRow], keys: Sequence[BadRow]) -> list[BadRow]:
@@ -97,10 +90,8 @@ class BytesAsKey:
         except pa.ArrowInvalid:
             wrong = [leaves.not_utf8(key) for key in keys.to_pylist()]
             bad |= dict.fromkeys(np.flatnonzero(wrong).tolist(), f"{KEY_COLUMN}: invalid UTF-8")
-            column = keys.filter(pa.array(_good(len(keys), _rows(bad)))).cast(field.type)
-        else:
-            column = column.filter(pa.array(_good(len(keys), _rows(bad)))) if bad else column
-        return Decoded(pa.Table.from_arrays([column], schema=self.schema), _rows(bad))
+            column = without(keys, np.array(wrong)).cast(field.type)
+        return Decoded.without(bad, [column], self.schema)
 
 
 class RecordAsKey:
@@ -134,7 +125,7 @@ class RecordAsKey:
             bad |= dict.fromkeys(np.flatnonzero(~there).tolist(), _NULL)
         columns = [column.combine_chunks() for column in decoded.rows.columns]
         structs = pa.StructArray.from_arrays(columns, fields=list(field.type))
-        good = _good(len(batch), _rows(bad))
+        good = good_ones(len(batch), bad)
         number = np.cumsum(there & good) - 1
         column = structs.take(pa.array(number[good], mask=~there[good]))
         rows = [BadRow(index, bad[index], ids.get(index)) for index in sorted(bad)]
@@ -167,8 +158,5 @@ class JsonAsKey:
             except Misfit as misfit:
                 bad[index] = misfit.inside(KEY_COLUMN).reason
         column = pa.array(found, leaves.plain(field.type)).cast(field.type)
-        return Decoded(pa.Table.from_arrays([column], schema=self.schema), _rows(bad))
-
-
-def _rows(bad: dict[int, str]) -> list[BadRow]:
-    return [BadRow(index, bad[index]) for index in sorted(bad)]
+        rows = [BadRow(index, reason) for index, reason in bad.items()]
+        return Decoded(pa.Table.from_arrays([column], schema=self.schema), rows)

@@ -1,6 +1,6 @@
 """All formats of values and keys, one row each: what decodes them, and what else there is to know of one.
 
-A new format is a module with a decoder, a row here, and its name in `core.formats`.
+A new format is a module with a decoder, a row here, and its name in `core.policies`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import RESCUED, Envelope, Format, KeyFormat, OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
@@ -53,9 +51,9 @@ class Found:
 class PayloadSettings:
     """What a user says of keys and values; `decode.formats.Payload` checks it.
 
-    :param format: of the values, see `core.formats.Format`.
-    :param key_format: of the keys, see `core.formats.KeyFormat`; None leaves them undecoded.
-    :param envelope: what is around the row in a value, see `core.formats.Envelope`.
+    :param format: of the values, see `core.policies.Format`.
+    :param key_format: of the keys, see `core.policies.KeyFormat`; None leaves them undecoded.
+    :param envelope: what is around the row in a value, see `core.policies.Envelope`.
     :param registry: where schemas are, for the formats that need one.
     :param writer_schemas: schemas of Avro's single-object encoding, as JSON text.
     :param refused_characters: those that the table takes in no name of a column.

@@ -11,7 +11,7 @@ import pyarrow.types as t
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 
 _COLUMNS = ("key", "value")
@@ -53,12 +53,7 @@ class RawDecoder:
         """
         reasons: dict[int, str] = {}
         columns = [self._column(field, batch, reasons) for field in self.schema]
-        bad = [BadRow(index, reasons[index]) for index in sorted(reasons)]
-        if bad:
-            good = np.ones(len(batch), np.bool_)
-            good[[row.index for row in bad]] = False
-            columns = [column.filter(pa.array(good)) for column in columns]
-        return Decoded(pa.Table.from_arrays(columns, schema=self.schema), bad)
+        return Decoded.without(reasons, columns, self.schema)
 
     def _column(self, field: pa.Field, batch: RawBatch, reasons: dict[int, str]) -> pa.Array:
         values = batch.values if field.name == "value" else batch.keys

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from airflow_lakestream.decode.avro.fingerprint import fingerprint
 from airflow_lakestream.decode.known_formats import FORMATS, Found
+from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound
 
 log = logging.getLogger(__name__)
 
-_HEADER = 5
 SINGLE_OBJECT = b"\xc3\x01"
 # Records of the first batch whose schemas are looked at.
 _SAMPLE = 1_000
@@ -58,10 +58,10 @@ class SchemaFinder:
         if head.startswith(SINGLE_OBJECT):
             text = self._by_fingerprint.get(head[2:10])
             return None if text is None else Found(text)
-        if self.registry is None or len(head) < _HEADER or head[0]:
+        if self.registry is None or len(head) < HEADER or head[0]:
             return None
         try:
-            schema = self.registry.schema(int.from_bytes(head[1:_HEADER], "big"))
+            schema = self.registry.schema(int.from_bytes(head[1:HEADER], "big"))
         except SchemaNotFound:
             return None
         return _found(format_name, schema, []) if schema.kind == FORMATS[format_name].kind else None
@@ -97,7 +97,7 @@ class SchemaFinder:
 
     def _by_records(self, registry: RegistryClient, name: str, subject: str, sample: list[bytes]) -> Found:
         kind = FORMATS[name].kind
-        ids = list(dict.fromkeys(int.from_bytes(v[1:_HEADER], "big") for v in sample if _is_framed(v)))
+        ids = list(dict.fromkeys(int.from_bytes(v[1:HEADER], "big") for v in sample if is_framed(v)))
         for schema_id in ids[:_MOST_IDS]:
             try:
                 schema = registry.schema(schema_id)
@@ -105,7 +105,7 @@ class SchemaFinder:
                 continue
             if schema.kind == kind:
                 log.info("There is no subject %s: the columns come from schema %s of its records.", subject, schema_id)
-                its = [v for v in sample if _is_framed(v) and int.from_bytes(v[1:_HEADER], "big") == schema_id]
+                its = [v for v in sample if is_framed(v) and int.from_bytes(v[1:HEADER], "big") == schema_id]
                 return _found(name, schema, its)
         raise InvalidArgument(
             "schema",
@@ -127,19 +127,20 @@ class SchemaFinder:
 
 def _found(format_name: str, schema: RegisteredSchema, sample: list[bytes]) -> Found:
     references = tuple((name, needed.text) for name, needed in schema.all_references())
-    framed = [] if FORMATS[format_name].messages is None else [value for value in sample if _is_framed(value)]
+    framed = [] if FORMATS[format_name].messages is None else [value for value in sample if is_framed(value)]
     return Found(schema.text, references, _message(framed[0]) if framed else (0,))
 
 
-def _is_framed(value: bytes) -> bool:
-    return len(value) > _HEADER and value[0] == 0
+def is_framed(value: bytes) -> bool:
+    """Tell whether a value begins as Confluent's wire format does, and has something behind its header."""
+    return len(value) > HEADER and value[0] == 0
 
 
 def _message(value: bytes) -> tuple[int, ...]:
     """Return which of a file's messages a framed Protobuf value says it is; the first where it makes no sense."""
     numbers: list[int] = []
     number = shift = 0
-    for byte in value[_HEADER : _HEADER + 64]:
+    for byte in value[HEADER : HEADER + 64]:
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:

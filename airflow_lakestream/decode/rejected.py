@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import NO_TIMESTAMP, bad_timestamps, metadata_columns, metadata_schema
-from airflow_lakestream.decode.values.outcome import BadRow
-from airflow_lakestream.decode.values.pick import pick
+from airflow_lakestream.decode.values.outcome import BadRow, pick
 
 _RECORD = ("topic", "partition", "offset", "timestamp", "key", "headers")
 # The columns of a reject table that say what the record is, and why it was rejected.

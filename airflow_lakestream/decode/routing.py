@@ -19,8 +19,7 @@ from airflow_lakestream.core.routing import (
     Unroutable,
 )
 from airflow_lakestream.decode.metadata import metadata_columns
-from airflow_lakestream.decode.values.misfit import quoted
-from airflow_lakestream.decode.values.outcome import BadRow
+from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Given routes, and the columns of the rows: why records may not go by some of the routes.

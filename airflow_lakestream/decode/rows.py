@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import OnError, Tombstones
+from airflow_lakestream.core.policies import Envelope, OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.connect.debezium_own import own_record
@@ -27,8 +26,7 @@ from airflow_lakestream.decode.rejected import Bad, rejected_rows
 from airflow_lakestream.decode.routing import Router, route_columns
 from airflow_lakestream.decode.statement import SqlStep, Statement
 from airflow_lakestream.decode.suspects import Suspects
-from airflow_lakestream.decode.values.outcome import BadRow
-from airflow_lakestream.decode.values.pick import Indices, all_but, pick
+from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but, pick
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables.schema.value_ranges import out_of_range
 

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.values.outcome import BadRow
-from airflow_lakestream.decode.values.pick import Indices, all_but
+from airflow_lakestream.decode.values.outcome import BadRow, Indices, all_but
 
 
 class Failed(Protocol):

@@ -13,14 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
-from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.policies import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.document import parse_object
 from airflow_lakestream.decode.keys import KEY_COLUMN
 from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.lanes.confluent import HEADER
+from airflow_lakestream.decode.registered import SINGLE_OBJECT, is_framed
 from airflow_lakestream.decode.rejected import Bad
-from airflow_lakestream.decode.values.misfit import Misfit, near_name, shorten
+from airflow_lakestream.decode.values.outcome import Misfit, near_name, shorten
 
 # Of each batch so many bad records are looked at, and none that is longer.
 _LOOKED_AT = 50
@@ -28,8 +30,6 @@ _LONGEST = 64 * 1024
 _MOST_NAMES = 8
 _LONGEST_NAME = 40
 _EXCERPT = 80
-_HEADER = 5
-_SINGLE_OBJECT = b"\xc3\x01"
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Suspects:
         if not self.payload.row.is_text and _is_json(value):
             return f'the values look like JSON, and format="{self.payload.format}" was given: try format="json"'
         if self.payload.row.kind is not None:
-            return self._of_registered(value, bad) or self._of_document(value[_HEADER:])
+            return self._of_registered(value, bad) or self._of_document(value[HEADER:])
         if self.payload.format == Format.JSON:
             return _not_json(value) or self._of_document(value)
         return None
 
     def _of_registered(self, value: bytes, bad: Bad) -> str | None:
         said, reason = f'format="{self.payload.format}"', bad.row.reason
-        if value.startswith(_SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
+        if value.startswith(SINGLE_OBJECT) and "writer_schemas" not in self.payload.row.options:
             return f'the values look like Avro\'s single-object encoding, and {said} was given: try format="avro"'
-        if not _is_framed(value) and bad.row.schema_id is None:
+        if not is_framed(value) and bad.row.schema_id is None:
             return (
                 "the values do not begin with a zero byte and the id of a schema, as a registry's serializers write "
                 f"them, and {said} was given"
@@ -82,7 +82,7 @@ class Suspects:
         for name, row in FORMATS.items():
             if f"is of type {row.kind}, not " in reason:
                 return f"the registry says that the records were written as {name}, and {said} was given"
-        inner = value[_HEADER:]
+        inner = value[HEADER:]
         no_document = self.payload.format == Format.JSON_SCHEMA and not _is_json(inner)
         if no_document or reason.startswith("message indexes: "):
             others = '"json_schema"' if _is_json(inner) else '"avro"' if not no_document else '"avro" or "protobuf"'
@@ -150,13 +150,13 @@ def _example(batch: RawBatch, bad: Bad) -> str:
 
 
 def _not_json(value: bytes) -> str | None:
-    if _is_framed(value):
-        inner = '"json_schema"' if _is_json(value[_HEADER:]) else '"avro" or "protobuf"'
+    if is_framed(value):
+        inner = '"json_schema"' if _is_json(value[HEADER:]) else '"avro" or "protobuf"'
         return (
             "the values begin with a zero byte and the id of a schema, as a registry's serializers write them, and "
             f'format="json" was given: try format={inner}, with schema_registry'
         )
-    if value.startswith(_SINGLE_OBJECT):
+    if value.startswith(SINGLE_OBJECT):
         return 'the values look like Avro\'s single-object encoding: try format="avro", with writer_schemas'
     if not _is_json(value):
         return 'the values do not begin as a JSON object does, and format="json" was given'
@@ -165,10 +165,6 @@ def _not_json(value: bytes) -> str | None:
 
 def _is_json(value: bytes) -> bool:
     return value.lstrip()[:1] in (b"{", b"[")
-
-
-def _is_framed(value: bytes) -> bool:
-    return len(value) > _HEADER and value[0] == 0
 
 
 def _name(text: str) -> str:

@@ -1,57 +1,36 @@
-"""What a user asks of a Delta table, and who knows about columns: schemas are compared in one place for all formats."""
+"""What a user may ask of a Delta table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.delta.write.layout import check_order, check_partitions
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.design import TableDesign
 
-import pyarrow as pa
-
-
-class Fit(Protocol):
-    """A table's columns as they are to be with the next commit."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """All columns, those that are to be added included."""
-
-    @property
-    def decoder(self) -> pa.Schema:
-        """The columns that decoders fill."""
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """What is changed, in words."""
-
-    def grown(self, rows: pa.Schema) -> tuple[Fit, tuple[str, ...]]:
-        """Return the columns with room for these rows, and what can't be had of it."""
-
-    def made(self) -> Fit:
-        """Return the columns as they are once the change is made."""
+_KNOWN_PROPERTIES = (
+    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.checkpointInterval"),
+    *("delta.enableExpiredLogCleanup", "delta.appendOnly", "delta.targetFileSize", "delta.tuneFileSizesForRewrites"),
+    *("delta.autoOptimize.autoCompact", "delta.autoOptimize.optimizeWrite", "delta.dataSkippingNumIndexedCols"),
+)
 
 
-class Columns(Protocol):
-    """Compares what is asked for with what is there."""
+def check_design(design: TableDesign, *, widens: bool = False) -> None:
+    """Refuse a design that a Delta table can't have. Raises InvalidArgument.
 
-    def asked_for(self) -> Fit | None:
-        """Return the columns of a new table; None where the first rows have to say them."""
-
-    def of_rows(self, rows: pa.Schema) -> Fit:
-        """Return the columns of a new table with such rows."""
-
-    def fit(self, held: pa.Schema, table: str) -> Fit:
-        """Return what becomes of a table's columns. Raises InvalidArgument where they contradict the design."""
-
-
-@dataclass(frozen=True)
-class DeltaDesign:
-    """How a table is created when missing, and what an existing one is held to; see `tables.design`."""
-
-    columns: Columns
-    metadata: pa.Schema
-    partition_by: tuple[str, ...] | None = None
-    sort_order: tuple[str, ...] | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    grows: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)
+    :param widens: allow wider types, for files that belong to no table.
+    """
+    if design.evolution is SchemaEvolution.WIDEN and not widens:
+        raise InvalidArgument(
+            "schema_evolution",
+            '"widen": a wider type is a table feature of Delta (typeWidening) that is not written here.',
+            'Set "add", or widen the column with ALTER TABLE first.',
+        )
+    for key in design.properties:
+        if key.startswith("lakestream.") or (key.startswith("delta.") and key not in _KNOWN_PROPERTIES):
+            raise InvalidArgument(
+                "table_properties",
+                f"{key!r} asks of all writers what is not done here, or is kept free.",
+                f"Known ones: {', '.join(_KNOWN_PROPERTIES)}; and all without delta. before them.",
+            )
+    check_partitions(None, design.partition_by)
+    check_order(None, design.sort_order)

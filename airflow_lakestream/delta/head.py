@@ -18,16 +18,16 @@ class Head:
     table: str
     version: int
     table_id: str
-    name: str | None
-    description: str | None
-    created_time: int | None
-    properties: Mapping[str, str]
-    partitions: tuple[str, ...]
     schema: pa.Schema
     fields: Sequence[Mapping[str, Any]]
-    writer_version: int
-    features: frozenset[str]
-    txn: Callable[[str], int | None] = field(repr=False, compare=False)
+    partitions: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+    description: str | None = None
+    created_time: int | None = None
+    writer_version: int = 2
+    features: frozenset[str] = frozenset()
+    txn: Callable[[str], int | None] = field(default=lambda _: None, repr=False, compare=False)
     delta: DeltaTable | None = field(default=None, repr=False, compare=False)
 
     @classmethod

@@ -71,6 +71,11 @@ def ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
     return {group: read_ledger(head, group) for group in {consumer_group: None, **dict.fromkeys(groups(head))}}
 
 
+def other_ledgers(head: Head, consumer_group: str) -> dict[str, Ledger]:
+    """Return the ledgers of all other groups. Raises UnreadableLedger."""
+    return {group: read_ledger(head, group) for group in groups(head) if group != consumer_group}
+
+
 def next_generation(head: Head | None, consumer_group: str) -> int:
     """Return the number of the group's next landing: above all that the table has seen, RESTOREd or not."""
     if head is None:

@@ -1,29 +1,31 @@
-"""`<table>__rejected` as a Delta table: the records that became no row, raw and with the reason.
-
-Written before the commit of the main table, which alone decides what is landed; see `rejects`.
-"""
+"""The reject table of a Delta table, and the sink that has it beside it; see `tables.rejects.book`."""
 
 from __future__ import annotations
 
+import logging
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import obstore
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.ports import SharedSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.guard import check_fit
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.design import DeltaDesign
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import live_files, may_hold, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.write.files import Add, beside, read_file
+from airflow_lakestream.delta.write.files import Add, beside, delete_files, read_file
+from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.pending import OWN, Pending, rejects_of
-from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, design_of, rejects_of
+from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 
 class DeltaBooks:
@@ -48,44 +50,13 @@ class DeltaBooks:
         return ledger_store.read_ledger(self._head, consumer_group)
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """`delta.design.Columns` and `delta.design.Fit` of a table whose columns are ours to say."""
-
-    schema: pa.Schema
-    changes: tuple[str, ...] = ()
-
-    @property
-    def decoder(self) -> pa.Schema:
-        return self.schema
-
-    def grown(self, rows: pa.Schema) -> tuple[_Fixed, tuple[str, ...]]:
-        return self, ()
-
-    def made(self) -> _Fixed:
-        return self
-
-    def asked_for(self) -> _Fixed:
-        return self
-
-    def of_rows(self, rows: pa.Schema) -> _Fixed:
-        return self
-
-    def fit(self, held: pa.Schema, table: str) -> _Fixed:
-        # Columns that somebody added stay, and are null in what comes.
-        others = [field for field in held if field.name not in self.schema.names]
-        return _Fixed(pa.schema([*self.schema, *others]))
-
-
 class RejectTable(DeltaSink, RejectBook):
     """The reject table of one table, as it is written for one consumer group."""
 
     takes_records = False
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
-        schema = pa.schema([*records, *OWN])
-        design = DeltaDesign(_Fixed(schema), pa.schema([]))
-        super().__init__(tables, rejects_of(table), consumer_group, design, allow_group_overlap=True)
+        super().__init__(tables, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
 
     @property
     def _properties(self) -> Mapping[str, str] | None:
@@ -129,3 +100,54 @@ class RejectTable(DeltaSink, RejectBook):
         for add in live_files(head):
             if ranges is None or may_hold(add, ranges):
                 yield add, read_file(self._store, add, head.schema, columns or None)
+
+
+log = logging.getLogger(__name__)
+
+
+class RejectingSink(sink.SharedRejectingSink):
+    """`tables.rejects.sink.SharedRejectingSink` on Delta tables.
+
+    :param inner: the sink of the table whose ledger decides.
+    :param table: where that table lies.
+    :param records: the columns of rejected records.
+    """
+
+    def __init__(self, inner: SharedSink, tables: Tables, table: str, consumer_group: str, records: pa.Schema) -> None:
+        super().__init__(inner, RejectTable(tables, table, consumer_group, records), consumer_group)
+        self._tables, self._name = tables, table
+
+    @cached_property
+    def _files(self) -> Any:
+        return self._tables.store(self._name)
+
+    def _settlement(self) -> Settlement:
+        # Without a reject table there is nothing that could be anybody's.
+        head = self._tables.open(self._name) if self._rejects.exists else None
+        return Settlement.by(self._rejects.pending, None if head is None else DeltaBooks(head))
+
+    def _new_path(self) -> str:
+        name = f"{uuid.uuid4().hex}-rejected.arrows"
+        return f"{self._folder.strip('/')}/{name}" if self._folder else name
+
+    def _store(self, path: str, records: pa.Table) -> None:
+        obstore.put(self._files, path, write_stream(records), mode="create")
+
+    def _read_handed(self, path: str) -> pa.Table:
+        return read_stream(bytes(obstore.get(self._files, path).bytes()))
+
+    def _take_handed(self, path: str) -> pa.Table:
+        records = self._read_handed(path)
+        for left in self._delete_handed([path]):
+            log.warning("Rejected records that were read could not be deleted: %s", left)
+        return records
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            obstore.head(self._files, path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
+        return delete_files(self._files, [{"path": path} for path in paths])

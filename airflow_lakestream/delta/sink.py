@@ -15,25 +15,28 @@ import pyarrow as pa
 from airflow_lakestream.core.landing.unaccounted import no_rows
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
-from airflow_lakestream.core.ports import RangesNotLanded, StaleFiles, TableState, Trial
+from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import Committer, look_after
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
-from airflow_lakestream.delta.design import DeltaDesign, Fit
+from airflow_lakestream.delta.design import check_design
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.replace import Replacement
 from airflow_lakestream.delta.replace.takeout import Finder
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
-from airflow_lakestream.delta.write.columns import delta_fields, merged, uses_ntz
-from airflow_lakestream.delta.write.files import Add, delete_files, unwritable, write_files
+from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers, uses_ntz
+from airflow_lakestream.delta.write.files import Add, delete_files, delete_unreferenced, unwritable, write_files
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
-from airflow_lakestream.delta.write.orphans import delete_unreferenced
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
+from airflow_lakestream.tables.schema.change import SchemaChange, change_for, whole_schema
+from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
 
 log = logging.getLogger(__name__)
@@ -46,22 +49,23 @@ OVERWRITE = ("WRITE", {"mode": "Overwrite"})
 class DeltaSink(TableSink[Add]):
     """`core.ports.SharedSink` on a Delta table."""
 
+    takes_any = True
+
     def __init__(
         self,
         tables: Tables,
         table: str,
         consumer_group: str,
-        design: DeltaDesign,
+        design: TableDesign,
         *,
         allow_group_overlap: bool = False,
         parts: int = 1,
     ) -> None:
-        super().__init__(table, consumer_group, grows=True, parts=parts, allow_group_overlap=allow_group_overlap)
+        # Files that grow with their records and may widen are a mirror's events, which are of no table.
+        check_design(design, widens=design.grows)
+        super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
-        self._design = design
         self._head: Head | None = None
-        # Of the table as it is to be with the next commit; None while nobody knows its columns.
-        self._fit: Fit | None = None
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first_version: int | None = None
 
@@ -76,35 +80,32 @@ class DeltaSink(TableSink[Add]):
         if self._first_version is None:
             self._first_version = -1 if head is None else head.version
         if head is None:
-            self._fit = self._design.columns.asked_for()
-            self._check_new(self._fit)
-            return TableState(Ledger(self._group), schema=self._fit and self._fit.decoder, exists=False)
+            self._change = None
+            if self._design.schema is not None:
+                self._found(None)
+            schema = None if self._change is None else self._decoded(self._change)
+            return TableState(Ledger(self._group), schema=schema, exists=False)
         check_writable(head)
         if MIRROR not in self._design.notes:
             refuse_mirror(self._name, head.properties, "landed into, or replaced, by records")
         ledger_store.check_not_taken_away(head, self._group, self._store)
-        self._fit = fit = self._design.columns.fit(head.schema, self._name)
+        self._change = change = self._change_of(head)
         check_layout(head.schema, head.partitions, self._name, self._design.partition_by)
-        check_order(fit.schema, self._design.sort_order)
-        self._check_change(head, fit)
-        others = {g: ledger_store.read_ledger(head, g) for g in ledger_store.groups(head) if g != self._group}
+        check_order(arrow_schema(change.schema), self._design.sort_order)
         return TableState(
             ledger=ledger_store.read_ledger(head, self._group),
-            others=others,
+            others=ledger_store.other_ledgers(head, self._group),
             landed_by_run=ledger_store.landings_of_run(head, self._store, self._group, run_id),
-            schema=fit.decoder,
+            schema=self._decoded(change),
             # A mirror takes events as often as they come: the newest of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, head),
         )
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
         """Take rows for the next commit; they are written as files in the background."""
-        if self._fit is None:
-            self._fit = self._design.columns.of_rows(rows.schema)
-            self._check_new(self._fit)
-        elif self._design.grows:
-            self._make_room(rows.schema)
-        self._buffer.take(rows)
+        if self._change is None:
+            self._found(rows.schema)
+        super().write(rows, identity)
 
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken and the landing in one version; see `core.ports.Sink`."""
@@ -145,12 +146,11 @@ class DeltaSink(TableSink[Add]):
     def outline(self) -> handover.Outline:
         """Return what a sink in another process needs to write for the table, be it not there yet."""
         self._buffer.flush()
-        assert self._fit is not None, "its columns are known by now"
-        return handover.outline(self._tables, self._name, self._target(), self._fit.schema)
+        return handover.outline(self._tables, self._name, self._target(), self._columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
-        if self._fit is None:
+        if self._change is None:
             return "the table is not there (any more)"
         return handover.misfit(self._target(), self._store, files)
 
@@ -187,7 +187,7 @@ class DeltaSink(TableSink[Add]):
         look_after(self._tables, self._name, version)
         # The next rows are written for what the table is now.
         self._head = self._tables.open(self._name)
-        self._fit = self._fit and self._fit.made()
+        self._change = SchemaChange.none(self._planned(None).metadata)
         return version
 
     def _actions(
@@ -205,28 +205,37 @@ class DeltaSink(TableSink[Add]):
         return landing_actions(head, target, self._group, landing, files, operation, noted, gone)
 
     def _target(self) -> Target:
-        assert self._fit is not None, "a commit follows a load, or the first rows"
-        wanted = delta_fields(self._fit.schema)
+        columns = self._columns
+        wanted = delta_fields(columns)
         if self._head is None:
-            partitions = check_partitions(self._fit.schema, self._design.partition_by)
-            return Target(None, wanted, partitions, self._fit.changes, self._design.properties)
+            partitions = check_partitions(columns, self._design.partition_by)
+            return Target(None, wanted, partitions, self._planned(None).texts, self._design.properties)
         fields = merged(self._head.fields, wanted)
-        return Target(self._head, fields, self._head.partitions, self._fit.changes)
+        return Target(self._head, fields, self._head.partitions, self._planned(None).texts)
+
+    @property
+    def _columns(self) -> pa.Schema:
+        """All columns, those included that the next commit adds."""
+        return arrow_schema(self._planned(None).schema)
+
+    def _planned(self, rows: pa.Table | None) -> SchemaChange:
+        assert self._change is not None, "a load, or the first rows, have told the columns"
+        return self._change
+
+    def _layout(self) -> tuple[pa.Schema, Sequence[str], Sequence[tuple[str, bool, bool]]]:
+        """Return the columns of files, those that make partitions, and the order of rows."""
+        columns = self._columns
+        return columns, self._target().partitions, check_order(columns, self._design.sort_order)
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[Add]]:
-        assert self._fit is not None, "its columns are known by now"
-        schema, partitions = self._fit.schema, self._target().partitions
-        order = check_order(schema, self._design.sort_order)
-        write = partial(write_files, self._store, schema, partitions, order, folder=self._folder)
+        write = partial(write_files, self._store, *self._layout(), folder=self._folder)
         return partial(write, rows, self._prefix, self._numbers)
 
     def _write_files(self, rows: pa.Table) -> list[Add]:
         return self._writing(rows)()
 
     def _trial(self) -> Trial:
-        assert self._fit is not None, "its columns are known by now"
-        schema = self._fit.schema
-        return partial(unwritable, schema, self._target().partitions, check_order(schema, self._design.sort_order))
+        return partial(unwritable, *self._layout())
 
     def _encode(self, files: Sequence[Add]) -> Mapping[str, Any]:
         return handover.encode_files(self._target(), files)
@@ -241,31 +250,28 @@ class DeltaSink(TableSink[Add]):
     def _delete_unreferenced(self, folder: str) -> tuple[int, int]:
         return delete_unreferenced(self._store, self._tables.open(self._name), folder)
 
-    def _check_new(self, fit: Fit | None) -> None:
-        schema = None if fit is None else fit.schema
-        if schema is not None:
-            delta_fields(schema)
-        check_partitions(schema, self._design.partition_by)
-        check_order(schema, self._design.sort_order)
+    def _found(self, rows: pa.Schema | None) -> None:
+        """Take the columns of a new table; without a schema in the design, those of the first rows."""
+        self._change = SchemaChange.nowhere(whole_schema(self._design, rows))
+        delta_fields(self._columns)
+        check_partitions(self._columns, self._design.partition_by)
+        check_order(self._columns, self._design.sort_order)
 
-    def _check_change(self, head: Head, fit: Fit) -> None:
-        if not fit.changes:
-            return
-        new = merged(head.fields, delta_fields(fit.schema))
+    def _change_of(self, head: Head) -> SchemaChange:
+        """Return the next commit's change of the table's columns. Raises InvalidArgument if they contradict."""
+        for name in narrow_integers(head.schema):
+            problem = f"{self._name} has a column {name!r} of Delta's byte or short."
+            raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
+        held = SchemaChange.nowhere(to_schema(head.schema, "table"))
+        change = change_for(self._design, held.metadata, self._name)
+        if not change:
+            return change
+        new = merged(head.fields, delta_fields(arrow_schema(change.schema)))
         if uses_ntz(new) and not uses_ntz(head.fields) and NTZ_FEATURE not in head.features:
             raise InvalidArgument(
                 "schema",
                 f"{self._name} has no table feature {NTZ_FEATURE}, which a timestamp_ntz needs.",
                 "Make it a timestamp with zone, or add the feature to the table.",
             )
-        log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(fit.changes))
-
-    def _make_room(self, rows: pa.Schema) -> None:
-        """Add the columns of the rows to those of the next commit. Raises StaleFiles where that can't be."""
-        assert self._fit is not None
-        names = self._design.metadata.names
-        fit, problems = self._fit.grown(pa.schema([field for field in rows if field.name not in names]))
-        if problems:
-            # The decoder knew the table as it was: another run has changed it meanwhile.
-            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
-        self._fit = fit
+        self._announce(change.texts)
+        return change

@@ -1,4 +1,4 @@
-"""Where a Delta table lies: a folder or the prefix of a bucket, and what its store has to be told."""
+"""Where a Delta table lies: an absolute path or a URI, how its store is opened, and what the store has to be told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -14,9 +15,37 @@ from obstore.store import LocalStore
 from airflow_lakestream.delta.commit.damage import check_log, find_damage
 from airflow_lakestream.delta.commit.protocol import unreadable
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.location import location
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.object_store import open_store
+
+
+def location(table: str) -> str:
+    """Return a local path as a plain one, and a URI as it is, without a slash at its end."""
+    parts = urlsplit(table)
+    if parts.scheme == "file":
+        return unquote(parts.path).rstrip("/")
+    return table.rstrip("/")
+
+
+def check_location(table: str, argument: str = "table") -> str:
+    """Return where a Delta table lies, if it is an absolute path or a URI. Raises InvalidArgument."""
+    parts = urlsplit(table or "")
+    if "{" in (table or "") or "}" in (table or ""):
+        raise InvalidArgument(
+            argument, f"{table!r}: a Delta table's place has no placeholders.", "Give each topic a task of its own."
+        )
+    if (parts.scheme and not parts.path.strip("/")) or (not parts.scheme and not (table or "").startswith("/")):
+        raise InvalidArgument(
+            argument,
+            f'{table!r} is no place of a Delta table (table_format="delta").',
+            'Write a URI or an absolute path: "s3://bucket/lake/clicks", "/lake/clicks".',
+        )
+    if parts.query or parts.fragment or parts.password:
+        raise InvalidArgument(
+            argument, "has a query, a fragment or a password in it.", "Keys belong in the connection."
+        )
+    return table
+
 
 # Each gives up what the commit rests on: that a version is written once.
 _UNSAFE = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AirflowPlaces:
-    """`watching.places.Places` by Airflow's connections."""
+    """`watching.asking.Places` by Airflow's connections."""
 
     def kafka(self, conn_id: str) -> tuple[Mapping[str, Any], str]:
         """Return (librdkafka configuration, name of the connection for errors). Raises InvalidArgument."""

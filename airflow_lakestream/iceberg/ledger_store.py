@@ -14,8 +14,6 @@ from airflow_lakestream.core import anchors, codec, lineage
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.lineage import Reading, SnapshotFacts, TableFacts
 from airflow_lakestream.exceptions import LakestreamError, Terminal
-from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES as FORMER_NAMES
-from airflow_lakestream.tables.rejects.settlement import names_of as names_of
 
 
 class FormatVersionTooOld(LakestreamError, Terminal):
@@ -54,17 +52,20 @@ def ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
     return {group: read_ledger(table, group) for group in {consumer_group: None, **dict.fromkeys(groups(table))}}
 
 
+def other_ledgers(table: Table, consumer_group: str) -> dict[str, Ledger]:
+    """Return the ledgers of all other groups. Raises UndecidedLedger."""
+    return {group: read_ledger(table, group) for group in groups(table) if group != consumer_group}
+
+
 def landings_of_run(table: Table, reading: Reading, consumer_group: str, run_id: str) -> list[tuple[int, Landing]]:
     """Return the landings of one run in the head's history, oldest first, as far back as metadata shows them."""
     found = {entry.landing.landing_id: (entry.snapshot_id, entry.landing) for entry in reading.path if entry.landing}
     for snapshot in live_ancestors(table.metadata):
         # Only this run's landings are decoded: a long history has many of others.
-        summary = summary_of(snapshot)
-        if summary.get(codec.SUMMARY_RUN_ID) == run_id:
-            landing = codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")
-            if landing is not None:
-                # Rather than the journal's: the summary has the counts by partition, too.
-                found[landing.landing_id] = (snapshot.snapshot_id, landing)
+        is_own = summary_of(snapshot).get(codec.SUMMARY_RUN_ID) == run_id
+        if is_own and (landing := landing_of(snapshot, consumer_group)) is not None:
+            # Rather than the journal's: the summary has the counts by partition, too.
+            found[landing.landing_id] = (snapshot.snapshot_id, landing)
     sequence = {s.snapshot_id: s.sequence_number or 0 for s in table.metadata.snapshots}
     of_run = [item for item in found.values() if item[1].run_id == run_id]
     # Those that have expired are older than all that are alive; the journal has them in order.
@@ -82,10 +83,19 @@ def snapshot_of_landing(table: Table, consumer_group: str, landing_id: str) -> i
     return None
 
 
+def landing_of(snapshot: Snapshot, consumer_group: str) -> Landing | None:
+    """Return a group's landing in a snapshot; None without one. Raises UnreadableLedger."""
+    return codec.decode_summary(summary_of(snapshot), consumer_group, f"snapshot {snapshot.snapshot_id}")
+
+
 def live_ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield main's head and its ancestors, newest first, as far as they are not expired."""
-    snapshots = {s.snapshot_id: s for s in metadata.snapshots}
-    at = head_of(metadata)
+    return ancestors(metadata, head_of(metadata))
+
+
+def ancestors(metadata: TableMetadata, head: int | None) -> Iterator[Snapshot]:
+    """Yield a snapshot and its ancestors, newest first, as far as they are not expired."""
+    snapshots, at = {s.snapshot_id: s for s in metadata.snapshots}, head
     while at is not None and at in snapshots:
         yield snapshots[at]
         at = snapshots[at].parent_snapshot_id

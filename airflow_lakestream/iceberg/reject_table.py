@@ -1,39 +1,36 @@
-"""The reject table of an Iceberg table; see `airflow_lakestream.tables.rejects.book`."""
+"""The reject table of an Iceberg table, and the sink that has it beside it; see `tables.rejects.book`."""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import Sink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, overwriting
+from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard
-from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
-from airflow_lakestream.iceberg.replace.hits import is_hit, live_files, may_hold, read_rows
+from airflow_lakestream.iceberg.replace.takeout import live_files, may_hold, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
-from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.iceberg.write.files import data_folder, delete_files, write_data_files
+from airflow_lakestream.tables.coordinates import is_hit
 from airflow_lakestream.tables.rejects import settlement as decided
+from airflow_lakestream.tables.rejects import sink
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.pending import OWN, pending_of
-from airflow_lakestream.tables.rejects.pending import PLACE as PLACE
-from airflow_lakestream.tables.rejects.pending import Pending as Pending
-from airflow_lakestream.tables.rejects.pending import of_topic as of_topic
-from airflow_lakestream.tables.rejects.pending import rejects_of as rejects_of
-from airflow_lakestream.tables.schema.columns import METADATA_PREFIX, to_schema
+from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, design_of, pending_of, rejects_of
+from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +116,7 @@ class RejectTable(IcebergSink, RejectBook):
     takes_records = False
 
     def __init__(self, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
-        metadata = pa.schema([field for field in records if field.name.startswith(METADATA_PREFIX)])
-        payload = pa.schema([field for field in records if field.name not in metadata.names])
-        # A table that an earlier version made gets the columns that it lacks.
-        schema = to_schema(pa.schema([*payload, *OWN]))
-        design = TableDesign(metadata=metadata, schema=schema, evolution=SchemaEvolution.ADD)
-        super().__init__(catalog, rejects_of(table), consumer_group, design, allow_group_overlap=True)
-        self._add: Sequence[Pending] = ()
-        self._settlement = decided.Settlement()
+        super().__init__(catalog, rejects_of(table), consumer_group, design_of(records), allow_group_overlap=True)
 
     @property
     def _properties(self) -> Mapping[str, str] | None:
@@ -137,21 +127,28 @@ class RejectTable(IcebergSink, RejectBook):
         return rows_in(self._table, ranges, columns)
 
     def _note(self, landing: Landing, pending: Sequence[Pending], settlement: decided.Settlement) -> None:
-        self._add, self._settlement = pending, settlement
-        try:
-            self.commit(landing)
-        finally:
-            self._add, self._settlement = (), decided.Settlement()
-
-    def _attempt(self, landing: Landing) -> Attempt:
         guard = self._guard(landing, _Guard)
-        guard.added = {one.key: one.encode() for one in self._add}
-        guard.settled = [one.key for one in self._settlement.settled]
-        summary = codec.encode_summary(self._group, landing)
+        guard.added = {one.key: one.encode() for one in pending}
+        guard.settled = [one.key for one in settlement.settled]
         if self._table is None:
-            assert self._staged is not None
-            return CreateAttempt(self._staged, guard, summary, self._change)
-        return _Settling(self._catalog, self._name, guard, summary, self._settlement)
+            files = self._files
+            self._drive(self._attempt(landing, guard), landing, files)
+            return
+        written: list[DataFile] = []
+
+        def settle(table: Table) -> Rewrite:
+            """Take out the rows that do not count."""
+            files = files_in(table, settlement.ranges) if settlement.is_due else ()
+            rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
+            out, new = list[DataFile](), list[DataFile]()
+            for file, rest in settlement.remainders(rows):
+                out.append(file)
+                files_of_rest = write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
+                written.extend(files_of_rest)
+                new += files_of_rest
+            return Rewrite(out, new)
+
+        self._rewrite(landing, settle, written, guard)
 
 
 class _Guard(HeadGuard):
@@ -172,44 +169,62 @@ class _Guard(HeadGuard):
         return super()._commit(table, requirements, updates)
 
 
-class _Settling(AppendAttempt):
-    """A commit of a reject table that is there: new rows in, rows that do not count out."""
+class OneWorkerRejectingSink(sink.RejectingSink):
+    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
 
-    def __init__(
-        self, catalog: Catalog, name: str, guard: _Guard, summary: Mapping[str, str], settlement: decided.Settlement
-    ) -> None:
-        super().__init__(catalog, name, guard, summary)
-        self._settlement = settlement
-        self._kept: dict[int | None, list[DataFile]] = {}
-        self._io: Any = None
+    :param inner: the sink of the table whose ledger decides.
+    :param table: that table's name.
+    :param records: the columns of rejected records.
+    """
 
-    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
-        out, remainders = self._stale(table)
-        if not out:
-            super()._stage(transaction, table, files)
-            return
-        self._io = table.io
-        summary = {**self._summary, **transaction.notes}
-        with overwriting(transaction, summary, self._producers) as producer:
-            self._kept[producer.snapshot_id] = remainders
-            for file in out:
-                producer.delete_data_file(file)
-            for file in (*remainders, *files):
-                producer.append_data_file(file)
+    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
+        super().__init__(inner, RejectTable(catalog, table, consumer_group, records), consumer_group)
+        self._catalog = catalog
+        self._name = table
 
-    def clean_up(self, keep: int | None) -> None:
-        """Delete manifests and remainders of the tries that were not applied."""
-        super().clean_up(keep)
-        unused = [file for snapshot, files in self._kept.items() if snapshot != keep for file in files]
-        for path in delete_files(self._io, [file.file_path for file in unused]) if unused else ():
-            log.warning("An uncommitted data file could not be deleted: %s", path)
+    def _settlement(self) -> Settlement:
+        pending = self._rejects.pending
+        try:
+            # Without a reject table there is nothing that could be anybody's.
+            return Settlement.of(pending, self._main() if self._rejects.exists else None)
+        except NoSuchTableError:
+            return Settlement.of(pending, None)
 
-    def _stale(self, table: Table) -> tuple[list[DataFile], list[DataFile]]:
-        out: list[DataFile] = []
-        remainders: list[DataFile] = []
-        files = files_in(table, self._settlement.ranges) if self._settlement.is_due else ()
-        rows = ((task.file, pa.concat_tables(read_rows(table.metadata, table.io, task))) for task in files)
-        for file, rest in self._settlement.remainders(rows):
-            out.append(file)
-            remainders += write_data_files(table.metadata, table.io, rest, uuid.uuid4().hex)
-        return out, remainders
+    def _main(self) -> Table:
+        return self._catalog.load_table(self._name)
+
+
+class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
+    """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
+
+    def _new_path(self) -> str:
+        return f"{data_folder(self._main().metadata, self._folder)}/{uuid.uuid4().hex}-rejected.arrows"
+
+    def _store(self, path: str, records: pa.Table) -> None:
+        with self._main().io.new_output(path).create() as stream:
+            stream.write(write_stream(records))
+
+    def _read_handed(self, path: str) -> pa.Table:
+        return _read_records(self._main().io, path)
+
+    def _take_handed(self, path: str) -> pa.Table:
+        # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
+        io = self.inner.outline().io
+        records = _read_records(io, path)
+        for left in delete_files(io, [path]):
+            log.warning("Rejected records that were read could not be deleted: %s", left)
+        return records
+
+    def _is_there(self, path: str) -> bool:
+        return self._main().io.new_input(path).exists()
+
+    def _delete_handed(self, paths: Sequence[str]) -> Sequence[str]:
+        try:
+            return delete_files(self._main().io, paths)
+        except NoSuchTableError:
+            return paths
+
+
+def _read_records(io: FileIO, path: str) -> pa.Table:
+    with io.new_input(path).open() as stream:
+        return read_stream(stream.read())

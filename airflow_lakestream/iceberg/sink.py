@@ -16,44 +16,37 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.landing.unaccounted import no_rows
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.mirrors import MIRROR, refuse_mirror
-from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import RangesNotLanded, TableState, Trial
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import fitness, ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt
-from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown as CommitOutcomeUnknown
-from airflow_lakestream.iceberg.commit.committing import CommitRefused as CommitRefused
+from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt, Rewrite, RewriteAttempt
 from airflow_lakestream.iceberg.commit.committing import Committer
-from airflow_lakestream.iceberg.commit.guard import CommitGuard, StaleFiles
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.new_table import NewTable
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, note_on
-from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic, landed_by_fan_out
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.since import FirstLook
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, LandedByFanOut, NamingTopic, landed_by_fan_out, note_on
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
-from airflow_lakestream.iceberg.write.files import data_folder, delete_files, unwritable, write_data_files
-from airflow_lakestream.iceberg.write.orphans import delete_unreferenced, list_files
+from airflow_lakestream.iceberg.write.files import (
+    data_folder,
+    delete_files,
+    delete_unreferenced,
+    list_files,
+    unwritable,
+    write_data_files,
+)
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
-from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
-from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in
-from airflow_lakestream.tables.schema.columns import (
-    check_compatible,
-    check_metadata,
-    payload_schema,
-    to_schema,
-    with_metadata,
-)
+from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
+from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.sink import TableSink
 
 log = logging.getLogger(__name__)
@@ -71,6 +64,9 @@ class NotIceberg(InvalidArgument):
 class IcebergSink(TableSink[DataFile]):
     """`core.ports.SharedSink` on an Iceberg table, through any PyIceberg catalog that compares and sets."""
 
+    _append_guard: type[CommitGuard] = CommitGuard
+    _replace_guard: type[ReplaceGuard] = ReplaceGuard
+
     def __init__(
         self,
         catalog: Catalog,
@@ -81,15 +77,10 @@ class IcebergSink(TableSink[DataFile]):
         allow_group_overlap: bool = False,
         parts: int = 1,
     ) -> None:
-        super().__init__(
-            table, consumer_group, grows=design.grows, parts=parts, allow_group_overlap=allow_group_overlap
-        )
+        super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._catalog = catalog
-        self._design = design
         self._table: Table | None = None
         self._staged: NewTable | None = None
-        # Of the table's schema, with the next commit; None while there is neither a table nor a staged one.
-        self._change: SchemaChange | None = None
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._first: FirstLook | None = None
         # The topic whose name has chosen the table; None where people did.
@@ -114,26 +105,15 @@ class IcebergSink(TableSink[DataFile]):
         self._change = self._check_design(self._table)
         reading = ledger_store.read(self._table, self._group)
         self._first = self._first or FirstLook(self._table, reading)
-        others = {
-            g: ledger_store.read_ledger(self._table, g) for g in ledger_store.groups(self._table) if g != self._group
-        }
         return TableState(
             ledger=reading.ledger,
-            others=others,
+            others=ledger_store.other_ledgers(self._table, self._group),
             landed_by_run=ledger_store.landings_of_run(self._table, reading, self._group, run_id),
-            schema=payload_schema(
-                self._change.schema, self._design.metadata.names, self._design.schema, with_others=self._design.grows
-            ),
+            schema=self._decoded(self._change),
             part=note_on(self._table.metadata.properties),
             # A mirror takes events as often as they come: the newest of a key wins.
             look_for_rows=no_rows if MIRROR in self._design.notes else partial(look_for_rows, self._table),
         )
-
-    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
-        """Take rows for the next commit; they are written as files in the background."""
-        if self._design.grows:
-            self._make_room(rows)
-        self._buffer.take(rows)
 
     def commit(self, landing: Landing) -> int:
         """Commit the rows taken and the landing in one snapshot; see `core.ports.Sink`."""
@@ -147,7 +127,9 @@ class IcebergSink(TableSink[DataFile]):
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        attempt = self._replace_attempt(self._table, landing, ranges, files)
+        guard = self._guard(landing, self._replace_guard, first=self._first or FirstLook(), own=self._landed)
+        finder = self._finder(ranges, files)
+        attempt = ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
         snapshot_id = self._drive(attempt, landing, files)
         return snapshot_id, attempt.landing_of(snapshot_id)
 
@@ -184,7 +166,7 @@ class IcebergSink(TableSink[DataFile]):
     def _missing_table(self) -> TableState:
         schema = None
         if self._design.schema is not None:
-            whole = with_metadata(self._design.schema, self._design.metadata)
+            whole = whole_schema(self._design, None)
             layout.partition_spec(whole, self._design.partition_by)
             layout.sort_order(whole, self._design.sort_order)
             schema = payload_schema(whole, self._design.metadata.names)
@@ -197,13 +179,8 @@ class IcebergSink(TableSink[DataFile]):
         if MIRROR not in design.notes:
             refuse_mirror(self._name, table.metadata.properties, "landed into, or replaced, by records")
         change = change_for(design, table.metadata, self._name)
-        if design.schema is not None:
-            check_compatible(design.schema, change.schema, self._name, design.metadata, design.argument)
-        else:
-            check_metadata(change.schema, self._name, design.metadata)
         layout.check_layout(table, design.partition_by, design.sort_order)
-        if change:
-            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(change.texts))
+        self._announce(change.texts)
         return change
 
     def _check_part(self, table: Table) -> None:
@@ -217,37 +194,17 @@ class IcebergSink(TableSink[DataFile]):
         table = self._table
         if table is None:
             if self._staged is None:
-                self._staged = NewTable.stage(self._catalog, self._name, self._whole_schema(rows), self._design)
+                schema = whole_schema(self._design, None if rows is None else rows.schema)
+                self._staged = NewTable.stage(self._catalog, self._name, schema, self._design)
             table = self._staged.table
         if self._change is None:
             self._change = SchemaChange.none(table.metadata)
         return self._change.target(table)
 
-    def _make_room(self, rows: pa.Table) -> None:
-        """Add the columns of the rows to those that the next commit changes. Raises StaleFiles where that can't be."""
-        if self._buffer.holds(rows.schema):
-            return
-        names = self._design.metadata.names
-        payload = fields_from_arrow(pa.schema([f for f in rows.schema if f.name not in names]), "rows")
+    def _planned(self, rows: pa.Table | None) -> SchemaChange:
         self._target(rows)
-        assert self._change is not None
-        # Wider types come only where the decoder was told to follow the records: in a mirror's events.
-        policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
-        change, problems = self._change.and_then(payload, policy)
-        if problems:
-            # The decoder knew the table as it was: another run has changed it meanwhile.
-            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
-        if new := change.texts[len(self._change.texts) :]:
-            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(new))
-        self._change = change
-
-    def _whole_schema(self, rows: pa.Table | None) -> Schema:
-        payload = self._design.schema
-        if payload is None:
-            assert rows is not None, "the decoder was made from a schema or from a first batch"
-            columns = [f for f in rows.schema if f.name not in self._design.metadata.names]
-            payload = to_schema(pa.schema(columns))
-        return with_metadata(payload, self._design.metadata)
+        assert self._change is not None, "there is one for each target"
+        return self._change
 
     def _writing(self, rows: pa.Table) -> Callable[[], list[DataFile]]:
         target = self._target(rows)
@@ -279,28 +236,42 @@ class IcebergSink(TableSink[DataFile]):
         except NoSuchTableError:
             return 0, 0
 
-    def _attempt(self, landing: Landing) -> Attempt:
-        guard = self._guard(landing, CommitGuard, allow_group_overlap=self._allow_group_overlap)
-        summary = codec.encode_summary(self._group, landing)
+    def _rewrite(
+        self,
+        landing: Landing,
+        rewrite: Callable[[Table], Rewrite],
+        written: Sequence[DataFile],
+        guard: HeadGuard | None = None,
+    ) -> int:
+        """Commit a landing that takes files out; see `RewriteAttempt`. Returns the snapshot's id."""
+        files = self._files
+        guard = guard or self._guard(landing, HeadGuard, allow_group_overlap=self._allow_group_overlap)
+        attempt = RewriteAttempt(self._catalog, self._name, guard, self._summary(landing), rewrite, written)
+        return self._drive(attempt, landing, files)
+
+    def _attempt(self, landing: Landing, guard: CommitGuard | None = None) -> Attempt:
+        guard = guard or self._guard(landing, self._append_guard, allow_group_overlap=self._allow_group_overlap)
+        summary = self._summary(landing)
         if self._table is None:
             assert self._staged is not None
             return CreateAttempt(self._staged, guard, summary, self._change)
         return AppendAttempt(self._catalog, self._name, guard, summary)
 
-    def _replace_attempt(
-        self, table: Table, landing: Landing, ranges: RangeSet, files: Sequence[DataFile]
-    ) -> ReplaceAttempt:
-        guard = self._guard(landing, ReplaceGuard, first=self._first or FirstLook(), own=self._landed)
-        metadata = self._target(None).metadata
-        write = partial(write_data_files, metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = Finder(ranges, files, write, self._passed_over)
-        return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
+    def _summary(self, landing: Landing) -> Mapping[str, str]:
+        return codec.encode_summary(self._group, landing)
+
+    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+        """Return what finds the rows that a replace takes out."""
+        return Finder(ranges, files, self._write_files, self._passed_over)
+
+    def _write_files(self, rows: pa.Table) -> list[DataFile]:
+        target = self._target(None)
+        return write_data_files(target.metadata, target.io, rows, self._prefix, self._numbers)
 
     def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
         """Return a landing's guard, for the table that files are written for; `facts` are what the kind takes more."""
-        self._target(None)
-        assert self._change is not None, "there is one for each target"
-        guard = kind(self._catalog, self._group, landing, self._change.base, change=self._change, **facts)
+        change = self._planned(None)
+        guard = kind(self._catalog, self._group, landing, change.base, change=change, **facts)
         guard.notes = self._design.notes
         return guard
 

@@ -15,7 +15,8 @@ from pyiceberg.table.snapshots import Snapshot
 from airflow_lakestream.core.landing.unaccounted import Asked, Found
 from airflow_lakestream.core.ports import HeadMoved
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, OFFSET, PARTITION, TOPIC, bounds_of, read_rows
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, read_rows
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
 from airflow_lakestream.tables.unaccounted import FileToJudge, FileUnreadable, find, keeps_positions
 
 

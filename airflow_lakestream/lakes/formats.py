@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from airflow_lakestream.core.names import check_table_name
-from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.delta.location import check_location
+from airflow_lakestream.core.policies import TableFormat, check_table_name
+from airflow_lakestream.delta.storage import check_location
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
@@ -70,9 +69,9 @@ _ROWS = (
         format=TableFormat.ICEBERG,
         has_catalog=True,
         sink="airflow_lakestream.iceberg.sink:IcebergSink",
-        mirror="airflow_lakestream.cdc.sink:MirrorSink",
-        rejecting="airflow_lakestream.iceberg.rejects:RejectingSink",
-        books="airflow_lakestream.watching.streams.streams:IcebergStreams",
+        mirror="airflow_lakestream.cdc.iceberg:MirrorSink",
+        rejecting="airflow_lakestream.iceberg.reject_table:RejectingSink",
+        books="airflow_lakestream.watching.streams.landings:IcebergStreams",
         audit="airflow_lakestream.audit.run:Audit",
         swap="airflow_lakestream.cdc.swap.iceberg:",
         columns_taken=_OF_ICEBERG,
@@ -80,10 +79,10 @@ _ROWS = (
     LakeFormat(
         format=TableFormat.DELTA,
         has_catalog=False,
-        sink="airflow_lakestream.lakes.delta_design:delta_sink",
-        mirror="airflow_lakestream.cdc.delta_sink:DeltaMirrorSink",
-        rejecting="airflow_lakestream.delta.rejects:RejectingSink",
-        check="airflow_lakestream.lakes.delta_design:delta_design",
+        sink="airflow_lakestream.delta.sink:DeltaSink",
+        mirror="airflow_lakestream.cdc.delta:DeltaMirrorSink",
+        rejecting="airflow_lakestream.delta.reject_table:RejectingSink",
+        check="airflow_lakestream.delta.design:check_design",
         books="airflow_lakestream.watching.streams.delta:DeltaStreams",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",

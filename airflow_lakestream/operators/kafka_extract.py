@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
+    DEFAULT_METADATA,
     ModeName,
     OnDataLoss,
     OnEmpty,

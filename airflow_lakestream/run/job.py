@@ -13,14 +13,15 @@ from pyiceberg.catalog import Catalog
 
 from airflow_lakestream.config.landing import ExtractConfig as ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.landing.algorithm import Job
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.policies import OnDataLoss, OnError, Tombstones, choose
 from airflow_lakestream.core.ports import Rejects, Sink
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.routing import Router
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.iceberg.fan_out.sink import FanOut, FanOutSink
-from airflow_lakestream.iceberg.rejects import OneWorkerRejectingSink
+from airflow_lakestream.iceberg.fan_out.admission import FanOut
+from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
+from airflow_lakestream.iceberg.reject_table import OneWorkerRejectingSink
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource
 

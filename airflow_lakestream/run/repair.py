@@ -35,7 +35,7 @@ from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.decode.values.pick import pick
+from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.repair import RejectingRepairSink, Repairing

@@ -35,9 +35,10 @@ from airflow_lakestream.decode.rejected import timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out.books import note_on
-from airflow_lakestream.iceberg.reject_table import counting_rows, rejects_of
-from airflow_lakestream.iceberg.replace.hits import OFFSET, PARTITION
+from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.run.job import build_job
+from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 
 log = logging.getLogger(__name__)
 

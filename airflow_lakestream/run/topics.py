@@ -24,8 +24,8 @@ from airflow_lakestream.core.routing import (
     rivals,
 )
 from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.iceberg.fan_out.books import NamingTopic
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
-from airflow_lakestream.iceberg.fan_out.strangers import NamingTopic
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract

@@ -27,7 +27,7 @@ from airflow_lakestream.operators.base import airflow_errors, late_imports
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.watching.verdict import Verdict
+    from airflow_lakestream.watching.asking import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class LookSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger fired."""
-        from airflow_lakestream.watching.verdict import LookOutcome, Verdict
+        from airflow_lakestream.watching.asking import LookOutcome, Verdict
 
         verdict = Verdict.parse(event)
         if verdict.outcome is LookOutcome.DONE:
@@ -136,7 +136,7 @@ class LookSensor(BaseSensorOperator):
 
     def _defer_unless_done(self, context: Context) -> Any:
         from airflow_lakestream.triggers.look import LookTrigger
-        from airflow_lakestream.watching.verdict import LookOutcome
+        from airflow_lakestream.watching.asking import LookOutcome
 
         began = time.time()
         verdict = self._look(context, 0.0)

@@ -22,8 +22,8 @@ def is_hit(rows: pa.Table, ranges: RangeSet) -> pa.ChunkedArray:
     hit = pa.chunked_array([pa.repeat(False, rows.num_rows)])
     there = set(pc.unique(rows[PARTITION]).to_pylist())
     for key in ranges.partitions:
-        if key[1] in there and (intervals := _within_bounds(rows[OFFSET], ranges.intervals(*key))):
-            hit = pc.or_(hit, pc.and_(is_of(rows, key), lies_in(rows[OFFSET], intervals)))
+        if key[1] in there:
+            hit = pc.or_(hit, pc.and_(is_of(rows, key), lies_in(rows[OFFSET], ranges.intervals(*key))))
     return hit
 
 
@@ -32,18 +32,16 @@ def is_of(rows: pa.Table, key: PartitionKey) -> pa.ChunkedArray:
     return pc.fill_null(pc.and_(pc.equal(rows[TOPIC], key[0]), pc.equal(rows[PARTITION], key[1])), False)
 
 
-def _within_bounds(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> Sequence[Interval]:
-    ends = pc.min_max(offsets)
-    low, high = ends["min"].as_py(), ends["max"].as_py()
-    return () if low is None else overlapping(intervals, low, high)
-
-
 def lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
-    """Tell for each offset whether it lies in one of sorted, disjoint intervals, of which there is one; NULL does not.
+    """Tell for each offset whether it lies in one of sorted, disjoint intervals; NULL does not.
 
     All in one sort of offsets and borders, however many intervals there are: an offset is inside where more of them
     begin than end up to it. Not by `search_sorted`, which came to Arrow long after the oldest version that we allow.
     """
+    low, high = pc.min_max(offsets).as_py().values()
+    intervals = () if low is None else overlapping(intervals, low, high)
+    if not intervals:
+        return pa.repeat(False, len(offsets))
     values = pc.fill_null(offsets.cast(pa.int64()), -1).combine_chunks()
     starts, ends = (pa.array(border, pa.int64()) for border in zip(*intervals, strict=True))
     # The sort is stable, so a border comes before an offset of its own value.

@@ -10,13 +10,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
+import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import Trial
+from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import StaleFiles, TableState, Trial
 from airflow_lakestream.core.ranges import PartitionKey
-from airflow_lakestream.tables.handover import decode_passed_over, encode_passed_over
+from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.row_buffer import File, RowBuffer
+from airflow_lakestream.tables.schema.change import SchemaChange
+from airflow_lakestream.tables.schema.columns import payload_schema
+from airflow_lakestream.tables.schema.types import fields_from_arrow
+
+PassedOver = tuple[PartitionKey, pa.Array]
+_PASSED_OVER = "passed_over"
+
+
+def encode_passed_over(passed_over: Sequence[PassedOver]) -> dict[str, Any]:
+    """Return rising offsets by partition as JSON; nothing without any.
+
+    Most of many records that become no row are neighbours.
+    """
+    return {_PASSED_OVER: [[*key, *_intervals(offsets)] for key, offsets in passed_over]} if passed_over else {}
+
+
+def decode_passed_over(handed: Mapping[str, Any]) -> list[PassedOver]:
+    """Return the offsets of records that became no row, by partition."""
+    return [
+        ((topic, partition), pa.array([at for start, end in intervals for at in range(start, end)], pa.int64()))
+        for topic, partition, *intervals in handed.get(_PASSED_OVER, ())
+    ]
+
+
+def _intervals(offsets: pa.Array) -> list[list[int]]:
+    numbers = offsets.to_numpy()
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+    return [[int(part[0]), int(part[-1]) + 1] for part in parts]
+
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +55,34 @@ log = logging.getLogger(__name__)
 class TableSink(ABC, Generic[File]):
     """A part of `core.ports.SharedSink`. A format's own sink looks at its table, writes files, and commits them.
 
-    :param grows: rows may come with more columns than those before.
+    :param design: how the table is created when missing, and what an existing one is held to.
+
     :param parts: so many sinks share the memory of one; see `RowBuffer`.
     """
 
     # The rows that it writes are those that it is given.
     takes_records = True
+    # Rows may come with more columns than those before, whatever the design says.
+    takes_any = False
 
-    def __init__(self, table: str, consumer_group: str, *, grows: bool, parts: int, allow_group_overlap: bool) -> None:
+    def __init__(
+        self,
+        table: str,
+        consumer_group: str,
+        design: TableDesign,
+        *,
+        parts: int,
+        allow_group_overlap: bool,
+    ) -> None:
         self._name = table
         self._group = consumer_group
+        self._design = design
+        # The change of the schema that the next commit makes; None while the table's columns are unknown.
+        self._change: SchemaChange | None = None
         self._allow_group_overlap = allow_group_overlap
-        self._buffer: RowBuffer[File] = RowBuffer(table, self._writing, self._blame, grows=grows, parts=parts)
+        self._buffer: RowBuffer[File] = RowBuffer(
+            table, self._writing, self._blame, grows=self.takes_any or design.grows, parts=parts
+        )
         self._passed_over: list[tuple[PartitionKey, pa.Array]] = []
         self._handed_over = 0
         self._adopted: list[File] = []
@@ -44,6 +91,12 @@ class TableSink(ABC, Generic[File]):
         self._numbers = itertools.count()
         # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
         self._landed: set[str] = set()
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows for the next commit; they are written as files in the background."""
+        if self._design.grows and not self._buffer.holds(rows.schema):
+            self._make_room(rows)
+        self._buffer.take(rows)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
         """Be told of records that were read and became no row."""
@@ -110,6 +163,43 @@ class TableSink(ABC, Generic[File]):
         """Keep files from being discarded."""
         self._buffer.forget()
         self._adopted, self._passed_over, self._handed_over = [], [], 0
+
+    def _decoded(self, change: SchemaChange) -> pa.Schema:
+        """Return the columns that decoders fill."""
+        design = self._design
+        return payload_schema(change.schema, design.metadata.names, design.schema, with_others=design.grows)
+
+    def _make_room(self, rows: pa.Table) -> None:
+        """Add the columns of the rows to the next commit's change. Raises StaleFiles if the table can't have them."""
+        held, names = self._planned(rows), self._design.metadata.names
+        change, problems = self._grown(held, pa.schema([field for field in rows.schema if field.name not in names]))
+        if problems:
+            # The decoder knew the table as it was: another run has changed it meanwhile.
+            raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
+        self._announce(change.texts[len(held.texts) :])
+        self._change = change
+
+    def _grown(self, held: SchemaChange, columns: pa.Schema) -> tuple[SchemaChange, tuple[str, ...]]:
+        """Return the change that makes room for these columns, too, and why some of them can't be had."""
+        # Wider types come only where the decoder was told to follow the records: in a mirror's events.
+        policy = max(self._design.evolution, SchemaEvolution.ADD, key=list(SchemaEvolution).index)
+        return held.and_then(fields_from_arrow(columns, "rows"), policy)
+
+    def _announce(self, texts: Sequence[str]) -> None:
+        if texts:
+            log.info("The schema of %s will be changed with the next commit: %s", self._name, "; ".join(texts))
+
+    @abstractmethod
+    def load(self, run_id: str) -> TableState:
+        """Look at the table, and check it against the design; see `core.ports.Sink`."""
+
+    @abstractmethod
+    def commit(self, landing: Landing) -> int:
+        """Commit the rows taken, with the landing; see `core.ports.Sink`."""
+
+    @abstractmethod
+    def _planned(self, rows: pa.Table | None) -> SchemaChange:
+        """Return the next commit's change of the schema; the first rows tell the columns of a new table."""
 
     def _blame(self) -> Trial | None:
         return self._trial() if self.takes_records else None

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import PartitionKey, RangeSet
+from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, not_among
 from airflow_lakestream.tables.guards import check_columns
 
@@ -235,6 +235,4 @@ def joined(parts: Iterable[Hits[Live]], others: Iterable[tuple[PartitionKey, pa.
 def shortly(ranges: RangeSet) -> str:
     """Return the text of ranges, the first hundred of them."""
     # Compaction leaves a hole at every other offset.
-    parts = [str(r) for r in ranges]
-    more = f" and {len(parts) - RANGES_NAMED} more ranges" if len(parts) > RANGES_NAMED else ""
-    return ", ".join(parts[:RANGES_NAMED]) + more
+    return shown([str(r) for r in ranges], RANGES_NAMED)

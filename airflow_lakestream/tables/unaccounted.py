@@ -5,7 +5,7 @@ By the files' statistics first; a file that they leave open is read, its three m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -100,13 +100,9 @@ def _by_rows(rows: pa.Table, asked: Asked) -> Iterator[tuple[Fate, Box]]:
     of_topic = of_topic.filter(pc.and_(there, pc.greater_equal(of_topic[PARTITION], 0)))
     for partition in pc.unique(of_topic[PARTITION]).to_pylist():
         mine = of_topic.filter(pc.equal(of_topic[PARTITION], partition))[OFFSET].cast(pa.int64())
-        mine = mine.filter(pc.invert(_lies_in(mine, asked.accounted(partition))))
-        wanted = _lies_in(mine, asked.in_the_way(partition))
+        mine = mine.filter(pc.invert(lies_in(mine, asked.accounted(partition))))
+        wanted = lies_in(mine, asked.in_the_way(partition))
         for fate, some in ((Fate.IN_THE_WAY, mine.filter(wanted)), (Fate.BESIDE, mine.filter(pc.invert(wanted)))):
             if len(some):
                 ends = pc.min_max(some)
                 yield fate, Box((partition, partition), (ends["min"].as_py(), ends["max"].as_py()), len(some))
-
-
-def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.Array:
-    return lies_in(offsets, intervals) if intervals else pa.repeat(False, len(offsets))

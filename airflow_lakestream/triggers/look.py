@@ -17,10 +17,8 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.logs import tell
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import Check, guarded
+from airflow_lakestream.watching.asking import Check, LookOutcome, Missing, Places, Verdict, guarded, verdict_of
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ _SAY_AGAIN = 10
 
 
 class LookTrigger(BaseTrigger):
-    """Looks again and again, and fires once, with `watching.verdict.Verdict` as its event.
+    """Looks again and again, and fires once, with `watching.asking.Verdict` as its event.
 
     A restarted triggerer loses nothing: the trigger depends on its arguments alone. The arguments not named here are
     the check's; if the task was started in the triggerer, they are templates until Airflow has rendered them.

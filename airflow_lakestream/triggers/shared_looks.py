@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from airflow_lakestream.watching.asking import Ask, Looking
-from airflow_lakestream.watching.verdict import Verdict
+from airflow_lakestream.watching.asking import Ask, Looking, Verdict
 
 # Looks mostly wait for brokers and catalogs. More threads would only open more connections at once.
 THREADS = 8

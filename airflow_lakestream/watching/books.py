@@ -13,14 +13,14 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
+from airflow_lakestream.watching.asking import NotThere
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.lag.backlog import backlog_of, topics_of
+from airflow_lakestream.watching.lag.waiting import backlog_of, topics_of
 from airflow_lakestream.watching.streams.landings import History
-from airflow_lakestream.watching.verdict import NotThere
 
 if TYPE_CHECKING:
     from airflow_lakestream.kafka.watch import GroupState
-    from airflow_lakestream.watching.streams.streams import Streams
+    from airflow_lakestream.watching.streams.landings import Streams
 
 # Batches of a checkpoint from which its speed is measured: Spark keeps 100.
 _BATCHES = 20

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.
 _SHOWN = 4
@@ -59,9 +59,7 @@ def told(reasons: Iterable[Reason]) -> str:
 
 def some(ranges: RangeSet) -> str:
     """Return ranges as text: the first few, and how many more there are."""
-    known = [str(one) for one in ranges]
-    more = len(known) - _SHOWN
-    return ", ".join(known[:_SHOWN]) + (f" and {more} ranges more" if more > 0 else "")
+    return shown([str(one) for one in ranges], _SHOWN)
 
 
 def span(seconds: float) -> str:

@@ -8,17 +8,14 @@ from typing import Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import LogTruncated
-from airflow_lakestream.core.names import check_topic
-from airflow_lakestream.core.policies import TableFormat, choose, is_given
+from airflow_lakestream.core.policies import TableFormat, check_topic, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat
 from airflow_lakestream.watching import books
-from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.asking import Ask, NotThere, Places
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.lag.waiting import Asking, Looking
-from airflow_lakestream.watching.places import Places
-from airflow_lakestream.watching.verdict import NotThere
 
 # Seconds that an opened connection is used: later changes to it then take effect.
 OPENED = 600.0

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import RESCUED
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.faults import Fault, ReadTimeout, applied, before, unapplied

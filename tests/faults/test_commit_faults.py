@@ -11,7 +11,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.iceberg.commit import committing
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
 from tests.support.faults import (
     BeforeCommit,

@@ -15,9 +15,9 @@ from airflow_lakestream.core.landing.modes import ByInterval, Look
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg import ledger_store, reject_table, rejects, sink
+from airflow_lakestream.iceberg import ledger_store, reject_table, sink
 from airflow_lakestream.iceberg.commit import guard
-from airflow_lakestream.iceberg.replace import hits
+from airflow_lakestream.iceberg.replace import takeout as files_of
 from airflow_lakestream.tables import coordinates, takeout
 from airflow_lakestream.tables.rejects import settlement
 from tests.support.fault_oracle import Violation
@@ -41,7 +41,7 @@ def topic_missing_from_the_predicate(patch: Patch) -> None:
 
     for module in (coordinates, takeout):
         patch.setattr(module, "is_of", is_of)
-    patch.setattr(hits, "may_hold", lambda *_: True)
+    patch.setattr(files_of, "may_hold", lambda *_: True)
 
 
 def tiles_alone(patch: Patch) -> None:
@@ -95,14 +95,14 @@ def failed_means_not_applied(patch: Patch) -> None:
 
 def rejects_committed_last(patch: Patch) -> None:
     """Rejected records are written down once the table has committed: whoever dies in between has lost them."""
-    write_down = rejects.RejectingSink.write_down
+    write_down = reject_table.RejectingSink.write_down
 
-    def commit(self: rejects.RejectingSink, landing: Landing) -> int:
+    def commit(self: reject_table.RejectingSink, landing: Landing) -> int:
         snapshot_id = self.inner.commit(landing)
         write_down(self, landing)
         return snapshot_id
 
-    patch.setattr(rejects.RejectingSink, "commit", commit)
+    patch.setattr(reject_table.RejectingSink, "commit", commit)
 
 
 def superseded_rejects_stay(patch: Patch) -> None:

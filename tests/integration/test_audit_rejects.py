@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.iceberg.reject_table import rejects_of
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.lake import GROUP, TABLE

@@ -13,7 +13,8 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import StringType
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
 from tests.support.broker import Producing, Topics

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from airflow_lakestream.core.landing.algorithm import Stopped, land
-from airflow_lakestream.core.landing.job import CHUNKS_AHEAD
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import CHUNKS_AHEAD, Stopped
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables import row_buffer
 from dev.services.kafka import Kafka

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics

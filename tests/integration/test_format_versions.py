@@ -19,7 +19,7 @@ from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
-from airflow_lakestream.tables.rejects.pending import rejects_of
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.watching.streams.landings import look_back
 from tests.support.broker import Producing, Topics

@@ -12,10 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.hooks.places import AirflowPlaces
-from airflow_lakestream.watching.asking import guarded, look_now
+from airflow_lakestream.watching.asking import LookOutcome, Verdict, guarded, look_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake, append_foreign_rows, compact, events

@@ -20,7 +20,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.hive import MetastoreDoesNotCompare
 from airflow_lakestream.iceberg.commit.new_table import make_namespace
 from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
-from airflow_lakestream.tables.rejects.pending import rejects_of
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore

@@ -16,12 +16,13 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import TooManyRejected
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from airflow_lakestream.run.replay import Replay
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics

@@ -17,7 +17,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from airflow_lakestream.core.landing.algorithm import Stopped
+from airflow_lakestream.core.landing.job import Stopped
 from airflow_lakestream.kafka import requests
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator

@@ -15,9 +15,11 @@ from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.lineage import JOURNAL_LENGTH
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, rejects_of
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, IcebergSink
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in
+from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.faults import ReadTimeout, WrappedCatalog

@@ -19,9 +19,9 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.replace import repair as table_side
 from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka

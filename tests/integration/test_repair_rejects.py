@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.run.repair import Repair, RowsLost, RowsNowBad
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics

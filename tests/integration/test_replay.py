@@ -12,10 +12,11 @@ from airflow_lakestream.cli.app import run as command
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in, rejects_of
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.replay import CannotReplay, Chosen, Replay
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
 from tests.support.airflow_home import Connections

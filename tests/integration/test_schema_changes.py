@@ -15,11 +15,11 @@ from pyiceberg.types import StringType
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import RESCUED
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.repair import Repair
-from airflow_lakestream.tables.schema.type_text import schema_text
+from airflow_lakestream.tables.schema.types import schema_text
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.integration.test_concurrency import MeetingCatalog

@@ -16,10 +16,9 @@ from deltalake import DeltaTable
 
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import KafkaWatch
-from airflow_lakestream.watching.asking import run_now
+from airflow_lakestream.watching.asking import LookOutcome, Verdict, run_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Looking
-from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake

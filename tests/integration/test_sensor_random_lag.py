@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.watching.asking import LookOutcome
 from airflow_lakestream.watching.streams.looking import StreamSearch
-from airflow_lakestream.watching.verdict import LookOutcome
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.lake import GROUP, Lake

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.watching.asking import LookOutcome, Verdict
 from airflow_lakestream.watching.causes import Cause
-from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake

@@ -8,8 +8,9 @@ import pytest
 
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.iceberg.reject_table import counting_rows, rejects_of
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.reject_table import counting_rows
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.integration.test_rejects import FailingMain
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader, SmallChunks

@@ -22,7 +22,7 @@ from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import OffsetRange
 from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.tables import row_buffer
 from tests.support.broker import Producing, Topics
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, InterposedReader, SmallChunks, unapplied

@@ -15,9 +15,9 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, decide, sight_of
-from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing

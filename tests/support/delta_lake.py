@@ -11,7 +11,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.delta.ledger_store import read_ledger

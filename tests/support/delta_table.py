@@ -19,7 +19,6 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.lakes.delta_design import delta_sink
 
 GROUP = "g"
 TOPIC = TopicIdentity("clicks", "id-1", "cluster-1")
@@ -72,7 +71,7 @@ def a_sink(table: str | Path, **settings: Any) -> DeltaSink:
     """Return a sink of a run of its own; still to be loaded."""
     made = config(table, **settings)
     overlap = made.allow_group_overlap
-    return delta_sink(DeltaStorage(), str(table), made.consumer_group, made.design, allow_group_overlap=overlap)
+    return DeltaSink(DeltaStorage(), str(table), made.consumer_group, made.design, allow_group_overlap=overlap)
 
 
 def rows(start: int, end: int, partition: int = 0, **columns: Sequence[Any]) -> pa.Table:

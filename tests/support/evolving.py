@@ -20,7 +20,7 @@ from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.type_text import schema_text
+from airflow_lakestream.tables.schema.types import schema_text
 from tests.support.lake import QUICK_RETRIES, TABLE
 from tests.support.replacing import GROUP, ORDERS
 

@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.core.landing.algorithm import Job
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.core.ports import Reader, Source
 from airflow_lakestream.kafka.source import KafkaSource, StartAt

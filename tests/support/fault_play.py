@@ -17,7 +17,7 @@ from pyiceberg.avro import file as avro
 from pyiceberg.avro.file import AvroFileHeader
 
 from airflow_lakestream.core.landing import contention
-from airflow_lakestream.iceberg.commit import committing, transaction
+from airflow_lakestream.iceberg.commit import attempt, committing
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_topics import ModelKafka
 from tests.support.fault_world import World
@@ -69,7 +69,7 @@ def _quick() -> Iterator[None]:
             mock.patch.object(avro, "resolve_reader", _remembered(avro.resolve_reader)),
             mock.patch.object(avro, "construct_reader", _remembered(avro.construct_reader)),
             # Looks at staged metadata without a deep copy each; the package's own transaction does the same.
-            mock.patch.object(pyiceberg.table, "update_table_metadata", transaction._apply),
+            mock.patch.object(pyiceberg.table, "update_table_metadata", attempt._apply),
         ):
             yield
     finally:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from tests.support.fault_turns import Killed, Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from airflow_lakestream.core.landing.algorithm import Job
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Reader, Source
 from tests.support.fault_log import Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog

@@ -18,9 +18,9 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.landing.contention import Contention
 from airflow_lakestream.core.landing.plan import DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
-from airflow_lakestream.iceberg.reject_table import rejects_of
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, CommitRefused
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown, CommitRefused
 from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_log import EPOCH_MS, FIRST_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation

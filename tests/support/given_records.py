@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import TopicIdentity

@@ -17,7 +17,8 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import CommitTableResponse
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Chunk, Reader, Sink

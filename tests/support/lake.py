@@ -23,7 +23,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
 
-from airflow_lakestream.core.landing.algorithm import Job, land
+from airflow_lakestream.core.landing.algorithm import land
+from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.iceberg.ledger_store import read_ledger

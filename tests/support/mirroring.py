@@ -17,10 +17,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from airflow_lakestream.cdc.columns import DELETED, UNAVAILABLE
-from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
+from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
-from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage

@@ -16,9 +16,8 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.watching.asking import guarded, look_now
+from airflow_lakestream.watching.asking import Verdict, guarded, look_now
 from airflow_lakestream.watching.checks import make_check
-from airflow_lakestream.watching.verdict import Verdict
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Run
 from tests.support.broker import poll_until
 from tests.support.lake import Lake
@@ -157,7 +156,7 @@ def commit(admin: AdminClient, group: str, topic: str, offsets: dict[int, int]) 
 
 @dataclass
 class LakePlaces:
-    """`watching.places.Places` of one lake and its broker, whatever the connections are called."""
+    """`watching.asking.Places` of one lake and its broker, whatever the connections are called."""
 
     lake: Lake
 

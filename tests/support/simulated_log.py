@@ -15,10 +15,10 @@ from airflow_lakestream.core.landing.plan import TopicState, Watermarks
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, Retention
+from airflow_lakestream.watching.asking import LookOutcome, Verdict
 from airflow_lakestream.watching.books import Books, Step
 from airflow_lakestream.watching.lag.risk import Risk, TopicSettings, every_of, risks, window_of
 from airflow_lakestream.watching.lag.waiting import Unread
-from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 
 TOPIC = TopicIdentity("orders", "id", "cluster")
 # Seconds; the models are about spans of time, not about dates.

@@ -20,18 +20,16 @@ from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.names import REJECTED
-from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.policies import REJECTED, SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.delta.commit import committing as delta_commits
-from airflow_lakestream.delta.rejects import RejectingSink as RejectingDeltaSink
+from airflow_lakestream.delta.reject_table import RejectingSink as RejectingDeltaSink
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.commit import committing as iceberg_commits
-from airflow_lakestream.iceberg.rejects import RejectingSink
+from airflow_lakestream.iceberg.reject_table import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.lakes.delta_design import delta_design
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delta_table import stray_files
@@ -254,13 +252,11 @@ class DeltaTableInFolder(FormatTable):
 
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
         tables, name = DeltaStorage(), str(self.place)
-        inner = DeltaSink(tables, name, group, delta_design(design), allow_group_overlap=overlap)
+        inner = DeltaSink(tables, name, group, design, allow_group_overlap=overlap)
         return RejectingDeltaSink(inner, tables, name, group, RECORD_SCHEMA) if rejects else inner
 
     def elsewhere(self, target: Any) -> Run:
-        return Run(
-            DeltaSink(target, str(self.place), GROUP, delta_design(self.design())), metadata_schema(COORDINATES).names
-        )
+        return Run(DeltaSink(target, str(self.place), GROUP, self.design()), metadata_schema(COORDINATES).names)
 
     def meet(self, *faults: Fault) -> None:
         real, left = delta_commits.put_commit, iter(faults)

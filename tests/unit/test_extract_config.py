@@ -13,7 +13,7 @@ from airflow_lakestream.core.policies import StartOffset
 from airflow_lakestream.exceptions import InvalidArgument, Terminal
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.run.job import ExtractConfig
-from airflow_lakestream.tables.schema.type_text import schema_text
+from airflow_lakestream.tables.schema.types import schema_text
 
 
 def config(**settings: Any) -> ExtractConfig:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
@@ -18,6 +19,7 @@ from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
 
 Key = tuple[Any, ...]
+Numbers = npt.NDArray[np.int64]
 _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
@@ -72,3 +74,18 @@ def _as_integers(doubles: pa.Array) -> pa.Array:
     bits = doubles.view(pa.int64())
     values = bits.fill_null(0).to_numpy()
     return pa.array(values ^ ((values >> 63) & _ALL_BUT_SIGN), mask=bits.is_null().to_numpy(zero_copy_only=False))
+
+
+def places(rows: pa.Table, among: pa.Table, key: Sequence[str]) -> Numbers:
+    """Return for each row the place of its key in the other table, whose keys are unique; -1 if it is not there."""
+    found = np.full(len(rows), -1, np.int64)
+    if not len(rows) or not len(among):
+        return found
+    mine, theirs = by_place(rows, key), by_place(among, key)
+    both = mine.append_column("mine", pa.array(np.arange(len(rows)))).join(
+        theirs.cast(mine.schema).append_column("theirs", pa.array(np.arange(len(among)))),
+        mine.column_names,
+        join_type="inner",
+    )
+    found[both["mine"].to_numpy()] = both["theirs"].to_numpy()
+    return found

@@ -7,21 +7,26 @@ writing it twice does no harm. A truncation is an entry without a key, and so is
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, POSITION, VERSION, version_schema
-from airflow_lakestream.cdc.keys.identity import by_place
-from airflow_lakestream.cdc.keys.places import places
-from airflow_lakestream.cdc.merge.newest import Mask, is_later, versions
+from airflow_lakestream.cdc.events.unavailable import Mask
+from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.merge.newest import is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
-from airflow_lakestream.core.names import DELETED
+from airflow_lakestream.core.ledger import Landing, TopicIdentity
+from airflow_lakestream.core.policies import DELETED, SchemaEvolution
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.sink import TableSink
 
 SUFFIX = DELETED
 # The deleted row as an Arrow IPC stream, only for the last event of a partition: the next event may be the same row
@@ -31,6 +36,11 @@ ROW = "_row"
 MIRROR_ID = "lakestream.mirror-uuid"
 # More files than this are compacted into one.
 MOST_FILES = 32
+
+
+# The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
+ENTRIES_GROUP = "mirror"
+NO_TOPIC = TopicIdentity("", "", "")
 
 
 class Entries(Protocol):
@@ -113,6 +123,26 @@ def entry_schema(key: pa.Schema) -> pa.Schema:
     return pa.schema(
         [*(field.with_nullable(True) for field in key), *version_schema(), pa.field(row_column(key.names), pa.binary())]
     )
+
+
+def design_of_entries(key: pa.Schema, mirror_id: str, evolution: SchemaEvolution) -> TableDesign:
+    """Return the design of the entries' table.
+
+    :param key: the columns of the mirror's key.
+    :param mirror_id: the mirror's own id.
+    """
+    payload = pa.schema([column for column in entry_schema(key) if column.name not in VERSION])
+    notes = {MIRROR_ID: mirror_id}
+    return TableDesign(version_schema(), to_schema(payload), evolution=evolution, argument="key", notes=notes)
+
+
+def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
+    """Add entries to their table in a separate commit. Raises what a commit raises."""
+    name = f"entries {uuid.uuid4().hex}"
+    with table.or_discard():
+        table.load(name)
+        table.write(entries, NO_TOPIC)
+        table.commit(Landing(name, name, {}))
 
 
 def condensed(entries: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -15,16 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
-from airflow_lakestream.cdc.keys.identity import by_place, keys_of
-from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of, places
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
 from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
-from airflow_lakestream.cdc.merge.newest import Mask, Newest, Numbers, Origin, is_before, is_gone, is_later
-from airflow_lakestream.cdc.merge.old_rows import OldRows, marked_where
+from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
-from airflow_lakestream.cdc.merge.values import Values
+from airflow_lakestream.cdc.merge.values import OldRows, Values, marked_where
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20

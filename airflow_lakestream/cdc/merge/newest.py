@@ -9,21 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.columns import COMMIT, OF_EVENTS, OFFSET, OP, PARTITION, POSITION, VERSION
-from airflow_lakestream.cdc.events.unavailable import left_out, may_be_left_out
+from airflow_lakestream.cdc.events.unavailable import Mask, left_out, may_be_left_out
 from airflow_lakestream.cdc.keys.guards import Guard, Guarded, Judge
-from airflow_lakestream.cdc.keys.identity import Key, by_place, comparable, keys_of
+from airflow_lakestream.cdc.keys.identity import Key, Numbers, by_place, comparable, keys_of
 from airflow_lakestream.cdc.keys.order import settled
 from airflow_lakestream.cdc.keys.sent import sent_guards
 from airflow_lakestream.cdc.merge.snapshots import Version, with_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
-
-Numbers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 class KeyMissing(MirrorStopped):

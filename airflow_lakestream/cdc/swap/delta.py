@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -10,11 +10,10 @@ from uuid import uuid4
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.cdc.delta import DeltaEntries, DeltaHead
-from airflow_lakestream.cdc.delta_sink import DeltaMirror
+from airflow_lakestream.cdc.delta import DeltaHead, DeltaMirror
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.core.ranges import RangeSet
@@ -28,8 +27,8 @@ from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
 from airflow_lakestream.delta.write.files import Add, beside
-from airflow_lakestream.lakes.delta_design import DesignedColumns, delta_design
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
 from airflow_lakestream.tables.schema.columns import fits, to_schema
 
 
@@ -37,7 +36,7 @@ class SwapSink(Swapping):
     """`cdc.swap.exchange.Swapping` of Delta tables."""
 
     def __init__(self, tables: Tables, table: str, consumer_group: str, design: MirrorDesign, aside: str) -> None:
-        held = _SwapTable(tables, table, consumer_group, delta_design(design.table))
+        held = _SwapTable(tables, table, consumer_group, design.table)
         super().__init__(held, table, design, aside)
 
 
@@ -66,8 +65,9 @@ class _SwapTable(DeltaMirror):
         columns, self._swapped = changed(head, schema, key)
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
-        self._fit = DesignedColumns(made).asked_for()
-        self._remember(aside_name, aside, key)
+        self._change = SchemaChange.nowhere(whole_schema(made, None))
+        read_anew = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
+        remember(read_anew, self._entries(self._name, self._id, self.columns, key))
         read = DeltaHead(self._tables.store(aside_name), aside, schema)
         self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)
@@ -92,15 +92,6 @@ class _SwapTable(DeltaMirror):
             return self._actions(head, target, landing, files, OVERWRITE)
 
         return self._drive_and_clean(landing, make, lambda done: beside(swap.written, kept if done else ()))
-
-    def _remember(self, name: str, aside: Head, key: Sequence[str]) -> None:
-        """Let the mirror know what was deleted after it was read anew."""
-        assert self._fit is not None, "its columns are known by now"
-        own, fields = aside.properties.get(MIRROR_ID, aside.table_id), pa.schema([aside.schema.field(k) for k in key])
-        entries = DeltaEntries(self._tables, name, own, fields).read()
-        if entries is not None and len(entries):
-            held = pa.schema([self._fit.schema.field(name) for name in key])
-            DeltaEntries(self._tables, self._name, self._id, held).add(entries)
 
 
 def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema, Target]:

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.keys.places import places
+from airflow_lakestream.cdc.keys.identity import places
 from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.memory import Entries
 from airflow_lakestream.cdc.merge.merge import PART_BYTES
-from airflow_lakestream.cdc.merge.old_rows import with_deleted
+from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.mirrors import MIRROR
@@ -156,6 +157,13 @@ def check_key(table: str, held: MirrorDesign, key: tuple[str, ...]) -> None:
 def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
     """Return the mirror's note with the new rows, from the properties of the table aside."""
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
+
+
+def remember(read_anew: Entries, own: Entries) -> None:
+    """Let a mirror know what was deleted since it was read anew."""
+    entries = read_anew.read()
+    if entries is not None and len(entries):
+        own.add(entries)
 
 
 def beyond(ledger: Ledger, landing: Landing, reach: RangeSet) -> RangeSet:

@@ -7,37 +7,32 @@ the key of the new rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import cast
 from uuid import uuid4
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import EntryTable, IcebergHead, mirror_id
+from airflow_lakestream.cdc.iceberg import IcebergHead, IcebergMirror, mirror_id
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
-from airflow_lakestream.cdc.sink import IcebergMirror
-from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for
+from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
-from airflow_lakestream.iceberg.commit.rewriting import Rewrite
-from airflow_lakestream.iceberg.replace.hits import live_files
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
+from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
-from airflow_lakestream.tables.schema.type_text import type_text
+from airflow_lakestream.tables.schema.types import arrow_schema, type_text
 
 
 class SwapGuard(HeadGuard):
@@ -53,21 +48,6 @@ class SwapGuard(HeadGuard):
             raise Refused(LedgerConflict(ledger_store.name_of(current), more))
 
 
-class _Swapping:
-    """`iceberg.commit.rewriting.Rewriter` of a swap."""
-
-    def __init__(self, swap: Swap) -> None:
-        self._swap = swap
-
-    def rewrite(self, table: Table) -> Rewrite:
-        """Write the new rows for the table's head."""
-        return Rewrite([task.file for task in live_files(table)], self._swap.make(IcebergHead(table, table.metadata)))
-
-    def undo(self, io: FileIO, keep: Collection[str]) -> Sequence[str]:
-        """Delete the written files, except some."""
-        return delete_files(io, [path for file in self._swap.written if (path := file.file_path) not in keep])
-
-
 class SwapSink(Swapping):
     """`cdc.swap.exchange.Swapping` of Iceberg tables."""
 
@@ -79,38 +59,31 @@ class _SwapTable(IcebergMirror):
     """`cdc.swap.exchange.SwapTable` in Iceberg."""
 
     swap: Swap | None = None
-    _reach = RangeSet()
 
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
         """Commit; return the snapshot's id."""
         assert self._table is not None, "it was looked at, and is there"
-        metadata, self._reach, aside = self._table.metadata, reach, self._catalog.load_table(aside_name)
+        metadata, aside = self._table.metadata, self._catalog.load_table(aside_name)
         changes_key = _key_fields(metadata.schema(), held.key or ()) != _key_fields(aside.schema(), key)
         self._change = changed(self._name, metadata, aside.schema(), key)
         own = str(uuid4()) if changes_key else mirror_id(metadata)
         design = held.with_key(key)
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._design = replace(design.table, notes=notes)
-        target = self._change.metadata
-        self._remember(aside_name, aside, own, [target.schema().find_field(name) for name in key])
-        write = partial(write_data_files, target, self._table.io, prefix=self._prefix, counter=self._numbers)
-        read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target.schema())
-        self.swap = Swap(self._name, columns, read, key, design.soft_delete, write)
-        return self._rewrite(landing, _Swapping(self.swap))
+        target = self._change.schema
+        read_anew = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
+        remember(read_anew, self._entries(self._name, own, target, key))
+        read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target)
+        self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
 
-    def _remember(self, name: str, aside: Table, own: str, key: Sequence[NestedField]) -> None:
-        """Let the mirror know what was deleted after it was read anew."""
-        fields = [aside.schema().find_field(one.name) for one in key]
-        entries = EntryTable(self._catalog, name, mirror_id(aside.metadata), fields).read()
-        if entries is not None and len(entries):
-            EntryTable(self._catalog, self._name, own, key).add(entries)
+        def rewrite(table: Table) -> Rewrite:
+            return Rewrite([task.file for task in live_files(table)], swap.make(IcebergHead(table, table.metadata)))
 
-    def _head_guard(self, landing: Landing) -> HeadGuard:
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
-        guard.reach = self._reach
-        return guard
+        guard.reach = reach
+        return self._rewrite(landing, rewrite, swap.written, guard)
 
 
 def changed(table: str, metadata: TableMetadata, new: Schema, key: Collection[str]) -> SchemaChange:

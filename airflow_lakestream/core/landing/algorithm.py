@@ -14,9 +14,15 @@ from dataclasses import replace
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.landing.job import Job as Job
-from airflow_lakestream.core.landing.job import Stopped as Stopped
-from airflow_lakestream.core.landing.job import check_bad, check_still_there, entry_of, read_first, read_rows, take
+from airflow_lakestream.core.landing.job import (
+    Job,
+    check_bad,
+    check_still_there,
+    entry_of,
+    read_first,
+    read_rows,
+    take,
+)
 from airflow_lakestream.core.landing.modes import Look, Resume
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,

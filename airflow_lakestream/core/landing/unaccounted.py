@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.core.ranges import Interval, RangeSet, shown
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # Kafka's offsets are signed 64-bit numbers; no record has the greatest one.
@@ -141,8 +141,7 @@ class RowsUnaccounted(LakestreamError, Terminal):
 
 def texts(boxes: Sequence[Box], topic: str) -> str:
     """Return where rows are, in words; of many places the first."""
-    more = f" and {len(boxes) - _BOXES_NAMED} places more" if len(boxes) > _BOXES_NAMED else ""
-    return ", ".join(box.text(topic) for box in boxes[:_BOXES_NAMED]) + more
+    return shown([box.text(topic) for box in boxes], _BOXES_NAMED, "places")
 
 
 def _way_out(table: str, consumer_group: str, topic: str) -> str:

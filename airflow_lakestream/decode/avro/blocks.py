@@ -1,4 +1,4 @@
-"""The items of Avro's arrays and maps, which come in blocks, from many records side by side."""
+"""The items of Avro's arrays and maps, which come in blocks, and values that nobody wants, in many records at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.decode.avro.one import MOST_EMPTY, Malformed, skip_one, width
-from airflow_lakestream.decode.avro.schema import Node
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
-from airflow_lakestream.decode.lanes.nesting import offsets_of
+from airflow_lakestream.decode.avro.one import DEEPEST, MOST_EMPTY, Malformed, entry_of, skip_one, width
+from airflow_lakestream.decode.avro.schema import Array, Map, Node, Primitive, Record, Union
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
 
 # Item after item costs some calls each, whatever the number of lanes: when few lanes have many items left, one walks
 # over them to find where each begins, and reads all at once.
@@ -133,3 +132,36 @@ class _Items:
 def _within(counts: Integers) -> Integers:
     """Return 0, 1, ... for each count, one after the other."""
     return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)
+
+
+def skip_all(node: Node, lanes: Lanes, path: str, depth: int = 0) -> None:
+    """Move all lanes over a value of the type."""
+    size = width(node)
+    if depth > DEEPEST:
+        lanes.fail(np.ones(len(lanes), np.bool_), f"{path}: nested deeper than {DEEPEST} levels")
+    elif size is not None:
+        lanes.skip(size, path)
+    elif isinstance(node, Record):
+        for name, kind in node.fields:
+            skip_all(kind, lanes, f"{path}.{name}" if depth < 2 else path, depth + 1)
+    elif isinstance(node, Union):
+        _skip_union(node, lanes, path, depth)
+    elif isinstance(node, Array | Map):
+        inner = node.items if isinstance(node, Array) else entry_of(node)
+        read_items(lanes, lambda part: skip_all(inner, part, path, depth + 1), inner, path)
+    elif isinstance(node, Primitive) and node.name in ("bytes", "string"):
+        lanes.spans(lanes.zigzags(path), path)
+    else:
+        lanes.zigzags(path)
+
+
+def _skip_union(node: Union, lanes: Lanes, path: str, depth: int) -> None:
+    chosen = lanes.zigzags(path)
+    lanes.fail((chosen < 0) | (chosen >= len(node.branches)), f"{path}: a type that the union does not have")
+    live = lanes.why == 0
+    for index, branch in enumerate(node.branches):
+        rows = np.flatnonzero(live & (chosen == index))
+        if len(rows):
+            part = lanes.take(rows)
+            skip_all(branch, part, path, depth + 1)
+            lanes.put(rows, part)

@@ -9,15 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode.avro.blocks import read_items
+from airflow_lakestream.decode.avro.blocks import read_items, skip_all
 from airflow_lakestream.decode.avro.one import entry_of
 from airflow_lakestream.decode.avro.schema import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, branch_name
-from airflow_lakestream.decode.avro.skip import skip_all
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Lanes
+from airflow_lakestream.decode.lanes.lanes import Lanes, last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.lanes.nesting import last_of_each_key, list_array, map_array, merged
-from airflow_lakestream.decode.values.misfit import no_such_field
+from airflow_lakestream.decode.values.outcome import no_such_field
 
 Read = Callable[[Lanes], pa.Array]
 Skip = Callable[[Lanes], None]

@@ -17,6 +17,7 @@ from airflow_lakestream.decode.lanes import confluent
 from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.registry.schemas import SchemaSource
 
 # How single-object encoding begins; eight bytes of the schema's fingerprint follow, little-endian.
@@ -81,7 +82,7 @@ class AvroDecoder(FramedDecoder):
         compiler = Compiler(ignore_unknown=self.unknown_fields is UnknownFields.IGNORE, ignored=self._ignored)
         try:
             node = avro_schema.parse(text, references)
-        except avro_schema.SchemaRefused as refused:
+        except SchemaRefused as refused:
             raise Unfit(str(refused)) from None
         read = self._columns(compiler, node)
 

@@ -9,16 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 # Most digits that a decimal column holds.
 DECIMAL_DIGITS = 38
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-
-
-class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """A schema that is not one, or that no table can be made for."""
 
 
 @dataclass(frozen=True)

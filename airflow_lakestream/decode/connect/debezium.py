@@ -19,7 +19,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.keys import Decoder
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.values.outcome import Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 
 Places = npt.NDArray[np.int64]
@@ -169,13 +169,7 @@ class DebeziumDecoder:
         wrong: dict[int, str] = {}
         self._look_at_events(batch, events, places, wrong)
         columns = [self._column(field, events, wrong) for field in self.schema]
-        if wrong:
-            good = np.ones(events.num_rows, np.bool_)
-            good[list(wrong)] = False
-            columns = [column.filter(pa.array(good)) for column in columns]
-        own = [BadRow(int(places[row]), reason) for row, reason in wrong.items()]
-        bad = sorted([*decoded.bad, *own], key=lambda row: row.index)
-        return Decoded(pa.Table.from_arrays(columns, schema=self.schema), bad)
+        return decoded.refined(places, wrong, columns, self.schema)
 
     def _look_at_events(self, batch: RawBatch, events: pa.Table, places: Places, wrong: dict[int, str]) -> None:
         """Find those that are none: a document without an operation, or a change without its row."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -252,20 +252,13 @@ class _Reader:
     def decode(self, batch: RawBatch, part: Part) -> Decoded:
         count = len(part.places)
         inner = RawBatch(batch.topic, batch.partition, range(count), [-1] * count, part.payloads)
-        decoded = self._documents.decode(inner)
+        decoded: Decoded = self._documents.decode(inner)
         if self._shape is None or self._documents.schema == self._schema:
             return Decoded(decoded.rows, decoded.bad)
         rows = Rows(decoded.rows.num_rows, self._out_of_range)
         columns = [self._column(decoded.rows, field, rows) for field in self._schema]
-        table = pa.Table.from_arrays(columns, schema=self._schema)
-        if not rows.reasons:
-            return Decoded(table, decoded.bad)
         places = np.delete(np.arange(count), [row.index for row in decoded.bad])
-        misfits = [BadRow(int(places[row]), reason) for row, reason in rows.reasons.items()]
-        good = np.ones(len(table), np.bool_)
-        good[list(rows.reasons)] = False
-        bad: Sequence[BadRow] = sorted([*decoded.bad, *misfits], key=lambda row: row.index)
-        return Decoded(table.filter(pa.array(good)), bad)
+        return decoded.refined(places, rows.reasons, columns, self._schema)
 
     def _column(self, table: pa.Table, field: pa.Field, rows: Rows) -> pa.Array:
         values = table.column(field.name).combine_chunks()

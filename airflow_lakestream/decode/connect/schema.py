@@ -9,13 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.decode.avro.schema import DECIMAL_DIGITS
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _DEEPEST = 64
-
-
-class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """A schema that no table can be made for."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.connect import texts as connect_texts
-from airflow_lakestream.decode.connect.beyond import replaced, settled
 from airflow_lakestream.decode.connect.schema import VARIABLE_DECIMAL, Logical, Shape
+from airflow_lakestream.decode.connect.texts import replaced, settled
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
-from airflow_lakestream.decode.lanes.nesting import list_array, map_array
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, list_array, map_array
 from airflow_lakestream.tables.schema.value_ranges import is_time_out_of_range
 
 _NO_BYTES = np.zeros(64, np.uint8)

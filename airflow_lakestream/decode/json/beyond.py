@@ -17,7 +17,7 @@ from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.decode.json.document import Json, Number, describe
 from airflow_lakestream.decode.json.values import Coerce, Scalars, floating, is_uuid, uuid
 from airflow_lakestream.decode.values import iso8601
-from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MIN_DAY, MIN_MICROS, NOT_A_YEAR
 
 _NO_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}

@@ -16,7 +16,7 @@ import pyarrow.types as t
 from airflow_lakestream.decode.json.document import nested_too_deep
 from airflow_lakestream.decode.json.small import small_numbers
 from airflow_lakestream.decode.json.values import base64_bytes, is_uuid, uuid_bytes
-from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
 # Arrow's reader takes blocks of less than 2 GiB.

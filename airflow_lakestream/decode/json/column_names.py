@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.decode.values.misfit import quoted
+from airflow_lakestream.decode.values.outcome import quoted
 
 # More columns than anybody reads, from keys that are data: names of users, ids, dates.
 MOST_COLUMNS = 1_000

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import UnknownFields
+from airflow_lakestream.core.policies import RESCUED, UnknownFields
 from airflow_lakestream.decode.json import numbers as json_numbers
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.layout import Path
 from airflow_lakestream.decode.json.scalars import OddRows, from_literals, from_texts, mask_of, odd_texts, without
 from airflow_lakestream.decode.json.shapes import Shaped, Shapes
-from airflow_lakestream.decode.lanes.spans import Integers, Mask, Texts
-from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.lanes.lanes import Integers, Mask
+from airflow_lakestream.decode.lanes.spans import Texts
+from airflow_lakestream.decode.values.outcome import Misfit
 
 _MOST_REPAIRS = 4
 _READERS: Mapping[pa.DataType, Callable[[Texts, Integers, Integers], tuple[npt.NDArray[Any], Mask]]] = {

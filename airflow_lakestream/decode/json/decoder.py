@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.types as t
 
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import RESCUED, OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json.columns import ShapeParser
 from airflow_lakestream.decode.json.document import Json, parse_object, to_text
 from airflow_lakestream.decode.json.leftovers import leftovers_of
-from airflow_lakestream.decode.json.values import fields_coercer, is_uuid
-from airflow_lakestream.decode.values.misfit import Misfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.decode.json.values import fields_coercer
+from airflow_lakestream.decode.lanes import leaves
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
@@ -70,7 +68,7 @@ class JsonDecoder:
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
         self._alone = alone
-        self._plain = [_without_uuids(field.type) for field in schema]
+        self._plain = [leaves.plain(field.type) for field in schema]
         self._shapes: ShapeParser | None = ShapeParser(self._known, self.unknown_fields, self._within)
         # Whether the last chunk had no record without a layout: a guess at the next one, never a matter of truth.
         self._is_even = True
@@ -226,13 +224,38 @@ def _cut(values: pa.Array) -> Iterator[pa.Array]:
         yield values[first : first + _WHOLE]
 
 
-def _without_uuids(kind: pa.DataType) -> pa.DataType:
-    """Return the type with plain bytes for UUIDs: Arrow can cast these, but not build them inside lists and maps."""
-    if t.is_struct(kind):
-        return pa.struct([field.with_type(_without_uuids(field.type)) for field in kind])
-    if t.is_list(kind) or t.is_large_list(kind):
-        make = pa.large_list if t.is_large_list(kind) else pa.list_
-        return make(kind.value_field.with_type(_without_uuids(kind.value_type)))
-    if t.is_map(kind):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_without_uuids(kind.item_type)))
-    return pa.binary(16) if is_uuid(kind) else kind
+class WithoutColumn(Exception):
+    """A signal: documents hold fields that have no column; see `json_leftovers`."""
+
+    def __init__(self, leftovers: Mapping[int, Json]) -> None:
+        super().__init__("documents hold fields that have no column")
+        self.leftovers = leftovers
+
+
+class WatchingDecoder:
+    """Decodes JSON documents. `decode` raises WithoutColumn where a field of them has none, and is not null.
+
+    :param schema: columns and their types.
+    :param within: the members whose fields need a column.
+    :param alone: see `JsonDecoder`.
+    :param out_of_range: likewise.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, within: Sequence[str], *, alone: bool = False, out_of_range: OutOfRange | None = None
+    ) -> None:
+        self.schema = schema
+        self._within, self._alone, self._out_of_range = tuple(within), alone, out_of_range
+        self._documents = JsonDecoder(
+            schema, UnknownFields.EVOLVE, within=within, alone=alone, out_of_range=out_of_range
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), alone=self._alone, out_of_range=self._out_of_range), (self.schema, self._within)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records. Raises WithoutColumn."""
+        decoded, unknown = self._documents.decode_and_find(batch)
+        if unknown:
+            raise WithoutColumn(unknown)
+        return decoded

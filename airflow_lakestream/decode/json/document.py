@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-from airflow_lakestream.decode.values.misfit import Misfit, shorten
+from airflow_lakestream.decode.values.outcome import Misfit, shorten
 
 # A limit of our own: Python's recursion limit depends on the caller's stack, so a record near it would be good in one
 # place and bad in another.

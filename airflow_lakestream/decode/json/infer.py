@@ -13,7 +13,7 @@ from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names,
 from airflow_lakestream.decode.json.document import Json, Number, parse_document, parse_object
 from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.values import iso8601
-from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 
 log = logging.getLogger(__name__)

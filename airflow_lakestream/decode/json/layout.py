@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from airflow_lakestream.decode.json.document import parse_object
-from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import Misfit
 
 Path = tuple[str, ...]
 

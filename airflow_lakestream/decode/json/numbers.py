@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from airflow_lakestream.decode.lanes.spans import Integers, Mask, Texts, Words, leading
+from airflow_lakestream.decode.lanes.lanes import Integers, Mask, Words
+from airflow_lakestream.decode.lanes.spans import Texts, leading
 
 # Integers below 2**53, divided by such a power, are rounded once: what any parser makes of the text.
 _MOST_DIGITS = 15

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from airflow_lakestream.decode.json.bulk import NotInBulk, exact_up_to, fit
-from airflow_lakestream.decode.lanes.spans import Mask
+from airflow_lakestream.decode.lanes.lanes import Mask
 
 _NUMBER = r"\A-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?(?:0|[1-9][0-9]*)\z"

@@ -13,16 +13,11 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import confluent
+from airflow_lakestream.decode.lanes.confluent import HEADER
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, cut
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaRefused
 
-_HEADER = 5
 _DEEPEST = 64
-
-
-class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """A schema that is not one, or that no table can be made for."""
 
 
 class _Decoder(Protocol):
@@ -86,11 +81,11 @@ def unframe(values: pa.Array) -> Framed:
     """Take the frames off."""
     lanes = Lanes.over(values)
     null = values.is_null().to_numpy(zero_copy_only=False)
-    framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= _HEADER)
+    framed = confluent.is_framed(lanes) & (lanes.end - lanes.pos >= HEADER)
     kept = framed | null
     ids = np.where(null, -1, confluent.schema_ids(lanes, framed))
     inner = values if kept.all() else values.filter(pa.array(kept))
-    return Framed(cut(inner, _HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
+    return Framed(cut(inner, HEADER), np.flatnonzero(kept), ids[kept], np.flatnonzero(~kept).tolist())
 
 
 def arrow_schema(text: str, references: Iterable[tuple[str, str]] = ()) -> pa.Schema:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.decode.json.layout import Layout, layout_of
-from airflow_lakestream.decode.lanes.spans import Integers, Mask, Texts
+from airflow_lakestream.decode.lanes.lanes import Integers, Mask
+from airflow_lakestream.decode.lanes.spans import Texts
 
 _QUOTE = ord('"')
 # What a scalar that is no text may begin with.

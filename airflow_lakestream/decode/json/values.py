@@ -18,7 +18,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode.json.document import Json, Number, describe, to_text
 from airflow_lakestream.decode.values import iso8601
-from airflow_lakestream.decode.values.misfit import Misfit, quoted, shorten
+from airflow_lakestream.decode.values.outcome import Misfit, quoted, shorten
 from airflow_lakestream.exceptions import InvalidArgument
 
 Coerce = Callable[[Json], Any]

@@ -8,15 +8,15 @@ import numpy as np
 
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask
 
-_HEADER = 5
+HEADER = 5
 
 
 def schema_ids(lanes: Lanes, framed: Mask) -> Integers:
     """Move the framed lanes over the header, and return the ids that it holds."""
     words = lanes.words[lanes.pos]
     ids = (words >> np.uint64(8)).astype(np.uint32).byteswap().astype(np.int64)
-    lanes.fail(framed & (lanes.end - lanes.pos < _HEADER), "the value ends within its first 5 bytes: no schema id")
-    lanes.pos = lanes.pos + np.where(framed & (lanes.why == 0), _HEADER, 0)
+    lanes.fail(framed & (lanes.end - lanes.pos < HEADER), "the value ends within its first 5 bytes: no schema id")
+    lanes.pos = lanes.pos + np.where(framed & (lanes.why == 0), HEADER, 0)
     return ids
 
 

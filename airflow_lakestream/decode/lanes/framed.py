@@ -12,9 +12,8 @@ import pyarrow as pa
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, with_uuids
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.lanes.nesting import with_uuids
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource

@@ -12,7 +12,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Lanes, Mask
 from airflow_lakestream.decode.values import iso8601
-from airflow_lakestream.decode.values.misfit import Misfit
+from airflow_lakestream.decode.values.outcome import Misfit
 from airflow_lakestream.tables.schema import value_ranges
 
 Fit = Callable[[Lanes, Any], pa.Array]

@@ -8,10 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Integers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
-Bytes = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+from airflow_lakestream.decode.lanes.lanes import Bytes, Integers, Mask, Words
 
 # Eight bytes are read at once, from a little ahead of a text to a little behind it.
 PADDING = 64

@@ -19,7 +19,7 @@ from airflow_lakestream.decode.protobuf import fields as protobuf_fields
 from airflow_lakestream.decode.protobuf import walk as protobuf_walk
 from airflow_lakestream.decode.protobuf.fields import Column
 from airflow_lakestream.decode.protobuf.values import DELIMITED
-from airflow_lakestream.decode.values.misfit import no_such_field
+from airflow_lakestream.decode.values.outcome import no_such_field
 
 _DONE = np.uint64(2**64 - 1)
 _MOST_TAG = np.uint64(2**32)

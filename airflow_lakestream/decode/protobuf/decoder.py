@@ -14,7 +14,8 @@ from airflow_lakestream.decode.lanes.framed import FramedDecoder, Read
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.protobuf.columns import Compiler, MessageReader
-from airflow_lakestream.decode.protobuf.schema import SchemaRefused, compile_proto, is_map
+from airflow_lakestream.decode.protobuf.schema import compile_proto, is_map
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 
 _MOST_INDEXES = 32
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, Mask, last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.lanes.nesting import last_of_each_key, list_array, map_array, merged
 from airflow_lakestream.decode.protobuf import messages as protobuf_messages
 from airflow_lakestream.decode.protobuf.readers import Compiler
 from airflow_lakestream.decode.protobuf.schema import is_map

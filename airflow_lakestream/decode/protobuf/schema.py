@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.decode.values.outcome import SchemaRefused
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 # No file that a schema imports is called so.
@@ -26,10 +27,6 @@ WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
-
-
-class SchemaRefused(LakestreamError, Terminal, ValueError):
-    """A schema that is not one, or that no table can be made for."""
 
 
 class CompilerTimedOut(LakestreamError, Transient):

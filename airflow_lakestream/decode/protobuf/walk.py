@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_lakestream.decode.lanes.lanes import Integers, Lanes
-from airflow_lakestream.decode.lanes.nesting import offsets_of
+from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, offsets_of
 from airflow_lakestream.decode.protobuf.values import DELIMITED, FIXED32, FIXED64, VARINT, span
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import date
 
-from airflow_lakestream.decode.values.misfit import Misfit, quoted
+from airflow_lakestream.decode.values.outcome import Misfit, quoted
 from airflow_lakestream.tables.schema.value_ranges import MAX_MICROS, MICROS_PER_DAY, MIN_MICROS
 
 MICROS_PER_SECOND = 1_000_000

@@ -1,14 +1,73 @@
-"""What a decoder makes of a batch: rows, and the records that can't become one, each with its reason."""
+"""What a decoder makes of a batch: rows, and the records that can't become one, each with its reason.
+
+A value that does not fit its column is told with its place in the document, without dumping the document.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.exceptions import BadRecord
+from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal
+
+_EXCERPT = 80
+_PATH = 160
+
+
+class Misfit(ValueError):
+    """A value that a column can't hold without loss; `path` grows while the error passes up through the document."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path: list[str] = []
+
+    def inside(self, step: str) -> Misfit:
+        """Return this misfit as seen from one level further out."""
+        self.path.append(step)
+        return self
+
+    @property
+    def reason(self) -> str:
+        """The field's path and what is wrong there, of bounded length."""
+        if not self.path:
+            return self.problem
+        path = "".join(reversed(self.path)).removeprefix(".")
+        return f"{shorten(path, _PATH)}: {self.problem}"
+
+
+class SchemaRefused(LakestreamError, Terminal, ValueError):
+    """A writer's schema that is not one, or that no table can be made for."""
+
+
+def shorten(text: str, limit: int = _EXCERPT) -> str:
+    """Return `text` cut to `limit` characters, fit for a log line."""
+    cut = text[:limit] + ("..." if len(text) > limit else "")
+    # Lone surrogates can't be written to any log or table.
+    return cut.encode("utf-8", "backslashreplace").decode()
+
+
+def near_name(name: str, others: Iterable[str]) -> str | None:
+    """Return a name among others that differs in case only; None without any."""
+    return next((other for other in others if other.lower() == name.lower()), None)
+
+
+def no_such_field(name: str, written: Collection[str], whose: str) -> str:
+    """Say that a required column is not among the fields that were written, and which name comes close."""
+    near = near_name(name, written)
+    has = "" if near is None else f"; it has {quoted(near)}, and names match exactly"
+    return f"the column is required, and the writer's {whose} has no such field{has}"
+
+
+def quoted(text: str) -> str:
+    """Return a short excerpt of a string value, quoted."""
+    return repr(shorten(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +89,62 @@ class Decoded:
     rows: pa.Table
     bad: Sequence[BadRow] = ()
 
+    @classmethod
+    def without(cls, reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema) -> Decoded:
+        """Return columns of all records, without those that are bad by these reasons."""
+        if reasons:
+            kept = pa.array(good_ones(len(columns[0]), reasons))
+            columns = [column.filter(kept) for column in columns]
+        rows = pa.Table.from_arrays(columns, schema=schema)
+        return cls(rows, [BadRow(index, reasons[index]) for index in sorted(reasons)])
+
+    def refined(
+        self, places: npt.NDArray[np.int64], reasons: Mapping[int, str], columns: Sequence[pa.Array], schema: pa.Schema
+    ) -> Decoded:
+        """Return other columns of the rows, without those that turned out to be bad.
+
+        :param places: where the rows' records stand in the batch.
+        """
+        rest = Decoded.without(reasons, columns, schema)
+        bad = [*self.bad, *(BadRow(int(places[row.index]), row.reason) for row in rest.bad)]
+        return Decoded(rest.rows, sorted(bad, key=lambda row: row.index))
+
     def whole(self, batch: RawBatch) -> pa.Table:
         """Return the rows of the batch that was decoded. Raises BadRecord for the first record that is bad."""
         for bad in self.bad:
             raise BadRecord(batch.topic, batch.partition, batch.offsets[bad.index], bad.reason)
         return self.rows
+
+
+def good_ones(count: int, bad: Iterable[int]) -> npt.NDArray[np.bool_]:
+    """Tell of each of `count` records whether it is not among the bad ones."""
+    good = np.ones(count, np.bool_)
+    good[list(bad)] = False
+    return good
+
+
+Indices = npt.NDArray[np.int64]
+
+
+def pick(batch: RawBatch, indices: Sequence[int] | Indices) -> RawBatch:
+    """Return the records at these places, which rise."""
+    places = np.asarray(indices, np.int64)
+    taken = pa.array(places)
+    return replace(
+        batch,
+        offsets=_picked(batch.offsets, places),
+        timestamps=_picked(batch.timestamps, places),
+        values=batch.values.take(taken),
+        keys=None if batch.keys is None else batch.keys.take(taken),
+        headers=None if batch.headers is None else batch.headers.take(taken),
+    )
+
+
+def _picked(numbers: Sequence[int], places: Indices) -> Sequence[int]:
+    # As numbers of Python again: those of NumPy are none for JSON.
+    return array("q", np.asarray(numbers, np.int64)[places].tobytes())
+
+
+def all_but(count: int, indices: Sequence[int] | Indices) -> Indices:
+    """Return the places of `count` records without these."""
+    return np.delete(np.arange(count, dtype=np.int64), indices)

@@ -58,9 +58,8 @@ def check_ledger(head: Head | None, consumer_group: str, landing: Landing, *, al
     """Refuse what the ledgers at the head forbid. Raises LedgerConflict."""
     if head is None:
         return
-    groups = () if allow_group_overlap else ledger_store.groups(head)
-    others = [ledger_store.read_ledger(head, group) for group in groups if group != consumer_group]
-    check_landing(head.table, landing, ledger_store.read_ledger(head, consumer_group), others)
+    others = {} if allow_group_overlap else ledger_store.other_ledgers(head, consumer_group)
+    check_landing(head.table, landing, ledger_store.read_ledger(head, consumer_group), others.values())
 
 
 def landing_actions(
@@ -98,16 +97,11 @@ def _new_head(target: Target) -> Head:
         table="",
         version=-1,
         table_id=str(uuid.uuid4()),
-        name=None,
-        description=None,
         created_time=time.time_ns() // 1_000_000,
         properties=target.properties,
         partitions=target.partitions,
         schema=pa.schema([]),
         fields=target.fields,
-        writer_version=2,
-        features=frozenset(),
-        txn=lambda _: None,
     )
 
 

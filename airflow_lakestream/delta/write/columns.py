@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +65,15 @@ def _merged_type(held: Any, wanted: Any) -> Any:
 def uses_ntz(fields: Iterable[Mapping[str, Any]]) -> bool:
     """Tell whether a column, or one in it, is a timestamp without zone: a feature of its own."""
     return '"timestamp_ntz"' in json.dumps(list(fields))
+
+
+def narrow_integers(fields: pa.Schema | pa.DataType, path: str = "") -> Iterator[str]:
+    """Yield the columns, and fields in them, of Delta's byte or short."""
+    for field in fields:
+        if arrow.is_int8(field.type) or arrow.is_int16(field.type):
+            yield path + field.name
+        elif arrow.is_struct(field.type):
+            yield from narrow_integers(field.type, f"{path}{field.name}.")
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -37,16 +37,11 @@ class Outline:
             table=table,
             version=0,
             table_id=self.table_id,
-            name=None,
-            description=None,
-            created_time=None,
-            properties={},
             partitions=self.partitions,
             schema=self.schema,
             fields=self.fields,
             writer_version=7 if self.features else 2,
             features=self.features,
-            txn=lambda _: None,
         )
 
     def store(self, table: str) -> Any:

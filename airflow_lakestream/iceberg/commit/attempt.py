@@ -1,4 +1,4 @@
-"""One landing's way through PyIceberg's transaction: to append to a table, or to create it.
+"""One landing's way through PyIceberg's transaction: it appends to a table, changes its files, or creates it.
 
 An attempt can be committed again after an unknown outcome: every request asserts the head that it was made for, so at
 most one of them is ever applied, and the guard knows the landing by its id whichever it was.
@@ -7,22 +7,63 @@ most one of them is ever applied, and the guard knows the landing by its id whic
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, read_manifest_list
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+
+# Private in PyIceberg: the public `update_table_metadata` is these two and the copy.
+from pyiceberg.table.update import TableUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.utils.properties import property_as_bool
 
-from airflow_lakestream.iceberg.commit.guard import CommitGuard
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
 from airflow_lakestream.iceberg.commit.new_table import NewTable
-from airflow_lakestream.iceberg.commit.transaction import LandingTransaction
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import SchemaChange
+
+
+class LandingTransaction(Transaction):
+    """A transaction that computes its metadata once for each change; nobody writes into metadata, so it is shared.
+
+    PyIceberg's own applies the staged updates again at each look, and deep-copies the result, every snapshot of the
+    table included: some twenty times for a bare append, most of the time of a commit on a table of some hundred.
+
+    :param change: a change of the schema to make first; what is staged later is staged with it.
+    """
+
+    _seen: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    def __init__(self, table: Table, change: SchemaChange | None = None) -> None:
+        super().__init__(table)
+        self.notes = {} if change is None else change.summary()
+        if change is not None:
+            # Private in PyIceberg, whose public `update_schema` would assign field ids of its own.
+            self._stage(change.updates())
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table's metadata with the staged updates."""
+        base, updates = self._table.metadata, self._updates
+        # Both are replaced, never changed in place: by a retry, and by another update.
+        if self._seen is None or self._seen[0] is not base or self._seen[1] is not updates:
+            self._seen = (base, updates, _apply(base, updates))
+        return self._seen[2]
+
+
+def _apply(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> TableMetadata:
+    context = _TableMetadataUpdateContext()
+    for update in updates:
+        metadata = _apply_table_update(update, metadata, context)
+    return metadata
+
 
 log = logging.getLogger(__name__)
 
@@ -170,3 +211,58 @@ def _delete_merged(producer: Producer) -> None:
         log.info("Merged manifests of snapshot %s were left in place: %r", producer.snapshot_id, e)
         return
     delete_files(producer._io, unused)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The files that go out, and those that come in."""
+
+    out: Sequence[DataFile]
+    new: Sequence[DataFile]
+
+
+class RewriteAttempt(AppendAttempt):
+    """A landing that changes which files an existing table has.
+
+    :param rewrite: decides for one head after the other, and writes the new files.
+    :param written: all files that `rewrite` has written, for whatever head; it grows.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        guard: HeadGuard,
+        summary: Mapping[str, str],
+        rewrite: Callable[[Table], Rewrite],
+        written: Sequence[DataFile],
+    ) -> None:
+        super().__init__(catalog, name, guard, summary)
+        self._rewrite, self._written = rewrite, written
+        self._new: dict[int, Sequence[DataFile]] = {}
+        self._io: FileIO | None = None
+
+    def clean_up(self, keep: int | None) -> None:
+        """Delete the manifests and files of tries that were not applied."""
+        super().clean_up(keep)
+        if self._io is None:
+            return
+        kept = {file.file_path for file in self._new.get(keep, ())} if keep is not None else set()
+        unneeded = [path for file in self._written if (path := file.file_path) not in kept]
+        for path in delete_files(self._io, unneeded):
+            log.warning("An uncommitted data file could not be deleted: %s", path)
+
+    def _stage(self, transaction: LandingTransaction, table: Table, files: Sequence[DataFile]) -> None:
+        self._io = table.io
+        rewrite = self._rewrite(table)
+        new, summary = [*rewrite.new, *files], self._summary | transaction.notes
+        if not rewrite.out:
+            append_files(transaction, new, summary, self._producers)
+            self._new[self._producers[-1].snapshot_id] = rewrite.new
+            return
+        with overwriting(transaction, summary, self._producers) as producer:
+            self._new[producer.snapshot_id] = rewrite.new
+            for file in rewrite.out:
+                producer.delete_data_file(file)
+            for file in new:
+                producer.append_data_file(file)

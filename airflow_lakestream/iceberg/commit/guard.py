@@ -35,8 +35,7 @@ from pyiceberg.table.update import (
 )
 
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import LedgerConflict
-from airflow_lakestream.core.ports import StaleFiles as StaleFiles
+from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention
@@ -137,10 +136,9 @@ class CommitGuard:
     def check_ledger(self, current: Table) -> None:
         """Refuse what the ledger at the table's head forbids."""
         own = ledger_store.read_ledger(current, self._group)
-        groups = () if self._allow_group_overlap else ledger_store.groups(current)
-        others = [ledger_store.read_ledger(current, group) for group in groups if group != self._group]
+        others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
         try:
-            check_landing(ledger_store.name_of(current), self._landing, own, others)
+            check_landing(ledger_store.name_of(current), self._landing, own, others.values())
         except LedgerConflict as e:
             raise Refused(e) from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from airflow_lakestream.core.routing import SEPARATOR, NewTables, TableTemplate
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
+from airflow_lakestream.iceberg.fan_out.books import NotItsOwn
 
 log = logging.getLogger(__name__)
 

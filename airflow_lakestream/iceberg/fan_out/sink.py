@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,13 +38,11 @@ from airflow_lakestream.core.routing import (
     NewTables,
 )
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.fan_out.admission import Admission
-from airflow_lakestream.iceberg.fan_out.admission import FanOut as FanOut
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, Properties, Superseded
-from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn
+from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut
+from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, NotItsOwn, Properties, Superseded
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out.target import Target
-from airflow_lakestream.iceberg.replace.hits import Offsets
+from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 
@@ -159,7 +157,15 @@ class FanOutSink:
             target.land(landing, after, fingerprint, self._offsets_of(identity))
         settled = not any(target.landed - after.landed for target in self._targets.values())
         self._home.rows = rows
-        self._home.change = _Landed(self._fan_out, fingerprint, settled)
+
+        def landed(properties: Properties) -> Properties:
+            """Return the books with the landing."""
+            books = self._books_in(properties, fingerprint)
+            if books.fingerprint != fingerprint:
+                raise Superseded(self._fan_out.home)
+            return {BOOKS: replace(books, settled=books.settled or settled).encode()}
+
+        self._home.change = landed
         snapshot_id = self._home.commit(landing)
         self._ledger = self._ledger.add(landing)
         self._rows[landing.landing_id] = rows
@@ -262,11 +268,26 @@ class FanOutSink:
         if not self._new and (books is None or books.fingerprint == fingerprint):
             return
         self._home.rows = Counter()
-        self._home.change = _Claimed(self._fan_out, self._fingerprint, fingerprint, dict(self._new))
+        seen, new = self._fingerprint, dict(self._new)
+
+        def claimed(properties: Properties) -> Properties:
+            """Return the books before new tables, or another configuration, are written."""
+            books = self._books_in(properties, fingerprint)
+            if books.fingerprint not in (seen, fingerprint):
+                raise Superseded(self._fan_out.home)
+            after = books.claimed(fingerprint)
+            if any(after.tables.get(name) not in (None, route) for name, route in new.items()):
+                raise TablesChanged(self._fan_out.home)
+            return {BOOKS: after.with_tables(new).encode()}
+
+        self._home.change = claimed
         self._home.commit(Landing(uuid.uuid4().hex, "fan-out tables", {}))
         self._fingerprint = fingerprint
         self._new.clear()
         log.info("%s has written down %s tables.", self._fan_out.home, len(self._written_down()))
+
+    def _books_in(self, properties: Properties, fingerprint: str) -> Books:
+        return Books.of(properties) or Books(self._fan_out.topic, fingerprint)
 
     def _take_over(self, fingerprint: str, identity: TopicIdentity) -> None:
         """Fence all that earlier configurations may still write to, and look into all of it until it is settled."""
@@ -300,40 +321,6 @@ class FanOutSink:
             }
 
         return offsets
-
-
-@dataclass(frozen=True)
-class _Claimed:
-    """The books as they shall be before new tables, or another configuration, are written."""
-
-    fan_out: FanOut
-    seen: str | None
-    fingerprint: str
-    new: Mapping[str, str]
-
-    def __call__(self, properties: Properties) -> Properties:
-        books = Books.of(properties) or Books(self.fan_out.topic, self.fingerprint)
-        if books.fingerprint not in (self.seen, self.fingerprint):
-            raise Superseded(self.fan_out.home)
-        after = books.claimed(self.fingerprint)
-        if any(after.tables.get(name) not in (None, route) for name, route in self.new.items()):
-            raise TablesChanged(self.fan_out.home)
-        return {BOOKS: after.with_tables(self.new).encode()}
-
-
-@dataclass(frozen=True)
-class _Landed:
-    """The books as they shall be with a landing."""
-
-    fan_out: FanOut
-    fingerprint: str
-    settled: bool
-
-    def __call__(self, properties: Properties) -> Properties:
-        books = Books.of(properties) or Books(self.fan_out.topic, self.fingerprint)
-        if books.fingerprint != self.fingerprint:
-            raise Superseded(self.fan_out.home)
-        return {BOOKS: replace(books, settled=books.settled or self.settled).encode()}
 
 
 def _by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -6,9 +6,9 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationError
@@ -16,32 +16,30 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Conflict, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.commit.attempt import AppendAttempt, Attempt, CreateAttempt
 from airflow_lakestream.iceberg.fan_out.books import (
     BOOKS,
     MEMBER,
     ROWS,
     Books,
     Fenced,
+    NotItsOwn,
     Properties,
     Stamp,
     StampingGuard,
     StampingReplaceGuard,
     fingerprint_of,
+    landed_by_fan_out,
+    landings_of,
+    owner_of,
 )
-from airflow_lakestream.iceberg.fan_out.strangers import NotItsOwn, landed_by_fan_out, landings_of, owner_of
-from airflow_lakestream.iceberg.replace.hits import Offsets
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt
-from airflow_lakestream.iceberg.replace.since import FirstLook
 from airflow_lakestream.iceberg.replace.takeout import Finder
-from airflow_lakestream.iceberg.sink import IcebergSink, NotIceberg
-from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
+from airflow_lakestream.tables.coordinates import Offsets
 from airflow_lakestream.tables.schema.columns import payload_schema
 
 log = logging.getLogger(__name__)
@@ -61,6 +59,9 @@ class TakenMeanwhile(Conflict):
 class _StampingSink(IcebergSink, ABC):
     """A sink whose commits set table properties, and may say more in the snapshot's summary."""
 
+    _append_guard = StampingGuard
+    _replace_guard = StampingReplaceGuard
+
     @abstractmethod
     def _stamp(self, properties: Properties) -> Properties:
         """Return the properties that the next commit sets; raises a LakestreamError to refuse it."""
@@ -71,23 +72,16 @@ class _StampingSink(IcebergSink, ABC):
     def _look(self, table: Table) -> None:
         """Refuse the head that a commit is about to land on; raises a LakestreamError."""
 
-    def _summary(self, landing: Landing) -> Mapping[str, str]:
-        return codec.encode_summary(self._group, landing)
-
     @property
     def properties(self) -> Properties:
         """The table's properties as they were at the last look or commit; none for a table that is not there."""
         return {} if self._table is None else self._table.metadata.properties
 
-    def _attempt(self, landing: Landing) -> Attempt:
-        target = self._target(None)
-        overlap = self._allow_group_overlap
-        guard = StampingGuard(self._catalog, self._group, landing, target.metadata, allow_group_overlap=overlap)
+    def _guard(self, landing: Landing, kind: Callable[..., Kind], **facts: Any) -> Kind:
+        guard = super()._guard(landing, kind, **facts)
+        assert isinstance(guard, StampingGuard), "no other is used here"
         guard.stamp, guard.look = self._stamp, self._look
-        if self._table is None:
-            assert self._staged is not None
-            return CreateAttempt(self._staged, guard, self._summary(landing))
-        return AppendAttempt(self._catalog, self._name, guard, self._summary(landing))
+        return guard
 
 
 class HomeSink(_StampingSink):
@@ -219,12 +213,5 @@ class TargetSink(_StampingSink):
             raise Fenced(self._name)
         return {key: self.fingerprint}
 
-    def _replace_attempt(
-        self, table: Table, landing: Landing, ranges: RangeSet, files: Sequence[DataFile]
-    ) -> ReplaceAttempt:
-        first = self._first or FirstLook()
-        guard = StampingReplaceGuard(self._catalog, self._group, landing, table.metadata, first=first, own=self._landed)
-        guard.stamp, guard.look = self._stamp, self._look
-        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
-        finder = Finder(ranges, files, write, _read_again=self.read)
-        return ReplaceAttempt(self._catalog, self._name, guard, self._group, landing, finder)
+    def _finder(self, ranges: RangeSet, files: Sequence[DataFile]) -> Finder:
+        return Finder(ranges, files, self._write_files, _read_again=self.read)

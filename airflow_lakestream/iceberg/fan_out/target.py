@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,12 +13,12 @@ from airflow_lakestream.core.landing.refusing import look
 from airflow_lakestream.core.landing.unaccounted import Asked
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ports import Conflict, ReplacedMeanwhile, TableState
-from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import stamped_run_id
 from airflow_lakestream.iceberg.fan_out.tables import TargetSink
-from airflow_lakestream.iceberg.replace.hits import Offsets
+from airflow_lakestream.tables.coordinates import Offsets, lies_in
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class Target:
         self.rows += rows.num_rows
         partition = rows[ROUTE_PARTITION][0].as_py()
         intervals = self._entry.landed.intervals(self._identity.topic, partition)
-        held = _lies_in(rows[ROUTE_OFFSET], intervals)
-        if held is not None:
+        held = lies_in(rows[ROUTE_OFFSET], intervals)
+        if pc.any(held).as_py():
             self._aside.append(rows.filter(held))
             rows = rows.filter(pc.invert(held))
         if rows.num_rows:
@@ -154,7 +154,7 @@ class Target:
         sink = self._open_sink()
         sink.load(self._run_id)
         sink.read = read
-        rows = [part for part in (self._within(aside, ranges) for aside in self._aside) if part is not None]
+        rows = [self._within(aside, ranges) for aside in self._aside]
         count = sum(part.num_rows for part in rows)
         change = TopicEntry(replaced=ranges, counts=Counts(read=count, written=count))
         try:
@@ -168,12 +168,10 @@ class Target:
             sink.discard()
             raise
 
-    def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table | None:
-        partition = rows[ROUTE_PARTITION][0].as_py() if rows.num_rows else None
-        if partition is None:
-            return None
-        held = _lies_in(rows[ROUTE_OFFSET], ranges.intervals(self._identity.topic, partition))
-        return None if held is None else rows.filter(held)
+    def _within(self, rows: pa.Table, ranges: RangeSet) -> pa.Table:
+        """Return the rows of these ranges among rows of one partition."""
+        intervals = ranges.intervals(self._identity.topic, rows[ROUTE_PARTITION][0].as_py())
+        return rows.filter(lies_in(rows[ROUTE_OFFSET], intervals))
 
     def _landing(self, landing: Landing, suffix: str, fingerprint: str, change: TopicEntry) -> Landing:
         # The landing of the home and those of its targets are told to be one by their ids.
@@ -186,15 +184,3 @@ class Target:
             taken = ranges & ledger.entry(self._identity).landed
             if taken and not self.sink.takes_overlap:
                 raise LandedByAnotherGroup(taken, self._group, other, self.name)
-
-
-def _lies_in(offsets: pa.ChunkedArray, intervals: Sequence[Interval]) -> pa.ChunkedArray | None:
-    """Tell for each offset whether it lies in one of the intervals; None when none does."""
-    ends = pc.min_max(offsets)
-    low, high = ends["min"].as_py(), ends["max"].as_py()
-    found = None
-    for start, end in intervals:
-        if start <= high and low < end:
-            inside = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
-            found = inside if found is None else pc.or_(found, inside)
-    return found

@@ -11,7 +11,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.iceberg.replace.hits import OFFSET, PARTITION, TOPIC, bounds_of
+from airflow_lakestream.iceberg.replace.takeout import bounds_of
+from airflow_lakestream.tables.coordinates import OFFSET, PARTITION, TOPIC
 
 
 @dataclass(frozen=True, slots=True)

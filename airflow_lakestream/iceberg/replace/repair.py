@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -25,25 +25,20 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.guard import Refused
-from airflow_lakestream.iceberg.rejects import RejectingSink
-from airflow_lakestream.iceberg.replace.hits import (
-    COORDINATES,
-    OFFSET,
-    PARTITION,
-    TOPIC,
-    Offsets,
-    is_hit,
+from airflow_lakestream.iceberg.reject_table import RejectingSink
+from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
+from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
+from airflow_lakestream.iceberg.replace.takeout import (
+    FileKey,
+    Finder,
+    IcebergFiles,
+    Takeout,
     live_files,
     may_hold,
-    not_among,
     read_rows,
 )
-from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
-from airflow_lakestream.iceberg.replace.replace import ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.since import FirstLook
-from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, IcebergFiles, Takeout
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.iceberg.write.files import write_data_files
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, not_among
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
@@ -110,14 +105,11 @@ class RepairSink(IcebergSink):
             raise RangesNotLanded(self._name, ranges)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
-        guard = RepairGuard(
-            self._catalog, self._group, landing, table.metadata, first=self._first or FirstLook(), own=self._landed
-        )
-        write = partial(write_data_files, table.metadata, table.io, prefix=self._prefix, counter=self._numbers)
+        guard = self._guard(landing, RepairGuard, first=self._first or FirstLook(), own=self._landed)
         finder = RepairFinder(
             ranges,
             files,
-            write,
+            self._write_files,
             self._passed_over,
             kept=repairing.kept,
             has_missing=repairing.has_missing,
@@ -152,7 +144,7 @@ class RepairGuard(ReplaceGuard):
         """Refuse what another landing, replace or receipt has changed of the ranges."""
         name = ledger_store.name_of(current)
         own = ledger_store.read_ledger(current, self._group)
-        others = [ledger_store.read_ledger(current, g) for g in ledger_store.groups(current) if g != self._group]
+        others = ledger_store.other_ledgers(current, self._group).values()
         for identity, change in self._landing.topics.items():
             entry = own.entry(identity)
             if gone := change.replaced - entry.landed:

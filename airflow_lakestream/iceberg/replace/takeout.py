@@ -1,18 +1,142 @@
-"""The files of an Iceberg table's head, as `tables.takeout` looks for rows in them."""
+"""The live files of an Iceberg table, and how `tables.takeout` looks for rows in them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import PrimitiveType
 
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.replace import hits
 from airflow_lakestream.tables import takeout
+from airflow_lakestream.tables.coordinates import COORDINATES
+
+EVERY_ROW = AlwaysTrue()
+
+
+def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | None:
+    """Return a column's bounds in a data file, both ends included; None where the manifest has none.
+
+    Those of texts may be cut short, the upper one made greater.
+    """
+    if name not in schema.column_names or not file.lower_bounds or not file.upper_bounds:
+        return None
+    column = schema.find_field(name)
+    low, high = file.lower_bounds.get(column.field_id), file.upper_bounds.get(column.field_id)
+    if low is None or high is None:
+        return None
+    kind = cast(PrimitiveType, column.field_type)
+    return from_bytes(kind, low), from_bytes(kind, high)
+
+
+def live_files(table: Table) -> list[FileScanTask]:
+    """Return the data files of the table's head, each with the position deletes that apply to it."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return []
+    planner = ManifestGroupPlanner(table.metadata, table.io)
+    return list(planner.plan_files(snapshot.manifests(table.io)))
+
+
+def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:
+    """Tell by the bounds of a data file whether it may hold a row of the ranges; without bounds it may."""
+    # Not by an expression of PyIceberg: for a thousand ranges that takes seconds.
+    lowest, highest = file.lower_bounds or {}, file.upper_bounds or {}
+    topic_id, partition_id, offset_id = _column_ids(metadata)
+    low_topic, high_topic = lowest.get(topic_id), highest.get(topic_id)
+    low_partition, high_partition = _integer(lowest.get(partition_id)), _integer(highest.get(partition_id))
+    low, high = _integer(lowest.get(offset_id)), _integer(highest.get(offset_id))
+    for topic, partition in ranges.partitions:
+        # Bounds of strings may be cut short, and are bounds all the same.
+        name = topic.encode()
+        if (low_topic is not None and name < low_topic) or (high_topic is not None and name > high_topic):
+            continue
+        if (low_partition is not None and partition < low_partition) or (
+            high_partition is not None and partition > high_partition
+        ):
+            continue
+        if overlapping(ranges.intervals(topic, partition), low, high):
+            return True
+    return False
+
+
+def _column_ids(metadata: TableMetadata) -> tuple[int, ...]:
+    schema = metadata.schema()
+    return tuple(schema.find_field(name).field_id for name in COORDINATES)
+
+
+def _integer(bound: bytes | None) -> int | None:
+    return None if bound is None else int.from_bytes(bound, "little", signed=True)
+
+
+def read_rows(
+    metadata: TableMetadata,
+    io: FileIO,
+    task: FileScanTask,
+    *,
+    columns: Sequence[str] = (),
+    where: BooleanExpression = EVERY_ROW,
+) -> Iterator[pa.Table]:
+    """Yield the live rows of a data file in the table's current schema, positional deletes applied.
+
+    :param columns: those to read; default: all.
+    """
+    schema = metadata.schema()
+    scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
+    # Private in PyIceberg, whose public ways all hold the rows of a whole file in memory at once.
+    deletes = _read_all_delete_files(io, [task])
+    for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
+        yield pa.Table.from_batches([batch])
+
+
+def added_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:
+    """Yield the data files that a snapshot added."""
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id == snapshot.snapshot_id:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.status == ManifestEntryStatus.ADDED and entry.data_file.content == DataFileContent.DATA:
+                    yield entry.data_file
+
+
+def _equality_deletes(table: Table) -> list[str]:
+    """Return the paths of the live equality deletes; PyIceberg can't apply them."""
+    snapshot = table.current_snapshot()
+    manifests = snapshot.manifests(table.io) if snapshot is not None else []
+    return [
+        entry.data_file.file_path
+        for manifest in manifests
+        if manifest.content == ManifestContent.DELETES
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES
+    ]
+
+
+def _known_by_statistics(metadata: TableMetadata, file: DataFile) -> int | None:
+    values, nulls = file.value_counts or {}, file.null_value_counts or {}
+    ids = _column_ids(metadata)
+    if any(i not in values or i not in nulls for i in ids):
+        return None
+    return min(values[i] - nulls[i] for i in ids)
+
+
+def _known_by_reading(table: Table, file: DataFile) -> int:
+    known = 0
+    for rows in read_rows(table.metadata, table.io, FileScanTask(file), columns=COORDINATES):
+        known += rows.drop_null().num_rows
+    return known
+
 
 # A data file with the delete files that apply to it.
 FileKey = tuple[str, frozenset[str]]
@@ -29,12 +153,12 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
 
     def live(self) -> Sequence[FileScanTask]:
         """Return the live files. Raises CannotReplace for a table with equality deletes."""
-        if paths := hits.equality_deletes(self.table):
+        if paths := _equality_deletes(self.table):
             raise CannotReplace(
                 f"{self.name} has equality deletes, such as {paths[0]}, which PyIceberg does not read: deleted rows "
                 "would come back. Nothing was changed. Rewrite its data files with another engine first."
             )
-        return hits.live_files(self.table)
+        return live_files(self.table)
 
     def of_new(self, file: DataFile) -> FileScanTask:
         """Return a file that is to come into the table."""
@@ -46,12 +170,23 @@ class IcebergFiles(takeout.HeadFiles[FileScanTask, DataFile]):
 
     def may_hold(self, file: FileScanTask, ranges: RangeSet) -> bool:
         """Tell by a file's statistics whether it may hold a row of the ranges."""
-        return hits.may_hold(self.table.metadata, file.file, ranges)
+        return may_hold(self.table.metadata, file.file, ranges)
 
     def rows(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""
-        return hits.read_rows(self.table.metadata, self.table.io, file, columns=columns)
+        return read_rows(self.table.metadata, self.table.io, file, columns=columns)
 
     def rows_with_coordinates(self, files: Sequence[FileScanTask]) -> tuple[int, Sequence[str]]:
-        """Count the rows whose coordinates all have values, and name the files in which some have not."""
-        return hits.rows_with_coordinates(self.table, files)
+        """Count the rows whose coordinates all have values, and name the files in which some have not.
+
+        By statistics; files without are read. Deleted rows that are still in their file count.
+        """
+        total, lacking = 0, []
+        for task in files:
+            known = _known_by_statistics(self.table.metadata, task.file)
+            if known is None:
+                known = _known_by_reading(self.table, task.file)
+            total += known
+            if known < task.file.record_count:
+                lacking.append(task.file.file_path)
+        return total, lacking

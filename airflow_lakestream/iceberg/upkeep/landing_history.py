@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
 
-from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.replace.takeout import added_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +30,12 @@ def landings(table: Table, consumer_group: str) -> Iterator[PastLanding]:
     """
     seen = set()
     for snapshot in ledger_store.live_ancestors(table.metadata):
-        summary = ledger_store.summary_of(snapshot)
-        if (landing := codec.decode_summary(summary, consumer_group, f"snapshot {snapshot.snapshot_id}")) is not None:
+        if (landing := ledger_store.landing_of(snapshot, consumer_group)) is not None:
             seen.add(landing.landing_id)
             at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
-            yield PastLanding(snapshot.snapshot_id, landing, at, tuple(_files(table, snapshot)))
+            yield PastLanding(
+                snapshot.snapshot_id, landing, at, tuple(file.file_path for file in added_files(table, snapshot))
+            )
     for entry in reversed(ledger_store.read(table, consumer_group).path):
         if entry.landing is not None and entry.landing.landing_id not in seen:
             yield PastLanding(entry.snapshot_id, entry.landing, None, None)
-
-
-def _files(table: Table, snapshot: Snapshot) -> Iterator[str]:
-    for manifest in snapshot.manifests(table.io):
-        if manifest.added_snapshot_id != snapshot.snapshot_id:
-            continue
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-            if entry.status == ManifestEntryStatus.ADDED and entry.data_file.content == DataFileContent.DATA:
-                yield entry.data_file.file_path

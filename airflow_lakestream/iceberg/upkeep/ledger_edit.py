@@ -28,6 +28,7 @@ from airflow_lakestream.iceberg.commit.attempt import AppendAttempt
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused, response_of
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
 
 TRIES = 8
 RETRY_PAUSE = 0.2
@@ -118,8 +119,8 @@ def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> 
     """Give the ledger of a group to another name; its rejected records stay its own. Raises as `restate_ledgers`."""
 
     def former(table: Table) -> Mapping[str, str]:
-        names = [one for one in ledger_store.names_of(table.properties, group) if one != to]
-        return {ledger_store.FORMER_NAMES + to: json.dumps(names)}
+        names = [one for one in names_of(table.properties, group) if one != to]
+        return {FORMER_NAMES + to: json.dumps(names)}
 
     return restate_ledgers(catalog, name, decide, former)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.bad_records import kind_of
-from airflow_lakestream.iceberg.replace.hits import COORDINATES
+from airflow_lakestream.tables.coordinates import COORDINATES
 
 COLUMNS = ("stage", "error", "value", "run_id", "rejected_at")
 _MOST_SHOWN = 80

@@ -7,10 +7,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema_with_ids, fields_from_arrow
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.required import all_optional, with_required
-from airflow_lakestream.tables.schema.type_text import type_text
+from airflow_lakestream.tables.schema.types import arrow_schema_with_ids, fields_from_arrow, type_text
 
 
 def conform(rows: pa.Table, schema: Schema) -> pa.Table:

@@ -29,7 +29,7 @@ from pyiceberg.transforms import (
 from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType, TimeType
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.type_text import did_you_mean, type_text
+from airflow_lakestream.tables.schema.types import did_you_mean, type_text
 
 AnyTransform = Transform[Any, Any]
 

@@ -1,6 +1,7 @@
 """One Parquet data file: written as PyIceberg writes it, with the same table properties, but for two encodings.
 
 PyIceberg's own writer takes neither a choice of columns for dictionaries nor a limit of rows to fit large values.
+A file can also be written nowhere, to see whether it can be written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.io import OutputFile
+from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import (
     DataFileStatistics,
     compute_statistics_plan,
@@ -24,6 +25,40 @@ from pyiceberg.table import TableProperties
 from pyiceberg.utils.properties import property_as_int
 
 from airflow_lakestream.tables.coordinates import OFFSET
+
+
+class Nowhere(FileIO):
+    """Takes files, and keeps none."""
+
+    def new_output(self, location: str) -> OutputFile:
+        """Return a file that only counts its bytes."""
+        return _Counted(location)
+
+    def new_input(self, location: str) -> InputFile:
+        """Refuse: nothing is there."""
+        raise FileNotFoundError(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Do nothing: nothing is there."""
+
+
+class _Counted(OutputFile):
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._stream = pa.MockOutputStream()
+
+    def __len__(self) -> int:
+        return int(self._stream.size())
+
+    def exists(self) -> bool:
+        return False
+
+    def create(self, overwrite: bool = False) -> Any:
+        return self._stream
+
+    def to_input_file(self) -> InputFile:
+        raise FileNotFoundError(self.location)
+
 
 _SURROGATES, _BEHIND_SURROGATES = 0xD800, 0xE000
 # By the names of the table properties; pyarrow's are others.

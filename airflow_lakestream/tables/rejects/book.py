@@ -21,8 +21,7 @@ from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import is_hit
-from airflow_lakestream.tables.rejects.pending import PLACE, Pending, of_topic, pending_of, rows_of
-from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.settlement import PLACE, Pending, Settlement, of_topic, pending_of, rows_of
 
 
 class RejectBook(ABC):

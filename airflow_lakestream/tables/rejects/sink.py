@@ -14,8 +14,7 @@ import pyarrow as pa
 from airflow_lakestream.core.ledger import Counts, Landing
 from airflow_lakestream.core.ports import SharedSink, Sink, TableState
 from airflow_lakestream.tables.rejects.book import RejectBook
-from airflow_lakestream.tables.rejects.pending import Pending, of_topic
-from airflow_lakestream.tables.rejects.settlement import Settlement
+from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, of_topic
 from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink
 
 log = logging.getLogger(__name__)

@@ -10,20 +10,23 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
 from pyiceberg.table.name_mapping import parse_mapping_from_json, update_mapping
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate, SetPropertiesUpdate, TableUpdate
 from pyiceberg.types import NestedField, StringType
 
-from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.policies import RESCUED, SchemaEvolution
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.arrow_types import fields_from_arrow
+from airflow_lakestream.tables.schema.columns import check_compatible, check_metadata, to_schema, with_metadata
 from airflow_lakestream.tables.schema.evolution import evolve
+from airflow_lakestream.tables.schema.types import fields_from_arrow
 
 # Beside the landing's own keys in the snapshot's summary: what its commit changed, as JSON.
 SUMMARY_KEY = "lakestream.schema-changes"
@@ -43,8 +46,13 @@ class SchemaChange:
 
     @classmethod
     def none(cls, metadata: TableMetadata) -> SchemaChange:
-        """Return the change that is none."""
+        """Return the change that changes nothing."""
         return cls(metadata, metadata)
+
+    @classmethod
+    def nowhere(cls, schema: Schema) -> SchemaChange:
+        """Return no change of a table that no catalog has: what stands for a table of another format."""
+        return cls.none(metadata_of(schema, "", {"format-version": "2"}))
 
     def __bool__(self) -> bool:
         return bool(self.texts)
@@ -122,7 +130,10 @@ class SchemaChange:
 
 
 def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> SchemaChange:
-    """Return the change that gives the table a place for all that the design has. Raises InvalidArgument."""
+    """Return the change that gives the table a place for all that the design has.
+
+    Raises InvalidArgument if the table can't be changed so, or contradicts the design in spite of the change.
+    """
     change, problems = SchemaChange.none(metadata), tuple[str, ...]()
     if design.evolution is not SchemaEvolution.NONE:
         known = set(metadata.schema().column_names)
@@ -140,7 +151,26 @@ def change_for(design: TableDesign, metadata: TableMetadata, name: str) -> Schem
             if design.argument != "schema"
             else "Correct the schema, leave the argument out to take the table's own, or rewrite the table.",
         )
+    if design.schema is not None:
+        check_compatible(design.schema, change.schema, name, design.metadata, design.argument)
+    else:
+        check_metadata(change.schema, name, design.metadata)
     return change
+
+
+def whole_schema(design: TableDesign, rows: pa.Schema | None) -> Schema:
+    """Return all columns of a new table; without a schema in the design, those of the first rows."""
+    payload = design.schema
+    if payload is None:
+        assert rows is not None, "the decoder was made from a schema or from a first batch"
+        payload = to_schema(pa.schema([field for field in rows if field.name not in design.metadata.names]))
+    return with_metadata(payload, design.metadata)
+
+
+def metadata_of(schema: Schema, location: str, properties: Mapping[str, str]) -> TableMetadata:
+    """Return the metadata of a plain table that no catalog has."""
+    spec, order = UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER
+    return new_table_metadata(schema, spec, order, location, dict(properties))
 
 
 def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:

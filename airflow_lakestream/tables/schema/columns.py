@@ -9,38 +9,30 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 import pyarrow as pa
+from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    BinaryType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-)
 
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema, fields_from_arrow
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.type_text import build_schema, checked, nearest, type_text
+from airflow_lakestream.tables.schema.types import (
+    arrow_schema,
+    build_schema,
+    checked,
+    fields_from_arrow,
+    nearest,
+    type_text,
+)
 
 METADATA_PREFIX = "_kafka_"
 
 _LOSSLESS = {
-    (IntegerType(), LongType()),
-    (IntegerType(), DoubleType()),
-    (FloatType(), DoubleType()),
+    (iceberg.IntegerType(), iceberg.LongType()),
+    (iceberg.IntegerType(), iceberg.DoubleType()),
+    (iceberg.FloatType(), iceberg.DoubleType()),
 }
 _CORRECT_SQL = "Correct the statement (CAST, AS), or say with schema which columns are not null"
-_INTEGER_DIGITS = {IntegerType(): 10, LongType(): 19}
+_INTEGER_DIGITS = {iceberg.IntegerType(): 10, iceberg.LongType(): 19}
 
 
 def to_schema(value: str | Schema | pa.Schema, argument: str = "schema") -> Schema:
@@ -71,9 +63,9 @@ def with_rescued(payload: Schema) -> Schema:
     """Append the column for what has none, unless it is there."""
     there = next((field for field in payload.fields if field.name == RESCUED), None)
     if there is None:
-        extra = NestedField(payload.highest_field_id + 1, RESCUED, StringType(), required=False)
+        extra = iceberg.NestedField(payload.highest_field_id + 1, RESCUED, iceberg.StringType(), required=False)
         return Schema(*payload.fields, extra, identifier_field_ids=payload.identifier_field_ids)
-    if there.required or there.field_type != StringType():
+    if there.required or there.field_type != iceberg.StringType():
         raise InvalidArgument(
             "schema", f'{RESCUED!r} is {_text(there)}; unknown_fields="rescue" fills a string.', "Leave it out."
         )
@@ -111,7 +103,7 @@ def check_compatible(
     _refuse_reserved(given, metadata.names)
     held = {field.name: field for field in table.fields}
     columns = {name: field for name, field in held.items() if not _is_metadata(name, metadata.names)}
-    problems = list(_struct_problems(given.as_struct(), StructType(*columns.values()), ""))
+    problems = list(_struct_problems(given.as_struct(), iceberg.StructType(*columns.values()), ""))
     if problems:
         first = (
             _CORRECT_SQL if argument == "sql" else "Leave the argument out to take the table's own schema, correct it"
@@ -172,7 +164,7 @@ def check_metadata(table: Schema, table_name: str, metadata: pa.Schema) -> None:
         )
 
 
-def fits(given: IcebergType, table: IcebergType) -> bool:
+def fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     """Tell whether every value of the type `given`, nulls aside, has its place in `table`, unchanged."""
     return not any(_type_problems(given, table, "", nulls=False))
 
@@ -191,8 +183,8 @@ def _refuse_reserved(payload: Schema, metadata_names: Collection[str]) -> None:
         )
 
 
-def _stricter(field: NestedField, given: NestedField, *, with_others: bool) -> NestedField:
-    return NestedField(
+def _stricter(field: iceberg.NestedField, given: iceberg.NestedField, *, with_others: bool) -> iceberg.NestedField:
+    return iceberg.NestedField(
         field.field_id,
         field.name,
         _stricter_type(field.field_type, given.field_type, with_others=with_others),
@@ -201,27 +193,29 @@ def _stricter(field: NestedField, given: NestedField, *, with_others: bool) -> N
     )
 
 
-def _stricter_type(table: IcebergType, given: IcebergType, *, with_others: bool) -> IcebergType:
+def _stricter_type(table: iceberg.IcebergType, given: iceberg.IcebergType, *, with_others: bool) -> iceberg.IcebergType:
     stricter = partial(_stricter, with_others=with_others)
     match table, given:
-        case StructType(), StructType():
+        case iceberg.StructType(), iceberg.StructType():
             wanted = {field.name: field for field in given.fields}
             fields = (f for f in table.fields if with_others or f.name in wanted)
-            return StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
-        case ListType(), ListType():
+            return iceberg.StructType(*(stricter(f, wanted[f.name]) if f.name in wanted else f for f in fields))
+        case iceberg.ListType(), iceberg.ListType():
             element = stricter(table.element_field, given.element_field)
-            return ListType(element.field_id, element.field_type, element_required=element.required)
-        case MapType(), MapType():
+            return iceberg.ListType(element.field_id, element.field_type, element_required=element.required)
+        case iceberg.MapType(), iceberg.MapType():
             key = stricter(table.key_field, given.key_field)
             value = stricter(table.value_field, given.value_field)
-            return MapType(
+            return iceberg.MapType(
                 key.field_id, key.field_type, value.field_id, value.field_type, value_required=value.required
             )
         case _:
             return table
 
 
-def _struct_problems(given: StructType, table: StructType, path: str, *, nulls: bool = True) -> Iterator[str]:
+def _struct_problems(
+    given: iceberg.StructType, table: iceberg.StructType, path: str, *, nulls: bool = True
+) -> Iterator[str]:
     held = {field.name: field for field in table.fields}
     for field in given.fields:
         there = held.pop(field.name, None)
@@ -236,37 +230,37 @@ def _struct_problems(given: StructType, table: StructType, path: str, *, nulls: 
             yield f"{path + field.name!r} is required in the table ({type_text(field.field_type)}) and not given"
 
 
-def _field_problems(given: NestedField, table: NestedField, path: str, *, nulls: bool) -> Iterator[str]:
+def _field_problems(given: iceberg.NestedField, table: iceberg.NestedField, path: str, *, nulls: bool) -> Iterator[str]:
     if nulls and given.optional and table.required:
         yield f"{path!r} is given as {_text(given)}, optional, and is {_text(table)} in the table"
     else:
         yield from _type_problems(given.field_type, table.field_type, path, nulls=nulls)
 
 
-def _type_problems(given: IcebergType, table: IcebergType, path: str, *, nulls: bool) -> Iterator[str]:
+def _type_problems(given: iceberg.IcebergType, table: iceberg.IcebergType, path: str, *, nulls: bool) -> Iterator[str]:
     match given, table:
-        case StructType(), StructType():
+        case iceberg.StructType(), iceberg.StructType():
             yield from _struct_problems(given, table, f"{path}.", nulls=nulls)
-        case ListType(), ListType():
+        case iceberg.ListType(), iceberg.ListType():
             yield from _field_problems(given.element_field, table.element_field, f"{path}.element", nulls=nulls)
-        case MapType(), MapType():
+        case iceberg.MapType(), iceberg.MapType():
             yield from _field_problems(given.key_field, table.key_field, f"{path}.key", nulls=nulls)
             yield from _field_problems(given.value_field, table.value_field, f"{path}.value", nulls=nulls)
         case _ if not _primitive_fits(given, table):
             yield f"{path!r} is given as {type_text(given)} and is {type_text(table)} in the table"
 
 
-def _primitive_fits(given: IcebergType, table: IcebergType) -> bool:
+def _primitive_fits(given: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     match given, table:
-        case DecimalType(), DecimalType():
+        case iceberg.DecimalType(), iceberg.DecimalType():
             return table.scale >= given.scale and table.precision - table.scale >= given.precision - given.scale
-        case ((IntegerType() | LongType()), DecimalType()):
+        case ((iceberg.IntegerType() | iceberg.LongType()), iceberg.DecimalType()):
             return table.precision - table.scale >= _INTEGER_DIGITS[given]
-        case FixedType(), BinaryType():
+        case iceberg.FixedType(), iceberg.BinaryType():
             return True
         case _:
             return given == table or (given, table) in _LOSSLESS
 
 
-def _text(field: NestedField) -> str:
+def _text(field: iceberg.NestedField) -> str:
     return type_text(field.field_type) + (" not null" if field.required else "")

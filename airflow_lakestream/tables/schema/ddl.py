@@ -11,22 +11,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DecimalType,
-    FixedType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.type_text import PLAIN_TYPES, build_schema, did_you_mean
+from airflow_lakestream.tables.schema.types import PLAIN_TYPES, build_schema, did_you_mean
 
 MAX_PRECISION = 38
 
@@ -70,7 +59,7 @@ class _Parser:
         self._ids = itertools.count(1)
         self._tokens = list(self._scan())
         self._next = 0
-        self._rules: dict[str, Callable[[], IcebergType]] = {
+        self._rules: dict[str, Callable[[], iceberg.IcebergType]] = {
             **dict.fromkeys(("decimal", "dec", "numeric"), self._decimal),
             **dict.fromkeys(("varchar", "char"), self._string),
             **dict.fromkeys(("array", "list"), self._list),
@@ -79,7 +68,7 @@ class _Parser:
             "struct": self._struct,
         }
 
-    def columns(self) -> list[NestedField]:
+    def columns(self) -> list[iceberg.NestedField]:
         if self._tokens[0].kind == "end":
             return []
         if self._tokens[0].is_word("struct") and self._tokens[1].value == "<":
@@ -132,16 +121,16 @@ class _Parser:
         if not self._take_mark(mark):
             raise self._error(repr(mark), self._peek())
 
-    def _comma_list(self, rule: Callable[[], NestedField]) -> list[NestedField]:
+    def _comma_list(self, rule: Callable[[], iceberg.NestedField]) -> list[iceberg.NestedField]:
         items = [rule()]
         while self._take_mark(","):
             items.append(rule())
         return items
 
-    def _column(self) -> NestedField:
+    def _column(self) -> iceberg.NestedField:
         name = self._name()
         self._take_mark(":")
-        return NestedField(next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment())
+        return iceberg.NestedField(next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment())
 
     def _name(self) -> str:
         token = self._take()
@@ -167,7 +156,7 @@ class _Parser:
             raise self._error("a text in single quotes after 'comment'", token)
         return re.sub(r"\\(.)|''", lambda match: match[1] or "'", token.value[1:-1], flags=re.DOTALL)
 
-    def _type(self) -> IcebergType:
+    def _type(self) -> iceberg.IcebergType:
         token = self._take()
         name = token.value.lower() if token.kind == "word" else ""
         rule = self._rules.get(name)
@@ -181,54 +170,54 @@ class _Parser:
             self._take_word("precision")
         return PLAIN_TYPES[name]
 
-    def _zoned(self) -> IcebergType:
+    def _zoned(self) -> iceberg.IcebergType:
         without = self._take().is_word("without")
         self._take_word("local")
         self._take_word("time")
         if not self._take_word("zone"):
             raise self._error("'time zone'", self._peek())
-        return TimestampType() if without else TimestamptzType()
+        return iceberg.TimestampType() if without else iceberg.TimestamptzType()
 
-    def _string(self) -> StringType:
+    def _string(self) -> iceberg.StringType:
         if self._peek().value == "(":
             self._length()
-        return StringType()
+        return iceberg.StringType()
 
-    def _fixed(self) -> FixedType:
-        return FixedType(self._length())
+    def _fixed(self) -> iceberg.FixedType:
+        return iceberg.FixedType(self._length())
 
-    def _struct(self) -> StructType:
+    def _struct(self) -> iceberg.StructType:
         self._expect("<")
         fields = self._comma_list(self._column)
         self._expect(">")
-        return StructType(*fields)
+        return iceberg.StructType(*fields)
 
-    def _list(self) -> ListType:
+    def _list(self) -> iceberg.ListType:
         self._expect("<")
         element = self._type()
         required = self._not_null()
         self._expect(">")
-        return ListType(next(self._ids), element, element_required=required)
+        return iceberg.ListType(next(self._ids), element, element_required=required)
 
-    def _map(self) -> MapType:
+    def _map(self) -> iceberg.MapType:
         self._expect("<")
         key = self._type()
         self._expect(",")
         value = self._type()
         required = self._not_null()
         self._expect(">")
-        return MapType(next(self._ids), key, next(self._ids), value, value_required=required)
+        return iceberg.MapType(next(self._ids), key, next(self._ids), value, value_required=required)
 
-    def _decimal(self) -> DecimalType:
+    def _decimal(self) -> iceberg.DecimalType:
         at = self._peek()
         if not self._take_mark("("):
-            return DecimalType(10, 0)
+            return iceberg.DecimalType(10, 0)
         precision = self._number()
         scale = self._number() if self._take_mark(",") else 0
         self._expect(")")
         if not 1 <= precision <= MAX_PRECISION or scale > precision:
             raise self._error(f"a precision of 1 to {MAX_PRECISION} and a scale no greater", at)
-        return DecimalType(precision, scale)
+        return iceberg.DecimalType(precision, scale)
 
     def _length(self) -> int:
         close = "]" if self._take_mark("[") else ")"

@@ -10,27 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
 
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.ddl import MAX_PRECISION
-from airflow_lakestream.tables.schema.type_text import type_text
+from airflow_lakestream.tables.schema.types import type_text
 
 # What a column of the table itself has for a parent.
 ROOT = -1
@@ -46,12 +32,12 @@ class Evolved:
     schema: Schema
     changes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    added: dict[int, list[NestedField]] = field(default_factory=dict)
+    added: dict[int, list[iceberg.NestedField]] = field(default_factory=dict)
 
 
 def evolve(
     held: Schema,
-    wanted: Iterable[NestedField],
+    wanted: Iterable[iceberg.NestedField],
     policy: SchemaEvolution,
     *,
     last_column_id: int,
@@ -90,9 +76,11 @@ class _Evolution:
         self._identifier_ids = identifier_ids
         self.changes: list[str] = []
         self.problems: list[str] = []
-        self.added: dict[int, list[NestedField]] = {}
+        self.added: dict[int, list[iceberg.NestedField]] = {}
 
-    def struct(self, held: StructType, wanted: tuple[NestedField, ...], path: str, parent: int) -> StructType:
+    def struct(
+        self, held: iceberg.StructType, wanted: tuple[iceberg.NestedField, ...], path: str, parent: int
+    ) -> iceberg.StructType:
         """Return the struct with a place for all that is wanted; `path` ends in a dot, or is empty."""
         by_name = {item.name: item for item in wanted}
         known = {item.name for item in held.fields}
@@ -112,9 +100,9 @@ class _Evolution:
             elif (new := self._new(item, path)) is not None:
                 fields.append(new)
                 self.added.setdefault(parent, []).append(new)
-        return StructType(*fields)
+        return iceberg.StructType(*fields)
 
-    def _new(self, wanted: NestedField, path: str) -> NestedField | None:
+    def _new(self, wanted: iceberg.NestedField, path: str) -> iceberg.NestedField | None:
         if (version := _least_version(wanted.field_type)) > self._format_version:
             self.problems.append(
                 f"{path + wanted.name!r} ({type_text(wanted.field_type)}) needs format version {version} of Iceberg, "
@@ -122,11 +110,13 @@ class _Evolution:
             )
             return None
         new_id = next(self._ids)
-        kind = cast(IcebergType, assign_fresh_schema_ids(_all_optional(wanted.field_type), lambda: next(self._ids)))
+        kind = cast(
+            iceberg.IcebergType, assign_fresh_schema_ids(_all_optional(wanted.field_type), lambda: next(self._ids))
+        )
         self.changes.append(f"add column {path}{wanted.name} {type_text(kind)}")
-        return NestedField(new_id, wanted.name, kind, required=False, doc=wanted.doc)
+        return iceberg.NestedField(new_id, wanted.name, kind, required=False, doc=wanted.doc)
 
-    def _field(self, held: NestedField, wanted: NestedField, path: str) -> NestedField:
+    def _field(self, held: iceberg.NestedField, wanted: iceberg.NestedField, path: str) -> iceberg.NestedField:
         required = held.required
         if held.required and wanted.optional:
             required = self._keeps_required(held, path)
@@ -135,7 +125,7 @@ class _Evolution:
             return held
         return held.model_copy(update={"required": required, "field_type": kind})
 
-    def _keeps_required(self, held: NestedField, path: str) -> bool:
+    def _keeps_required(self, held: iceberg.NestedField, path: str) -> bool:
         if held.field_id in self._identifier_ids:
             self.problems.append(f"{path!r} can't become optional: it identifies the table's rows")
         elif not self._widens:
@@ -147,23 +137,23 @@ class _Evolution:
             return False
         return True
 
-    def _type(self, column: NestedField, wanted: IcebergType, path: str) -> IcebergType:
+    def _type(self, column: iceberg.NestedField, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
         held = column.field_type
         match held, wanted:
-            case StructType(), StructType():
+            case iceberg.StructType(), iceberg.StructType():
                 struct = self.struct(held, wanted.fields, f"{path}.", column.field_id)
                 return held if struct == held else struct
-            case ListType(), ListType():
+            case iceberg.ListType(), iceberg.ListType():
                 element = self._field(held.element_field, wanted.element_field, f"{path}.element")
                 if element is held.element_field:
                     return held
-                return ListType(held.element_id, element.field_type, element_required=element.required)
-            case MapType(), MapType():
+                return iceberg.ListType(held.element_id, element.field_type, element_required=element.required)
+            case iceberg.MapType(), iceberg.MapType():
                 return self._map(held, wanted, path)
             case _:
                 return self._primitive(held, wanted, path)
 
-    def _map(self, held: MapType, wanted: MapType, path: str) -> IcebergType:
+    def _map(self, held: iceberg.MapType, wanted: iceberg.MapType, path: str) -> iceberg.IcebergType:
         if not fits(wanted.key_type, held.key_type):
             self.problems.append(
                 f"{path + '.key'!r} is {type_text(held.key_type)} in the table and {type_text(wanted.key_type)} is "
@@ -172,9 +162,11 @@ class _Evolution:
         value = self._field(held.value_field, wanted.value_field, f"{path}.value")
         if value is held.value_field:
             return held
-        return MapType(held.key_id, held.key_type, held.value_id, value.field_type, value_required=value.required)
+        return iceberg.MapType(
+            held.key_id, held.key_type, held.value_id, value.field_type, value_required=value.required
+        )
 
-    def _primitive(self, held: IcebergType, wanted: IcebergType, path: str) -> IcebergType:
+    def _primitive(self, held: iceberg.IcebergType, wanted: iceberg.IcebergType, path: str) -> iceberg.IcebergType:
         if fits(wanted, held):
             return held
         wide = next((kind for kind in _wider(held) if fits(wanted, kind)), None)
@@ -189,28 +181,28 @@ class _Evolution:
         return wide
 
 
-def _wider(held: IcebergType) -> Iterator[IcebergType]:
+def _wider(held: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
     """Yield the types that a column may be given in place of its own; each holds all values of the one before."""
     match held:
-        case IntegerType():
-            yield LongType()
-        case FloatType():
-            yield DoubleType()
-        case DecimalType():
+        case iceberg.IntegerType():
+            yield iceberg.LongType()
+        case iceberg.FloatType():
+            yield iceberg.DoubleType()
+        case iceberg.DecimalType():
             # The scale stays: files hold the digits alone, and it says where the point is.
             for precision in range(held.precision + 1, MAX_PRECISION + 1):
-                yield DecimalType(precision, held.scale)
+                yield iceberg.DecimalType(precision, held.scale)
         case _:
             return
 
 
-def _why_not(held: IcebergType, wanted: IcebergType) -> str:
+def _why_not(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
     match held, wanted:
-        case DateType(), (TimestampType() | TimestamptzType()):
+        case iceberg.DateType(), (iceberg.TimestampType() | iceberg.TimestamptzType()):
             return (
                 "Iceberg makes timestamps of dates from format version 3 on, and PyIceberg can't read such a column yet"
             )
-        case DecimalType(), DecimalType():
+        case iceberg.DecimalType(), iceberg.DecimalType():
             return "Iceberg widens a decimal's precision, up to 38, and never its scale"
         case _ if fits(held, wanted):
             return "Iceberg does not widen the one to the other"
@@ -218,31 +210,33 @@ def _why_not(held: IcebergType, wanted: IcebergType) -> str:
             return "neither holds all values of the other"
 
 
-def _all_optional(kind: IcebergType) -> IcebergType:
+def _all_optional(kind: iceberg.IcebergType) -> iceberg.IcebergType:
     """Return the type with nothing required in it: PyIceberg can't read a list of structs that have none of it."""
     match kind:
-        case StructType():
+        case iceberg.StructType():
             fields = (
                 item.model_copy(update={"required": False, "field_type": _all_optional(item.field_type)})
                 for item in kind.fields
             )
-            return StructType(*fields)
-        case ListType():
-            return ListType(kind.element_id, _all_optional(kind.element_type), element_required=False)
-        case MapType():
+            return iceberg.StructType(*fields)
+        case iceberg.ListType():
+            return iceberg.ListType(kind.element_id, _all_optional(kind.element_type), element_required=False)
+        case iceberg.MapType():
             value = _all_optional(kind.value_type)
-            return MapType(kind.key_id, _all_optional(kind.key_type), kind.value_id, value, value_required=False)
+            return iceberg.MapType(
+                kind.key_id, _all_optional(kind.key_type), kind.value_id, value, value_required=False
+            )
         case _:
             return kind
 
 
-def _least_version(kind: IcebergType) -> int:
+def _least_version(kind: iceberg.IcebergType) -> int:
     match kind:
-        case StructType():
+        case iceberg.StructType():
             inside = [item.field_type for item in kind.fields]
-        case ListType():
+        case iceberg.ListType():
             inside = [kind.element_type]
-        case MapType():
+        case iceberg.MapType():
             inside = [kind.key_type, kind.value_type]
         case _:
             inside = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntryStatus
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.types import (
     DateType,
@@ -19,6 +19,7 @@ from pyiceberg.types import (
 )
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.replace.takeout import added_files
 
 _ARGUMENT = "event_time_column"
 _DAY_MS = 86_400_000
@@ -66,16 +67,9 @@ class EventTimes:
         return newest
 
     def _files(self, snapshot_ids: set[int]) -> Iterator[DataFile]:
-        io = self.table.io
         for snapshot in self.table.metadata.snapshots:
-            if snapshot.snapshot_id not in snapshot_ids:
-                continue
-            for manifest in snapshot.manifests(io):
-                if manifest.added_snapshot_id != snapshot.snapshot_id:
-                    continue
-                for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
-                    if entry.status == ManifestEntryStatus.ADDED and entry.data_file.content == DataFileContent.DATA:
-                        yield entry.data_file
+            if snapshot.snapshot_id in snapshot_ids:
+                yield from added_files(self.table, snapshot)
 
     def _check_empty(self, file: DataFile) -> None:
         nulls = (file.null_value_counts or {}).get(self.field_id)

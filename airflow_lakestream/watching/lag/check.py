@@ -10,13 +10,11 @@ from typing import Any
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.watching.asking import Looking
+from airflow_lakestream.watching.asking import Looking, LookOutcome, Missing, Places, Verdict
 from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.causes import Cause, Reason, some, span
-from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread
-from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.causes import Cause, Reason, span
+from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread, reasons_lost
 from airflow_lakestream.watching.source import Source
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class Lag:
         """Compare with the limits. A consumer that is too far behind fails with `fail`, and waits without."""
         lags = self.partitions
         behind = [lag for lag in lags if lag.records]
-        lost = self._lost()
+        lost = reasons_lost(self.unread)
         if not behind:
             return Verdict(LookOutcome.DONE, (self._nothing_left(limits), *lost), self._value(lags, None))
         worst = max(behind, key=lambda lag: (lag.crowded, lag.seconds or 0.0, lag.records))
@@ -127,10 +125,6 @@ class Lag:
             ago = span(self.batch_age)
             return Reason(Cause.IDLE_TOPIC, f"{self.books.name} got on {ago} ago, and nothing came to {topics} since")
         return Reason(Cause.CAUGHT_UP, f"{self.books.name} has read all of {topics}")
-
-    def _lost(self) -> list[Reason]:
-        gone = [some(one.lost) for one in self.unread if one.lost]
-        return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
     def _value(self, lags: list[PartitionLag], worst: PartitionLag | None) -> dict[str, Any]:
         partitions: dict[str, dict[str, int]] = {}

@@ -12,14 +12,12 @@ from typing import Any
 
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.kafka.watch import Retention
-from airflow_lakestream.watching.asking import Ask, Looking
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Missing, Places, Verdict
 from airflow_lakestream.watching.books import Books
-from airflow_lakestream.watching.causes import Cause, Reason, some, span
+from airflow_lakestream.watching.causes import Cause, Reason, span
 from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left
-from airflow_lakestream.watching.lag.waiting import Asking, Unread
-from airflow_lakestream.watching.places import Places
+from airflow_lakestream.watching.lag.waiting import Asking, Unread, reasons_lost
 from airflow_lakestream.watching.source import Source, ask_kafka
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict
 
 # Seconds over which rates are measured; less if Kafka keeps little.
 _WINDOW = 900.0
@@ -65,7 +63,7 @@ class Risk:
     def judge(self, wanted: float, watch_for: float | None, waited: float) -> Verdict:
         """Fail if less than `wanted` seconds are left or records are lost; otherwise be done after `watch_for`."""
         short = [one for one in self.partitions if one.left.is_short(wanted)]
-        reasons = [*self._short(short, wanted), *self._lost()]
+        reasons = [*self._short(short, wanted), *reasons_lost(self.unread)]
         if reasons:
             return Verdict(LookOutcome.FAILED, (*reasons, *self.books.reasons), self._value())
         outcome = LookOutcome.WAITING if watch_for is not None and waited < watch_for else LookOutcome.DONE
@@ -105,10 +103,6 @@ class Risk:
             f"To catch up in half of that time its runs, every {span(self.every or 0)}, need max_records="
             f"{self.max_records}."
         )
-
-    def _lost(self) -> list[Reason]:
-        gone = [some(one.lost) for one in self.unread if one.lost]
-        return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
     def _value(self) -> dict[str, Any]:
         partitions: dict[str, dict[str, int | None]] = {}

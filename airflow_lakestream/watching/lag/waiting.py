@@ -1,4 +1,4 @@
-"""What is unread of a topic, and what of it for too long. Sensors, `status` and metrics use this.
+"""What a group lacks of a topic, and what of it waits for too long. Sensors, `status` and metrics use this.
 
 Overdue is any unread record with a timestamp before a given time, wherever it stands: producers send timestamps in any
 order. If the first unread record is older, that is proof enough. Otherwise all are read, since no request to Kafka can
@@ -8,15 +8,68 @@ timestamp is older than any time.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_lakestream.core.landing.plan import TopicState
-from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.landing.plan import TopicState, check_identity, check_log
+from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.kafka.watch import First, KafkaWatch
 from airflow_lakestream.watching.asking import Ask
+from airflow_lakestream.watching.causes import Cause, Reason, some
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """One topic of a ledger, compared with the topic now.
+
+    `lacking` are offsets that are not landed yet and can be read, holes in the log included; `lost` are offsets that
+    Kafka no longer has; `overdue` and `crowded` are as in `Unread`.
+    """
+
+    state: TopicState
+    entry: TopicEntry
+    lacking: RangeSet
+    lost: RangeSet
+    overdue: RangeSet = RangeSet()
+    crowded: frozenset[int] = frozenset()
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.state.identity.topic
+
+
+def backlog_of(ledger: Ledger, state: TopicState, table: str) -> Backlog:
+    """Return what a ledger lacks of a topic. Raises TopicReplaced, LogTruncated."""
+    topic = state.identity.topic
+    check_identity(ledger, state.identity, table)
+    entry = ledger.entry(state.identity)
+    check_log(entry, state, table)
+    missing = _wanted(entry, state) - entry.held
+    lost = missing & union(RangeSet.of(topic, p, 0, m.low) for p, m in state.marks.items())
+    return Backlog(state, entry, missing - lost, lost)
+
+
+def topics_of(ledger: Ledger) -> tuple[str, ...]:
+    """Return the topics that a ledger has landed, sorted."""
+    return tuple(sorted({identity.topic for identity in ledger.topics}))
+
+
+def _wanted(entry: TopicEntry, state: TopicState) -> RangeSet:
+    marks = state.marks.items()
+    return union(RangeSet.of(state.identity.topic, p, _begin(entry, state.identity, p, m.low), m.end) for p, m in marks)
+
+
+def _begin(entry: TopicEntry, identity: TopicIdentity, partition: int, low: int) -> int:
+    if entry.origin:
+        # A partition added after the origin was fixed begins at 0.
+        return entry.origin.get(partition, 0)
+    # A group that never resumed promises nothing about the offsets between its ranges.
+    held = entry.held.intervals(identity.topic, partition)
+    return held[-1][1] if held else low
+
 
 # At most this many timestamps are read per partition; if more records are unread, all count as overdue.
 MOST_READ = 100_000
@@ -49,6 +102,12 @@ class Unread:
 
     def _of(self, partition: int) -> RangeSet:
         return self.ranges.of_partition(self.state.identity.topic, partition)
+
+
+def reasons_lost(unread: Iterable[Unread]) -> list[Reason]:
+    """Return why records of these topics can't be read any more, if some can't."""
+    gone = [some(one.lost) for one in unread if one.lost]
+    return [Reason(Cause.LOST_RECORDS, f"Kafka removed before they were read: {', '.join(gone)}")] if gone else []
 
 
 @dataclass(frozen=True)

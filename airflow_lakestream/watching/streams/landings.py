@@ -1,6 +1,7 @@
-"""A table's history: its newest landings, what other writers did since, and which landings were rolled back.
+"""The streams of an Iceberg table, and its history: landings, what other writers did since, and what was rolled back.
 
-A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count.
+A landing is a snapshot whose summary changes a ledger. Only the ancestors of a branch's head count. `delta` does the
+same for Delta tables.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.core import codec, lineage
+from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
+from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import Cause, Reason, span
 
 RECENT = 5
@@ -119,11 +126,11 @@ def look_back(
     Raises InvalidArgument if the branch does not exist, UnreadableLedger.
     """
     metadata = table.metadata
-    names = None if consumer_group is None else ledger_store.names_of(metadata.properties, consumer_group)
+    names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
     recent: list[Seen] = []
     since: list[Seen] = []
     met = False
-    for snapshot in _ancestors(metadata, branch):
+    for snapshot in ledger_store.ancestors(metadata, _head(metadata, branch)):
         seen = _seen(snapshot, metadata, names)
         counts = seen.landing is not None or (names is None and bool(operations))
         met |= seen.landing is not None
@@ -166,14 +173,6 @@ def _head(metadata: TableMetadata, branch: str) -> int | None:
     return ref.snapshot_id
 
 
-def _ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
-    snapshots = {one.snapshot_id: one for one in metadata.snapshots}
-    at = _head(metadata, branch)
-    while at is not None and at in snapshots:
-        yield snapshots[at]
-        at = snapshots[at].parent_snapshot_id
-
-
 def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | None) -> Seen:
     summary = ledger_store.summary_of(snapshot)
     if codec.SUMMARY_GROUP not in summary and (source := summary.get(_SOURCE)) is not None:
@@ -199,7 +198,11 @@ def _starts_over(snapshot: Snapshot, consumer_group: str) -> bool:
 
 def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent: list[Seen]) -> Iterator[Seen]:
     """Yield the landings that are in no branch's history and newer than all that count: they may be landed again."""
-    kept = {one.snapshot_id for branch in {MAIN_BRANCH, *metadata.refs} for one in _ancestors(metadata, branch)}
+    kept = {
+        one.snapshot_id
+        for branch in {MAIN_BRANCH, *metadata.refs}
+        for one in ledger_store.ancestors(metadata, _head(metadata, branch))
+    }
     last = max((one.at_ms for one in recent), default=0)
     for snapshot in metadata.snapshots:
         summary = ledger_store.summary_of(snapshot)
@@ -214,3 +217,48 @@ def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
     if operation != "overwrite":
         return operation == "replace"
     return summary.get("added-records", "0") == summary.get("deleted-records", "0") != "0"
+
+
+class Streams(Protocol):
+    """One table, as it was when it was opened."""
+
+    @property
+    def problems(self) -> tuple[type[Exception], ...]:
+        """The errors raised if a group's ledger can't be read."""
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises one of `problems`."""
+
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
+
+
+@dataclass(frozen=True)
+class IcebergStreams:
+    """The streams of an Iceberg table."""
+
+    table: Table
+    problems: tuple[type[Exception], ...] = (UnreadableLedger, UndecidedLedger, ledger_store.FormatVersionTooOld)
+
+    @classmethod
+    def at(cls, catalog: Catalog, name: str) -> IcebergStreams | None:
+        """Open a table; None where there is none."""
+        try:
+            return cls(catalog.load_table(name))
+        except NoSuchTableError:
+            return None
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups that have a ledger."""
+        return ledger_store.groups(self.table)
+
+    def ledger(self, consumer_group: str) -> Ledger:
+        """Return a group's ledger. Raises UnreadableLedger, UndecidedLedger, FormatVersionTooOld."""
+        return ledgers(self.table, consumer_group)[consumer_group]
+
+    def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
+        """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
+        return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)

@@ -21,10 +21,9 @@ from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.asking import run_now
 from airflow_lakestream.watching.books import of_checkpoint
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of, topics_of
-from airflow_lakestream.watching.lag.waiting import Looking
+from airflow_lakestream.watching.lag.waiting import Backlog, Looking, backlog_of, topics_of
+from airflow_lakestream.watching.streams.landings import Streams
 from airflow_lakestream.watching.streams.status import Facts, Query, Stream, status
-from airflow_lakestream.watching.streams.streams import Streams
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage

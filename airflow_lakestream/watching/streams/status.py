@@ -16,8 +16,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord, LeaseState
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason, some, span
-from airflow_lakestream.watching.lag.backlog import Backlog
-from airflow_lakestream.watching.lag.waiting import MOST_READ
+from airflow_lakestream.watching.lag.waiting import MOST_READ, Backlog
 from airflow_lakestream.watching.streams.landings import History, Seen
 
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc import sink as mirror_sink
 from airflow_lakestream.cdc.events.taken import TakenEvents
+from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.merge import Merger
-from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnError, Tombstones

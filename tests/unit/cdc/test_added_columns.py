@@ -24,7 +24,6 @@ from airflow_lakestream.decode.avro.fingerprint import fingerprint
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.lakes.delta_design import delta_design
 from tests.support.mirroring import IDENTITY, KINDS, Event, HandDeltaMirror, HandMirror, landing_of, rows_of
 from tests.unit.decode.support import batch
 
@@ -224,7 +223,7 @@ def executor(made: HandMirror, outline: Any) -> Any:
     kind = "delta" if is_delta else "iceberg"
     design = MirrorConfig(topic="t", table=table, consumer_group="g", key=["id"], table_format=kind).design
     if is_delta:
-        sink: Any = DeltaSink(outline, outline.table, "g", delta_design(design, widens=True), allow_group_overlap=True)
+        sink: Any = DeltaSink(outline, outline.table, "g", design, allow_group_overlap=True)
     else:
         sink = IcebergSink(outline, outline.name, "g", design, allow_group_overlap=True)
     sink.load("run")

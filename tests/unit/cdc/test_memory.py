@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
-from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.cdc.iceberg import EntryTable
 from airflow_lakestream.cdc.merge import memory
@@ -20,7 +19,7 @@ from tests.support.faults import FaultyCatalog, ReadTimeout, applied, unapplied
 from tests.support.lake import assert_files_are_whole
 from tests.support.mirroring import TABLE, Event, HandMirror
 
-KEY = [NestedField(1, "id", LongType(), required=True)]
+KEY = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 ERRORS = [CommitFailedException("409"), ReadTimeout()]
 
 

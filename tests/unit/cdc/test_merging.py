@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Operation
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
+from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge import merge as merging
 from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.values import ValueMissing
-from airflow_lakestream.cdc.sink import MirrorSink
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet

@@ -18,8 +18,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, NestedField, StringType
 
-from airflow_lakestream.cdc.delta_sink import DeltaMirrorSink
-from airflow_lakestream.cdc.sink import MirrorSink
+from airflow_lakestream.cdc.delta import DeltaMirrorSink
+from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -240,7 +240,12 @@ CLAMPED: dict[str, list[Any]] = {
 # Delta has no type for a time.
 @pytest.mark.parametrize(
     ("column", "table_format"),
-    [(column, name) for column in ODD for name in ("iceberg", "delta") if not (column.startswith("t") and name == "delta")],
+    [
+        (column, name)
+        for column in ODD
+        for name in ("iceberg", "delta")
+        if not (column.startswith("t") and name == "delta")
+    ],
     indirect=["table_format"],
 )
 def test_values_out_of_range(tmp_path: Path, table_format: str, column: str) -> None:

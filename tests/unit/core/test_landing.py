@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.landing.algorithm import Job, Stopped, land
+from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.contention import GIVE_WAY, MAX_CONFLICTS, Contention
+from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.modes import ByInterval, Resume
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,

@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
-from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import RESCUED, Envelope, Format, KeyFormat
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
-from airflow_lakestream.decode.json.growth import grow
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, grow
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.unit.decode.support import batch, decoded
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.decode.values.pick import pick
+from airflow_lakestream.decode.values.outcome import pick
 
 HEADERS = metadata_schema(["headers"]).field(0).type
 

@@ -28,7 +28,7 @@ from pyiceberg.types import (
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.type_text import schema_text, type_text
+from airflow_lakestream.tables.schema.types import schema_text, type_text
 
 NAMES = {
     "boolean": BooleanType(),

@@ -32,7 +32,7 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.tables.schema.evolution import Evolved, evolve
-from airflow_lakestream.tables.schema.type_text import schema_text
+from airflow_lakestream.tables.schema.types import schema_text
 
 ADD, WIDEN = SchemaEvolution.ADD, SchemaEvolution.WIDEN
 

@@ -28,8 +28,8 @@ from pyiceberg.types import LongType, StringType
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
 from airflow_lakestream.iceberg.write.layout import partition_spec, sort_order
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
 from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
 
 UTC = dt.UTC
 Terms = Sequence[str]

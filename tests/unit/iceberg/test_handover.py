@@ -25,13 +25,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from airflow_lakestream.iceberg.write.files import data_folder, write_data_files
+from airflow_lakestream.iceberg.write.files import CannotList, data_folder, list_files, write_data_files
 from airflow_lakestream.iceberg.write.handover import decode_files, encode_files, misfit
 from airflow_lakestream.iceberg.write.layout import partition_spec
-from airflow_lakestream.iceberg.write.orphans import CannotList, list_files
-from airflow_lakestream.tables.handover import decode_passed_over, encode_passed_over
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema
 from airflow_lakestream.tables.schema.ddl import parse_schema
+from airflow_lakestream.tables.schema.types import arrow_schema
+from airflow_lakestream.tables.sink import decode_passed_over, encode_passed_over
 
 MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))
 # Every type of a column, and the terms that a table can be partitioned by it with.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.iceberg.replace.hits import COORDINATES, is_hit
+from airflow_lakestream.tables.coordinates import COORDINATES, is_hit
 
 # Few values, so that they meet; and such as 64 bits hold, but not twice over.
 HUGE = 2**61

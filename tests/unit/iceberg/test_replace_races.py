@@ -14,7 +14,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.commit import committing
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from tests.support.delete_files import delete_positions
 from tests.support.faults import (
     BeforeCommit,

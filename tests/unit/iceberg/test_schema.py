@@ -9,7 +9,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.arrow_types import arrow_schema, arrow_schema_with_ids
 from airflow_lakestream.tables.schema.columns import (
     check_compatible,
     check_metadata,
@@ -19,7 +18,7 @@ from airflow_lakestream.tables.schema.columns import (
     with_metadata,
 )
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.type_text import schema_text, type_text
+from airflow_lakestream.tables.schema.types import arrow_schema, arrow_schema_with_ids, schema_text, type_text
 
 HEADERS = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))

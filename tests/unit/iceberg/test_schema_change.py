@@ -16,10 +16,10 @@ from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.update import SetCurrentSchemaUpdate
 from pyiceberg.types import StringType
 
+from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.commit import committing
-from airflow_lakestream.iceberg.commit.guard import StaleFiles
-from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.tables import row_buffer
 from tests.support.evolving import Evolving
 from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, LateCatalog, ReadTimeout, applied, unapplied

@@ -11,8 +11,7 @@ import pytest
 
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.triggers.shared_looks import SharedLooks, next_look, shared_looks
-from airflow_lakestream.watching.asking import Ask, Looking
-from airflow_lakestream.watching.verdict import LookOutcome, Verdict
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Verdict
 
 
 class Counted:

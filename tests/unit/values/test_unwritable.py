@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.tables.trial import culprits
+from airflow_lakestream.tables.row_buffer import culprits
 from tests.support.given_records import GivenLake
 
 LAKES = pytest.mark.parametrize("table_format", ["iceberg", "delta"])

@@ -10,11 +10,11 @@ from airflow_lakestream.core.landing.plan import LogTruncated, TopicState, Water
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.watching.asking import LookOutcome, Missing, Verdict, verdict_of
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason
 from airflow_lakestream.watching.lag.check import Lag, LagCheck, Limits
 from airflow_lakestream.watching.lag.waiting import Unread
-from airflow_lakestream.watching.verdict import LookOutcome, Missing, Verdict, verdict_of
 
 NOW = 1_800_000_000.0
 

@@ -14,7 +14,7 @@ from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.watching.causes import Cause, Reason
-from airflow_lakestream.watching.lag.backlog import Backlog, backlog_of
+from airflow_lakestream.watching.lag.waiting import Backlog, backlog_of
 from airflow_lakestream.watching.streams.landings import History, Seen
 from airflow_lakestream.watching.streams.status import Facts, Query, State, Stream, status
 

@@ -1,0 +1,239 @@
+"""Types of columns: Arrow's as Iceberg's and back, lossless or refused by name; their text; schemas of them.
+
+PyIceberg's own conversion takes unsigned 64-bit integers for longs and unsigned 32-bit ones for ints. `ddl` reads the
+text that is written here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+import pyarrow as pa
+from pyarrow import types as arrow
+from pyiceberg import types as iceberg
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+# The first name of each type is the one that texts and errors are written in.
+PLAIN_TYPES: dict[str, iceberg.IcebergType] = {
+    **dict.fromkeys(("boolean", "bool"), iceberg.BooleanType()),
+    **dict.fromkeys(("int", "integer", "tinyint", "smallint", "byte", "short"), iceberg.IntegerType()),
+    **dict.fromkeys(("bigint", "long"), iceberg.LongType()),
+    **dict.fromkeys(("float", "real"), iceberg.FloatType()),
+    "double": iceberg.DoubleType(),
+    "date": iceberg.DateType(),
+    "time": iceberg.TimeType(),
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ltz"), iceberg.TimestamptzType()),
+    "timestamp_ntz": iceberg.TimestampType(),
+    **dict.fromkeys(("string", "text"), iceberg.StringType()),
+    "uuid": iceberg.UUIDType(),
+    **dict.fromkeys(("binary", "bytes"), iceberg.BinaryType()),
+}
+_FIRST_NAME = {kind: name for name, kind in reversed(PLAIN_TYPES.items())}
+
+
+def build_schema(fields: Iterable[iceberg.NestedField], argument: str = "schema") -> Schema:
+    """Make a schema with fresh field ids out of fields whose ids are all different."""
+    struct = iceberg.StructType(*fields)
+    _refuse_empty_and_twins(struct, argument)
+    try:
+        return assign_fresh_schema_ids(Schema(*struct.fields))
+    except ValueError as error:
+        raise InvalidArgument(argument, f"two columns have one path: {error}.", "Rename the one with a dot.") from error
+
+
+def checked(schema: Schema, argument: str = "schema") -> Schema:
+    """Return `schema`, or refuse one that is empty or has two columns that some engine takes for the same."""
+    _refuse_empty_and_twins(schema.as_struct(), argument)
+    return schema
+
+
+def schema_text(schema: Schema) -> str:
+    """Write a schema as the DDL string that parses into it."""
+    return ", ".join(f"{_quote(field.name)} {_column_text(field)}" for field in schema.fields)
+
+
+def type_text(kind: iceberg.IcebergType) -> str:
+    """Write a type as it stands in a DDL string."""
+    match kind:
+        case iceberg.StructType():
+            return "struct<" + ", ".join(f"{_quote(f.name)}: {_column_text(f)}" for f in kind.fields) + ">"
+        case iceberg.ListType():
+            return f"array<{_item_text(kind.element_field)}>"
+        case iceberg.MapType():
+            return f"map<{type_text(kind.key_type)}, {_item_text(kind.value_field)}>"
+        case iceberg.DecimalType():
+            return f"decimal({kind.precision}, {kind.scale})"
+        case _:
+            return _FIRST_NAME.get(kind, str(kind))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the nearest of the known words, or None where none is near."""
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `Did you mean 'x'?` for the nearest of the known words, or all of them where none is near."""
+    known = tuple(known)
+    near = nearest(word, known)
+    return f"Known are {', '.join(known)}." if near is None else f"Did you mean {near!r}?"
+
+
+def _item_text(field: iceberg.NestedField) -> str:
+    return type_text(field.field_type) + (" not null" if field.required else "")
+
+
+def _column_text(field: iceberg.NestedField) -> str:
+    comment = "" if field.doc is None else " comment '{}'".format(field.doc.replace("\\", "\\\\").replace("'", "''"))
+    return _item_text(field) + comment
+
+
+def _quote(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else '"{}"'.format(name.replace('"', '""'))
+
+
+def _refuse_empty_and_twins(struct: iceberg.StructType, argument: str) -> None:
+    if not struct.fields:
+        raise InvalidArgument(argument, "it has no columns.", "Write at least one, such as 'id bigint not null'.")
+    _refuse_twins(struct, argument, "")
+
+
+def _refuse_twins(kind: iceberg.IcebergType, argument: str, path: str) -> None:
+    match kind:
+        case iceberg.StructType():
+            seen: dict[str, str] = {}
+            for field in kind.fields:
+                name, twin = field.name, seen.get(field.name.lower())
+                if twin is not None:
+                    how = "there twice" if twin == name else f"also there as {path + twin!r}, in another case only"
+                    raise InvalidArgument(argument, f"column {path + name!r} is {how}.", "Rename or remove one.")
+                seen[name.lower()] = name
+                _refuse_twins(field.field_type, argument, f"{path}{name}.")
+        case iceberg.ListType():
+            _refuse_twins(kind.element_type, argument, f"{path}element.")
+        case iceberg.MapType():
+            _refuse_twins(kind.key_type, argument, f"{path}key.")
+            _refuse_twins(kind.value_type, argument, f"{path}value.")
+
+
+_Test = Callable[[pa.DataType], bool]
+
+
+def _is_view(name: str) -> _Test:
+    """Test for a type that not every supported pyarrow has."""
+    return getattr(arrow, f"is_{name}", lambda _: False)
+
+
+def _any(*tests: _Test) -> _Test:
+    return lambda kind: any(test(kind) for test in tests)
+
+
+_PRIMITIVES: tuple[tuple[_Test, iceberg.IcebergType], ...] = (
+    (arrow.is_boolean, iceberg.BooleanType()),
+    (_any(arrow.is_int8, arrow.is_int16, arrow.is_int32, arrow.is_uint8, arrow.is_uint16), iceberg.IntegerType()),
+    (_any(arrow.is_int64, arrow.is_uint32), iceberg.LongType()),
+    (_any(arrow.is_float16, arrow.is_float32), iceberg.FloatType()),
+    (arrow.is_float64, iceberg.DoubleType()),
+    (_any(arrow.is_string, arrow.is_large_string, _is_view("string_view")), iceberg.StringType()),
+    (_any(arrow.is_binary, arrow.is_large_binary, _is_view("binary_view")), iceberg.BinaryType()),
+    (_any(arrow.is_date32, arrow.is_date64), iceberg.DateType()),
+    (lambda kind: arrow.is_time(kind) and kind.unit != "ns", iceberg.TimeType()),
+    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is None, iceberg.TimestampType()),
+    (lambda kind: arrow.is_timestamp(kind) and kind.unit != "ns" and kind.tz is not None, iceberg.TimestamptzType()),
+    (lambda kind: isinstance(kind, pa.UuidType), iceberg.UUIDType()),
+)
+_IS_LIST = _any(arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list, _is_view("list_view"))
+
+_REMEDY = {
+    arrow.is_uint64: "Use int64, or decimal128(20, 0) for the whole range.",
+    lambda kind: arrow.is_timestamp(kind) or arrow.is_time(kind): "Use microseconds: timestamp('us') or time64('us').",
+    arrow.is_decimal: "Use a precision of 1 to 38 and a scale of 0 to the precision.",
+}
+
+
+def fields_from_arrow(schema: pa.Schema, argument: str, first_id: int = 1) -> list[iceberg.NestedField]:
+    """Turn Arrow fields into Iceberg ones with ids of their own; what Iceberg has no place for is refused."""
+    return _Converter(argument, first_id).fields(schema, "")
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Turn an Iceberg schema into a plain Arrow one: nullability kept, no field ids, 32-bit offsets.
+
+    PyIceberg's own answer has large strings and lists. Its Parquet writer takes both alike, and the plain ones need
+    half the offsets; a batch never comes near the 2 GiB that they can address.
+    """
+    return pa.schema([_plain(field).remove_metadata() for field in schema_to_pyarrow(schema, include_field_ids=False)])
+
+
+def arrow_schema_with_ids(schema: Schema, *, large: bool = False) -> pa.Schema:
+    """Turn an Iceberg schema into the Arrow schema of a data file, its fields marked with their ids."""
+    full = schema_to_pyarrow(schema, include_field_ids=True)
+    return full if large else pa.schema([_plain(field) for field in full])
+
+
+class _Converter:
+    def __init__(self, argument: str, first_id: int) -> None:
+        self._argument = argument
+        self._ids = itertools.count(first_id)
+
+    def fields(self, fields: Iterable[pa.Field], path: str) -> list[iceberg.NestedField]:
+        return [self._field(field, path) for field in fields]
+
+    def _field(self, field: pa.Field, path: str) -> iceberg.NestedField:
+        doc = (field.metadata or {}).get(b"doc")
+        kind = self._type(field.type, path + field.name)
+        return iceberg.NestedField(
+            next(self._ids), field.name, kind, required=not field.nullable, doc=doc.decode() if doc else None
+        )
+
+    def _type(self, kind: pa.DataType, path: str) -> iceberg.IcebergType:
+        if arrow.is_dictionary(kind):
+            return self._type(kind.value_type, path)
+        if arrow.is_struct(kind):
+            return iceberg.StructType(*self.fields(kind, f"{path}."))
+        if _IS_LIST(kind):
+            element = self._type(kind.value_type, f"{path}.element")
+            return iceberg.ListType(next(self._ids), element, element_required=not kind.value_field.nullable)
+        if arrow.is_map(kind):
+            key = self._type(kind.key_type, f"{path}.key")
+            value = self._type(kind.item_type, f"{path}.value")
+            required = not kind.item_field.nullable
+            return iceberg.MapType(next(self._ids), key, next(self._ids), value, value_required=required)
+        return self._primitive(kind, path)
+
+    def _primitive(self, kind: pa.DataType, path: str) -> iceberg.IcebergType:
+        for test, primitive in _PRIMITIVES:
+            if test(kind):
+                return primitive
+        if arrow.is_fixed_size_binary(kind) and kind.byte_width > 0:
+            return iceberg.FixedType(kind.byte_width)
+        if arrow.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
+            return iceberg.DecimalType(kind.precision, kind.scale)
+        remedy = next((text for test, text in _REMEDY.items() if test(kind)), "")
+        raise InvalidArgument(self._argument, f"column {path!r}: Iceberg has no type for Arrow's {kind}.", remedy)
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if arrow.is_large_string(kind):
+        return pa.string()
+    if arrow.is_large_binary(kind):
+        return pa.binary()
+    if arrow.is_large_list(kind):
+        return pa.list_(_plain(kind.value_field))
+    if arrow.is_map(kind):
+        return pa.map_(_plain(kind.key_field), _plain(kind.item_field))
+    if arrow.is_struct(kind):
+        return pa.struct([_plain(field) for field in kind])
+    return kind
