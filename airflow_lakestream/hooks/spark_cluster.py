@@ -6,10 +6,11 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_lakestream.driver.backends import Backend, BackendKind, Handle, Job, forget_secrets
-from airflow_lakestream.driver.backends.detached import DetachedBackend, SubmitFailed
+from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
+from airflow_lakestream.driver.detached import DetachedBackend, Job
+from airflow_lakestream.driver.job_folder import forget_secrets
 from airflow_lakestream.driver.supervisor import JobState
-from airflow_lakestream.hooks.spark import SparkHook
+from airflow_lakestream.hooks.spark import BackendKind, SparkHook
 
 _OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
 _OF_PHASES = {
@@ -96,7 +97,7 @@ def backend_of(hook: SparkHook, application: str) -> Backend:
         return YarnBackend(hook, application)
     if hook.kind is BackendKind.KUBERNETES:
         return KubernetesBackend(hook, application)
-    return DetachedBackend()
+    return DetachedBackend("Install airflow-lakestream[spark] on the worker, or put Spark's bin folder on its PATH.")
 
 
 def _submit(hook: SparkHook, application: str, job: Job) -> None:
