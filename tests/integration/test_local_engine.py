@@ -175,7 +175,7 @@ def test_a_failure_says_its_reason_and_what_the_driver_logged_last(
     produce(local.topic, 0, ["no JSON"])
     run = local.run("local_fails", landing={"on_error": "fail"}, retries=3)
     assert run.task("stream").state == "failed"
-    assert f"{local.topic}[0]" in str(run.errors[0])
+    assert f"{local.topic}[0] offset 30" in str(run.errors[0])
     assert f"failed: {local.lease.error}" in str(run.errors[0])
     [last] = [line for line in local.log_of(0).splitlines() if line.startswith("ERROR:")]
     assert f"driver: {last}" in caplog.text
