@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 _DAG = """
 import datetime
 from airflow.sdk import DAG
-from tests.support.local_engine.operator import LocalLandingOperator
+from tests.support.local_engine.landing_operator import LocalLandingOperator
 
 with DAG({dag_id!r}, schedule=None) as dag:
     LocalLandingOperator(task_id="stream", **{arguments!r})
@@ -177,7 +177,7 @@ def test_a_failure_says_its_reason_and_what_the_driver_logged_last(
     assert run.task("stream").state == "failed"
     assert f"{local.topic}[0] offset 30" in str(run.errors[0])
     assert f"failed: {local.lease.error}" in str(run.errors[0])
-    [last] = [line for line in local.log_of(0).splitlines() if line.startswith("ERROR:")]
+    [last] = [line for line in local.log_of(0).splitlines() if line.startswith("ERROR:__main__:")]
     assert f"driver: {last}" in caplog.text
     # It would come again: neither a restart nor a retry helps.
     assert (local.lease.terminal, len(local.folders), local.landed) == (True, 1, list(range(30)))
