@@ -2,7 +2,7 @@
 
 | what | who gives it |
 |---|---|
-| start, status, kill, log | a `Backend`, in the process that supervises |
+| start, state, kill, log | a `Backend`, in the process that supervises |
 | find again | the `Handle` that `launch` returns, kept in the driver's folder; or the lease, from any machine |
 | graceful stop | the app: it looks at `Lease.stop_requested` between two batches |
 | how it ended | the app: the lease's outcome, its reason, and whether that comes again |
@@ -80,3 +80,6 @@ class Backend(Protocol):
 
     def log_tail(self, handle: Handle) -> list[str]:
         """Return the last lines of a driver's log, if they can be read."""
+
+    def works(self, handle: Handle) -> None:
+        """Take note that a driver has begun to work: what it was given to start with may go."""

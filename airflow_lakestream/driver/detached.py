@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_lakestream.driver.backend import Handle, SubmitFailed
+from airflow_lakestream.driver.job_folder import CONFIG_FILE, forget
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import JobState
 
@@ -39,10 +40,12 @@ class Job:
 class DetachedBackend:
     """Launches processes of this machine, and finds them again.
 
+    :param secrets: the files of a driver's folder that may hold secrets.
     :param remedy: what to do where the command can't be started.
     """
 
-    def __init__(self, remedy: str = "") -> None:
+    def __init__(self, secrets: Sequence[str] = (CONFIG_FILE,), remedy: str = "") -> None:
+        self._secrets = secrets
         self._remedy = remedy
         # Kept, so that an ended child is reaped when it is looked at and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
@@ -93,6 +96,11 @@ class DetachedBackend:
                 return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         except OSError:
             return []
+
+    def works(self, handle: Handle) -> None:
+        """Delete the files of its folder that may hold secrets: it has read them."""
+        if handle.log:
+            forget(Path(handle.log).parent, self._secrets)
 
 
 def kill_process(process: ProcessIdentity) -> None:

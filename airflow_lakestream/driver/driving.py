@@ -113,6 +113,8 @@ class Driving:
             look = self._watch.look()
             tell(look)
             starting = look.sight.driver is DriverState.STARTING
+            if look.lease is not None and not starting and self.handle is not None:
+                self._backend.works(self.handle)
             if look.decision.action is not Action.WAIT or (until_started and not starting):
                 return look.decision
             self._rest()

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from typing import Any
 from airflow_lakestream.driver.lease_record import fingerprint_of
 
 CONFIG_FILE = "app.json"
-# What may hold secrets: the app's configuration, and an engine's properties.
-_SECRET = (CONFIG_FILE, "*.properties")
 # Of earlier drivers, for their logs.
 _KEPT_FOLDERS = 10
 
@@ -37,12 +35,15 @@ class DriverConfig:
         return file
 
 
-def new_folder(root: Path, stream_id: str) -> Path:
-    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed."""
+def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE,)) -> Path:
+    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed.
+
+    :param secrets: the files of earlier drivers that may hold secrets.
+    """
     stream = root / fingerprint_of({"location": stream_id})
     earlier = sorted(path for path in stream.glob("*") if path.is_dir())
     for path in earlier:
-        forget_secrets(path)
+        forget(path, secrets)
     for path in earlier[: -_KEPT_FOLDERS + 1]:
         shutil.rmtree(path, ignore_errors=True)
     folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
@@ -50,8 +51,7 @@ def new_folder(root: Path, stream_id: str) -> Path:
     return folder
 
 
-def forget_secrets(folder: Path) -> None:
+def forget(folder: Path, secrets: Iterable[str]) -> None:
     """Delete the files of a driver's folder that may hold secrets: a working driver has read them."""
-    for pattern in _SECRET:
-        for file in folder.glob(pattern):
-            file.unlink(missing_ok=True)
+    for name in secrets:
+        (folder / name).unlink(missing_ok=True)

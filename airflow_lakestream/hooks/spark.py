@@ -14,11 +14,14 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_lakestream.driver import detached
+from airflow_lakestream.driver.job_folder import CONFIG_FILE
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
 
 PROPERTIES_FILE = "spark.properties"
+# Files of a driver's folder that may hold secrets.
+SECRET_FILES = (CONFIG_FILE, PROPERTIES_FILE)
 
 
 class BackendKind(StrEnum):

@@ -11,7 +11,7 @@ from airflow_lakestream.driver.detached import Job
 from airflow_lakestream.driver.driving import Driving, StreamSpec
 from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
 from airflow_lakestream.hooks.iceberg import IcebergHook
-from airflow_lakestream.hooks.spark import BackendKind, SparkHook
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 from airflow_lakestream.hooks.spark_cluster import backend_of
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
@@ -56,7 +56,7 @@ class _Launch:
     stream: str
 
     def prepare(self) -> Job:
-        folder = new_folder(folder_of(self.operator), self.stream)
+        folder = new_folder(folder_of(self.operator), self.stream, SECRET_FILES)
         file = self.config.write(folder)
         path = str(file)
         if self.hook.kind is not BackendKind.DETACHED:

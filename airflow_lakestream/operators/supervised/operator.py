@@ -213,7 +213,6 @@ class SupervisedOperator(BaseOperator):
         while True:
             if decision is None:
                 driving.begin(history)
-                told.submitted(driving.handle)
                 decision = driving.follow(told, until_started=self.deferrable)
             if decision.action is Action.WAIT:
                 self._defer(driving, told, decision.history)

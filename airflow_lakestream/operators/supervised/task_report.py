@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow_lakestream.driver.backend import Handle
-from airflow_lakestream.driver.job_folder import forget_secrets
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.driver.supervisor import DriverState
 from airflow_lakestream.driver.watch import Look
@@ -52,7 +49,6 @@ class TaskReport:
         self.begun = begun
         self.restarts = 0
         self.progress = Progress()
-        self.handle: Handle | None = None
 
     def __call__(self, look: Look) -> None:
         """Tell what a look has seen."""
@@ -133,10 +129,6 @@ class TaskReport:
         """Take the last sums."""
         self.progress = progress
 
-    def submitted(self, handle: Handle | None) -> None:
-        """Remember how the driver is found."""
-        self.handle = handle
-
     def _started(self, look: Look) -> None:
         lease = look.lease
         assert lease is not None, "see the caller"
@@ -147,6 +139,3 @@ class TaskReport:
         if lease.ui_url:
             for link, address in self._driver_pages:
                 self._ti.xcom_push(key=link.xcom_key, value=address.replace("{url}", lease.ui_url))
-        if self.handle is not None and self.handle.log:
-            # It has read them: else it had no lease.
-            forget_secrets(Path(self.handle.log).parent)
