@@ -76,7 +76,7 @@ def measure_lag(offsets: int | None, tags: Mapping[str, str]) -> None:
 
 
 def measure_batches(batches: Iterable[BatchProgress], tags: Mapping[str, str]) -> None:
-    """Measure batches of a Spark query, in order."""
+    """Measure batches of a driver, in order."""
     newest = None
     for newest in batches:
         _count("landings", len(newest.snapshot_ids), tags)

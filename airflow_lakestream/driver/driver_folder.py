@@ -1,6 +1,6 @@
 """The driver's folder, `<checkpoint_location>.lakestream/`: JSON files, each written as a whole.
 
-It stands next to the checkpoint: Spark owns the checkpoint, and the lease survives when the checkpoint is deleted.
+It stands next to the checkpoint: the engine owns the checkpoint, and the lease survives when the checkpoint is deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NONCE = "nonce"
 class DriverFolder:
     """The folder of one checkpoint's driver.
 
-    :param checkpoint_location: a path, or a URI as Spark takes it.
+    :param checkpoint_location: a path, or a URI as the engine takes it.
     :param properties: opens its object store, see `open_folder`.
     """
 

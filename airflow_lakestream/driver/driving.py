@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_lakestream.driver.backends import Backend, Handle, Job
-from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.backend import Backend, Handle
+from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, fingerprint_of
 from airflow_lakestream.driver.progress import Progress, read_progress
@@ -47,12 +47,12 @@ class Driving:
 
     :param spec: what the stream is.
     :param backend: where drivers run.
-    :param prepare: builds what is launched; called once per launch.
+    :param prepare: builds what the backend launches; called once per launch.
     :param wait: waits the given seconds; raises when the task is to end.
     """
 
     def __init__(
-        self, spec: StreamSpec, backend: Backend, prepare: Callable[[], Job], wait: Callable[[float], None]
+        self, spec: StreamSpec, backend: Backend, prepare: Callable[[], Any], wait: Callable[[float], None]
     ) -> None:
         self.spec = spec
         self._backend = backend
@@ -113,6 +113,8 @@ class Driving:
             look = self._watch.look()
             tell(look)
             starting = look.sight.driver is DriverState.STARTING
+            if look.lease is not None and not starting and self.handle is not None:
+                self._backend.works(self.handle)
             if look.decision.action is not Action.WAIT or (until_started and not starting):
                 return look.decision
             self._rest()

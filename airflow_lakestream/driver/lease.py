@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn, Self
 
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease_record import TTL_SECONDS, DriverOutcome, LeaseDamaged, LeaseRecord, LeaseState
-from airflow_lakestream.driver.process_identity import ProcessIdentity, end_this_driver
+from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Lease:
         ui_url: str = "",
         ttl: float = TTL_SECONDS,
         properties: Mapping[str, str] | None = None,
-    ) -> Lease:
+    ) -> Self:
         """Take the lease of a checkpoint.
 
         :param location: the checkpoint's.
@@ -207,7 +207,7 @@ class Lease:
             )
             self._folder.write(_file(self._record.generation), asdict(self._record))
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._beat_on, name="lakestream-lease", daemon=True)
         self._thread.start()
         return self
@@ -242,7 +242,11 @@ class Lease:
         told = f"killed: its batch did not end within {within:g} s after it was asked to"
         log.error("The driver of %s is %s. What it has committed stays landed.", self._location, told)
         self.release(DriverOutcome.STOPPED, told)
-        end_this_driver()
+        self.end_process()
+
+    def end_process(self) -> NoReturn:
+        """End this process at once, whatever it waits for."""
+        os._exit(1)
 
 
 def _is_for(stop: Mapping[str, Any] | None, record: LeaseRecord) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,6 @@ class ProcessIdentity:
         if not self.is_local:
             return None
         return self.started != 0 and _started(self.pid) == self.started
-
-
-def end_this_driver() -> NoReturn:
-    """End this process, and the JVM of `spark-submit` around it, at once, whatever they wait for."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # A normal exit would wait for the hanging query. A JVM that this Python started ends with it.
-        os.kill(os.getppid(), signal.SIGKILL)
-    os._exit(1)
 
 
 def _machine() -> str:

@@ -76,7 +76,7 @@ class BatchProgress:
 class Progress:
     """The progress of a checkpoint; the sums cover all drivers that it ever had.
 
-    `moves` goes up with each sign of life of the query: a finished batch, a step within one, a trigger without data.
+    `moves` goes up with each sign of life: a finished batch, a step within one, a look that found no records.
     `doing` says what it was. `landed` are the ranges of all batches as [topic, partition, from, until], merged.
     """
 
@@ -144,7 +144,7 @@ class ProgressLog:
             self._write(self._progress.plus(batch), f"batch {batch.batch_id} done")
 
     def report_once(self, batch: BatchProgress) -> None:
-        """Add a batch that Spark may repeat: after a kill before Spark noted its end, the next driver finds it landed.
+        """Add a batch that may be repeated: after a kill before its end was noted, the next driver finds it landed.
 
         A repeated batch counts as one that landed nothing.
         """
@@ -153,9 +153,9 @@ class ProgressLog:
         self.report(batch.emptied() if (batch.batch_id, batch.snapshot_ids) in told else batch)
 
     def alive(self, doing: str = "waiting for records") -> None:
-        """Report that the query moves although no batch has ended: a trigger without data, or a step of a long batch.
+        """Report that the driver moves although no batch has ended: it found no records, or did a step of a long batch.
 
-        Call it for each trigger without data, or every few seconds; never from a timer: it outlives a stuck query.
+        Call it for each look that found none, or every few seconds; never from a timer: it outlives a stuck driver.
         """
         with self._lock:
             self._write(self._progress, doing)

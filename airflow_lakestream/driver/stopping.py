@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseState
 from airflow_lakestream.driver.supervisor import OnKill

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from airflow_lakestream.driver.backends import Handle
+from airflow_lakestream.driver.backend import Handle
 from airflow_lakestream.driver.driver_folder import DriverFolder
 from airflow_lakestream.driver.lease import OtherInputs, check_inputs, read_lease, stop_asked
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState

@@ -32,11 +32,6 @@ class Look:
     batches: tuple[BatchProgress, ...]
 
 
-def job_unknown() -> JobState:
-    """Return UNKNOWN, for a place that can't be asked."""
-    return JobState.UNKNOWN
-
-
 class Watch:
     """Watches the driver of a checkpoint.
 
@@ -53,7 +48,7 @@ class Watch:
         generation: int,
         limits: Limits,
         history: History,
-        job: Callable[[], JobState] = job_unknown,
+        job: Callable[[], JobState],
         seen: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:

@@ -6,16 +6,31 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
-from airflow_lakestream.driver.backends import PROPERTIES_FILE, BackendKind
+from airflow_lakestream.driver import detached
+from airflow_lakestream.driver.job_folder import CONFIG_FILE
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.spark.connect import VARIABLES as OF_CONNECT
 from airflow_lakestream.spark.connect import check_connection, check_settings, check_variables
+
+PROPERTIES_FILE = "spark.properties"
+# Files of a driver's folder that may hold secrets.
+SECRET_FILES = (CONFIG_FILE, PROPERTIES_FILE)
+
+
+class BackendKind(StrEnum):
+    """DETACHED: a process on Airflow's worker, for local masters and all client modes. Others run in the cluster."""
+
+    DETACHED = detached.KIND
+    YARN = "yarn"
+    KUBERNETES = "kubernetes"
+
 
 # The settings that the provider reads from `conf`; all others go into a file, since they may be secret.
 _LOOKED_AT = (

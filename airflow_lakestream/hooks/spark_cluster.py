@@ -6,11 +6,13 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_lakestream.driver.backends import Backend, BackendKind, Handle, Job, forget_secrets
-from airflow_lakestream.driver.backends.detached import DetachedBackend, SubmitFailed
+from airflow_lakestream.driver.backend import Backend, Handle, SubmitFailed
+from airflow_lakestream.driver.detached import DetachedBackend, Job
+from airflow_lakestream.driver.job_folder import forget
 from airflow_lakestream.driver.supervisor import JobState
-from airflow_lakestream.hooks.spark import SparkHook
+from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 
+_INSTALL = "Install airflow-lakestream[spark] on the worker, or put Spark's bin folder on its PATH."
 _OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
 _OF_PHASES = {
     "Pending": JobState.RUNNING,
@@ -20,12 +22,19 @@ _OF_PHASES = {
 }
 
 
-class YarnBackend:
-    """Applications in YARN's cluster mode, through its ResourceManager's REST API."""
+class _ClusterBackend:
+    """What backends in a cluster share."""
 
     def __init__(self, hook: SparkHook, application: str) -> None:
         self._hook = hook
         self._application = application
+
+    def works(self, handle: Handle) -> None:
+        """Do nothing: the cluster got its own copies, and ours were deleted when it did."""
+
+
+class YarnBackend(_ClusterBackend):
+    """Applications in YARN's cluster mode, through its ResourceManager's REST API."""
 
     def launch(self, job: Job) -> Handle:
         """Submit; return when the ResourceManager has accepted the application."""
@@ -51,12 +60,8 @@ class YarnBackend:
         return [f"The driver's log: {self._hook.yarn_page(handle.job_id)}"]
 
 
-class KubernetesBackend:
+class KubernetesBackend(_ClusterBackend):
     """Driver pods. A pod that is gone is a failure here; the official operator takes it for a success."""
-
-    def __init__(self, hook: SparkHook, application: str) -> None:
-        self._hook = hook
-        self._application = application
 
     def launch(self, job: Job) -> Handle:
         """Submit; return when the pod is created."""
@@ -96,7 +101,7 @@ def backend_of(hook: SparkHook, application: str) -> Backend:
         return YarnBackend(hook, application)
     if hook.kind is BackendKind.KUBERNETES:
         return KubernetesBackend(hook, application)
-    return DetachedBackend()
+    return DetachedBackend(SECRET_FILES, _INSTALL)
 
 
 def _submit(hook: SparkHook, application: str, job: Job) -> None:
@@ -107,4 +112,4 @@ def _submit(hook: SparkHook, application: str, job: Job) -> None:
         raise SubmitFailed(f"the driver could not be submitted: {e}") from e
     finally:
         # The cluster has its own copies now.
-        forget_secrets(job.folder)
+        forget(job.folder, SECRET_FILES)

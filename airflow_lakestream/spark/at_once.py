@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
-from airflow_lakestream.run.topics import RunReport
+from airflow_lakestream.run.progress import batch_progress
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.inputs import take_lease
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from airflow_lakestream.spark.pulse import Pulse
 
@@ -89,29 +89,3 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
         report = MicroBatches(config, spark, pulse=told.pulse).land(config.run_id or uuid.uuid4().hex)
         told.report(batch_progress(0, report, time.monotonic() - started))
     log.info("Landed %s of %s in %s.", report.counts, report.topic, report.table)
-
-
-def batch_progress(batch_id: int, report: RunReport, duration: float, pause: float | None = None) -> BatchProgress:
-    """Return a landing as batch progress; `pause` is the time from one batch to the next, in seconds."""
-    counts = report.counts
-    rate = counts.read / max(duration, 1e-3)
-    return BatchProgress(
-        batch_id=batch_id,
-        rows_in=counts.read,
-        rows_out=counts.written,
-        rejected=counts.rejected,
-        skipped=counts.skipped,
-        filtered=counts.filtered,
-        bad=sum(one.bad.count for one in report.reports.values()),
-        input_rate=rate if pause is None else counts.read / max(duration, pause, 1e-3),
-        processing_rate=rate,
-        duration=duration,
-        ranges=tuple(
-            (r.topic, r.partition, r.from_offset, r.until_offset)
-            for one in report.reports.values()
-            for r in one.entry.landed
-        ),
-        lag=report.remaining_lag,
-        snapshot_ids=tuple(str(id_) for one in report.reports.values() for id_ in one.snapshot_ids),
-        tables=dict(report.tables),
-    )

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.configuration import Configuration
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.settings.catalog import identity_of
 
 if TYPE_CHECKING:

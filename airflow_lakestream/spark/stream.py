@@ -13,14 +13,15 @@ import uuid
 from typing import TYPE_CHECKING
 
 from airflow_lakestream.core.routing import is_pattern
-from airflow_lakestream.driver.lease import Lease
 from airflow_lakestream.driver.progress import ProgressLog
+from airflow_lakestream.run.progress import batch_progress
 from airflow_lakestream.run.topics import RunReport, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.at_once import batch_progress, land_at_once
+from airflow_lakestream.spark.at_once import land_at_once
 from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import take_lease
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches
 from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.requirements import check_executors, modules_for

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.driver.backends import BackendKind, Handle, Job
-from airflow_lakestream.driver.backends.detached import SubmitFailed
+from airflow_lakestream.driver.backend import Handle, SubmitFailed
+from airflow_lakestream.driver.detached import Job
 from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -98,7 +98,7 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
     submit(f"Submitted application {APP}")
     made, job = backend("yarn", tmp_path, conf={"spark.secret": "canary"}, env_vars={"PASSWORD": "canary"})
     handle = made.launch(job)
-    assert handle == Handle(BackendKind.YARN, APP)
+    assert handle == Handle("yarn", APP)
     arguments = (tmp_path / "arguments.txt").read_text()
     assert "canary" not in arguments
     for expected in (
@@ -136,7 +136,7 @@ def test_yarn_submits_and_returns_without_waiting_for_the_end(
 def test_yarns_states(yarn: ResourceManager, tmp_path: Path, state: str, final: str, seen: JobState) -> None:
     made, _ = backend("yarn", tmp_path)
     yarn.application(state, final)
-    assert made.state(Handle(BackendKind.YARN, APP)) is seen
+    assert made.state(Handle("yarn", APP)) is seen
     assert yarn.asked == [("GET", f"/ws/v1/cluster/apps/{APP}", "")]
 
 
@@ -146,14 +146,14 @@ def test_an_application_that_yarn_has_forgotten_is_told_from_a_yarn_that_is_away
 ) -> None:
     made, _ = backend("yarn", tmp_path)
     yarn.answer = (code, {})
-    assert made.state(Handle(BackendKind.YARN, APP)) is seen
+    assert made.state(Handle("yarn", APP)) is seen
 
 
 def test_yarn_kills(yarn: ResourceManager, tmp_path: Path) -> None:
     made, _ = backend("yarn", tmp_path)
-    made.kill(Handle(BackendKind.YARN, APP))
+    made.kill(Handle("yarn", APP))
     assert yarn.asked == [("PUT", f"/ws/v1/cluster/apps/{APP}/state", '{"state": "KILLED"}')]
-    assert made.log_tail(Handle(BackendKind.YARN, APP)) == [f"The driver's log: {yarn.url}/cluster/app/{APP}"]
+    assert made.log_tail(Handle("yarn", APP)) == [f"The driver's log: {yarn.url}/cluster/app/{APP}"]
 
 
 def test_a_submit_that_fails_is_an_error_with_what_spark_said(
@@ -209,7 +209,7 @@ def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-POD = Handle(BackendKind.KUBERNETES, "lake:stream-driver")
+POD = Handle("kubernetes", "lake:stream-driver")
 
 
 def test_kubernetes_submits_and_finds_its_pod(kubernetes: Cluster, submit: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_lakestream.driver.backends.detached import kill_process
+from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseRecord
 from airflow_lakestream.driver.progress import Progress, read_progress

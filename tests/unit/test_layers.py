@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,13 @@ def test_the_package_is_found_without_airflow_around() -> None:
         check=True,
     )
     assert done.stdout.strip() == airflow_lakestream.__version__
+
+
+def test_what_supervises_drivers_names_no_engine() -> None:
+    # What import-linter can't see: another engine would find the words and settings of the first one.
+    package = CHECKOUT / "airflow_lakestream"
+    folders = (package / "driver", package / "operators" / "supervised")
+    files = [package / "triggers" / "driver.py", *(file for folder in folders for file in folder.rglob("*.py"))]
+    assert len(files) > 15
+    named = re.compile("spark|yarn|kubernetes|jvm", re.IGNORECASE)
+    assert {file.name: found for file in files if (found := named.findall(file.read_text()))} == {}

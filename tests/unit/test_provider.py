@@ -81,7 +81,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
         f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "places", "spark_cluster", "store")
     }
     shared |= {"airflow_lakestream.sensors.base"}
-    shared |= {f"airflow_lakestream.triggers.{name}" for name in ("logs", "shared_looks")}
+    shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "shared_looks")}
     assert there - shared == listed
 
 

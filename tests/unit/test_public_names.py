@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+CHECKOUT = Path(__file__).parents[2]
+# What the version of before the package was rearranged gave Airflow's database for waiting tasks: path and arguments.
+KEPT_TRIGGERS = json.loads(Path(__file__).with_name("kept_triggers.json").read_text())
 PUBLIC = {
     "airflow_lakestream.alerts": ["tell", "tell_deadline"],
+    "airflow_lakestream.cli.app": ["main"],
     "airflow_lakestream.core.ledger": ["Counts", "Landing", "TopicEntry", "TopicIdentity"],
     "airflow_lakestream.core.policies": ["OnError", "Tombstones"],
     "airflow_lakestream.core.ranges": ["OffsetRange", "RangeSet"],
     "airflow_lakestream.core.records": ["RawBatch"],
+    "airflow_lakestream.driver.lease": ["request_stop"],
+    "airflow_lakestream.get_provider_info": ["get_provider_info"],
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
+    "airflow_lakestream.hooks.registry": ["registry_of"],
+    "airflow_lakestream.hooks.spark": ["SparkHook"],
     "airflow_lakestream.iceberg.ledger_store": ["read_ledger"],
+    # Serialized DAGs name links by their class.
+    "airflow_lakestream.links": ["DriverLogLink", "SparkUILink", "TableLink", "TopicLink"],
     "airflow_lakestream.operators.audit": ["LakestreamAuditOperator"],
     "airflow_lakestream.operators.kafka_extract": ["KafkaExtractOperator"],
     "airflow_lakestream.operators.kafka_extract_group": ["kafka_extract_group"],
@@ -26,9 +40,12 @@ PUBLIC = {
     "airflow_lakestream.spark.apps": ["app_path", "package_zip"],
     "airflow_lakestream.spark.lease": ["Lease", "request_stop"],
     "airflow_lakestream.spark.maintenance": ["maintain", "open_maintenance_session"],
+    "airflow_lakestream.spark.maintenance.config": ["MaintenanceConfig"],
+    "airflow_lakestream.spark.maintenance.work": ["maintain", "open_maintenance_session"],
     "airflow_lakestream.spark.maintenance_config": ["MaintenanceConfig"],
     "airflow_lakestream.spark.packages": ["kafka_packages", "resolve"],
     "airflow_lakestream.spark.program": ["run_app", "run_program"],
+    "airflow_lakestream.spark.progress": ["BatchProgress", "ProgressLog"],
     "airflow_lakestream.spark.session": ["open_session"],
     "airflow_lakestream.spark.stream": ["kafka_to_iceberg"],
     "airflow_lakestream.transform": ["SqlTransform"],
@@ -42,3 +59,20 @@ PUBLIC = {
 def test_public_names_are_where_they_were(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in PUBLIC[module] if not hasattr(found, name)] == []
+
+
+def test_what_the_documentation_dags_and_programs_import_is_on_the_list() -> None:
+    pages = [CHECKOUT / "README.md", *CHECKOUT.glob("docs/**/*.md"), *CHECKOUT.glob("dags/*.py")]
+    text = "".join(page.read_text() for page in (*pages, *CHECKOUT.glob("spark_apps/*.py")))
+    imports = re.findall(r"from (airflow_lakestream[\w.]*) import (\w+(?:, \w+)*)", text)
+    imported = {(module, name) for module, names in imports for name in names.split(", ")}
+    assert len(imported) > 10
+    assert sorted(imported - {(module, name) for module in PUBLIC for name in PUBLIC[module]}) == []
+
+
+@pytest.mark.parametrize(("path", "arguments"), KEPT_TRIGGERS)
+def test_a_waiting_task_of_an_earlier_version_goes_on(path: str, arguments: dict[str, Any]) -> None:
+    module, _, name = path.rpartition(".")
+    trigger = getattr(importlib.import_module(module), name)(**arguments)
+    # As it was written: also an earlier triggerer takes it.
+    assert trigger.serialize() == (path, arguments)

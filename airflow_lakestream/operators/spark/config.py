@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.driver.backends import CONFIG_FILE, forget_secrets
+from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
@@ -25,9 +21,6 @@ from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_ap
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig
 
-# Of earlier drivers, for their logs.
-_KEPT_FOLDERS = 10
-
 
 @dataclass(frozen=True)
 class ConnectionIds:
@@ -36,22 +29,6 @@ class ConnectionIds:
     kafka: str | None
     iceberg: str | None
     storage: str | None = None
-
-
-@dataclass(frozen=True)
-class DriverConfig:
-    """A configuration that is complete; `content` holds secrets, `inputs` and `fingerprint` do not."""
-
-    content: Mapping[str, Any]
-    fingerprint: str
-    inputs: Mapping[str, str]
-
-    def write(self, folder: Path) -> Path:
-        """Write it into a folder, and return the file's path."""
-        file = folder / CONFIG_FILE
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            json.dump(self.content, opened)
-        return file
 
 
 def bundled(app: str, told: Mapping[str, Any], query: Mapping[str, Any], connections: ConnectionIds) -> DriverConfig:
@@ -125,19 +102,6 @@ def own(
     }
     _check_json(content)
     return DriverConfig(content, content["fingerprint"], inputs)
-
-
-def new_folder(root: Path, stream_id: str) -> Path:
-    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed."""
-    stream = root / fingerprint_of({"location": stream_id})
-    earlier = sorted(path for path in stream.glob("*") if path.is_dir())
-    for path in earlier:
-        forget_secrets(path)
-    for path in earlier[: -_KEPT_FOLDERS + 1]:
-        shutil.rmtree(path, ignore_errors=True)
-    folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    folder.mkdir(mode=0o700, parents=True)
-    return folder
 
 
 def _check_json(content: Mapping[str, Any]) -> None:

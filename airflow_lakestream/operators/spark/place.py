@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_lakestream.core.policies import ModeName, choose, is_given
-from airflow_lakestream.driver.backends import BackendKind
 from airflow_lakestream.driver.lease_record import fingerprint_of
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.spark import BackendKind
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
 from airflow_lakestream.spark.app_config import LANDING_APPS
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from airflow_lakestream.driver.lease import Lease, LeaseLost
+from airflow_lakestream.driver.lease import LeaseLost
 from airflow_lakestream.driver.progress import BatchProgress
 from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.upkeep import expiry
 from airflow_lakestream.spark.at_once import Supervised, supervised
 from airflow_lakestream.spark.inputs import lease_for
+from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.maintenance.calls import Procedures, Size
 from airflow_lakestream.spark.maintenance.config import Maintenance, MaintenanceConfig
 from airflow_lakestream.spark.maintenance.tables import inside, select

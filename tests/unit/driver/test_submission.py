@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_lakestream.driver.backends import BackendKind, Handle
+from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.detached import KIND
 from airflow_lakestream.driver.lease import Lease, OtherInputs, request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.process_identity import ProcessIdentity
@@ -24,7 +25,7 @@ def submissions(folder: Path, fingerprint: str = "f", start_timeout: float = 300
 
 
 def handle_of(pid: int) -> Handle:
-    return Handle(BackendKind.DETACHED, log="/log", process=ProcessIdentity.of(pid))
+    return Handle(KIND, log="/log", process=ProcessIdentity.of(pid))
 
 
 def test_of_many_that_find_nothing_one_submits(tmp_path: Path) -> None:

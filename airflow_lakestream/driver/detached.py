@@ -1,7 +1,6 @@
 """Drivers as processes of this machine, each in its own session: they outlive the task and the worker's process.
 
-For `local[*]` and all client modes. A driver survives when its task's process group is killed or a terminal closes;
-it ends with its machine or container.
+A driver survives when its task's process group is killed or a terminal closes; it ends with its machine or container.
 """
 
 from __future__ import annotations
@@ -11,29 +10,43 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_lakestream.driver.backends import BackendKind, Handle, Job
+from airflow_lakestream.driver.backend import Handle, SubmitFailed
+from airflow_lakestream.driver.job_folder import CONFIG_FILE, forget
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import JobState
-from airflow_lakestream.exceptions import LakestreamError, Transient
 
 log = logging.getLogger(__name__)
 
+KIND = "detached"
 LOG_NAME = "driver.log"
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 30
 _GONE_WITHIN_S = 30.0
 
 
-class SubmitFailed(LakestreamError, Transient):
-    """A driver could not be started."""
+@dataclass(frozen=True)
+class Job:
+    """What to launch: a command without secrets, and a folder that only its owner can read."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
 
 
 class DetachedBackend:
-    """Launches processes of this machine, and finds them again."""
+    """Launches processes of this machine, and finds them again.
 
-    def __init__(self) -> None:
+    :param secrets: the files of a driver's folder that may hold secrets.
+    :param remedy: what to do where the command can't be started.
+    """
+
+    def __init__(self, secrets: Sequence[str] = (CONFIG_FILE,), remedy: str = "") -> None:
+        self._secrets = secrets
+        self._remedy = remedy
         # Kept, so that an ended child is reaped when it is looked at and leaves no zombie.
         self._own: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -42,7 +55,7 @@ class DetachedBackend:
         file = job.folder / LOG_NAME
         try:
             with file.open("ab") as output:
-                process = subprocess.Popen(  # noqa: S603  # no shell; the command is the user's own spark-submit
+                process = subprocess.Popen(  # noqa: S603  # no shell; the command is the engine's
                     list(job.command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -52,12 +65,9 @@ class DetachedBackend:
                     start_new_session=True,
                 )
         except OSError as e:
-            raise SubmitFailed(
-                f"{job.command[0]} can't be started: {e.strerror}. Install airflow-lakestream[spark] on the "
-                "worker, or put Spark's bin folder on its PATH."
-            ) from e
+            raise SubmitFailed(f"{job.command[0]} can't be started: {e.strerror}. {self._remedy}".rstrip()) from e
         self._own[process.pid] = process
-        return Handle(BackendKind.DETACHED, log=str(file), process=ProcessIdentity.of(process.pid))
+        return Handle(KIND, log=str(file), process=ProcessIdentity.of(process.pid))
 
     def state(self, handle: Handle) -> JobState:
         """Return the process's state; UNKNOWN for a process of another machine."""
@@ -73,7 +83,7 @@ class DetachedBackend:
         return JobState.RUNNING if alive else JobState.VANISHED
 
     def kill(self, handle: Handle) -> None:
-        """Kill the driver's JVM and its Python at once."""
+        """Kill the driver and all that it started, at once."""
         if handle.process is not None:
             kill_process(handle.process)
             self.state(handle)
@@ -87,12 +97,17 @@ class DetachedBackend:
         except OSError:
             return []
 
+    def works(self, handle: Handle) -> None:
+        """Delete the files of its folder that may hold secrets: it has read them."""
+        if handle.log:
+            forget(Path(handle.log).parent, self._secrets)
+
 
 def kill_process(process: ProcessIdentity) -> None:
     """Kill a driver's process of this machine, and wait until it is gone.
 
-    A session leader, as `launch` makes it, is killed with its whole group: the JVM and its Python. Any other process
-    is killed alone, since its session may be somebody's shell; the JVM ends with its Python.
+    A session leader, as `launch` makes it, is killed with its whole group. Any other process is killed alone, since its
+    session may be somebody's shell.
     """
     if process.alive is not True:
         return

@@ -1,34 +1,40 @@
-"""Where drivers run: how a driver is launched, looked at and killed."""
+"""The port of an engine: what it gives so that its drivers are supervised. `driver/` knows none by name.
+
+| what | who gives it |
+|---|---|
+| start, state, kill, log | a `Backend`, in the process that supervises |
+| find again | the `Handle` that `launch` returns, kept in the driver's folder; or the lease, from any machine |
+| graceful stop | the app: it looks at `Lease.stop_requested` between two batches |
+| how it ended | the app: the lease's outcome, its reason, and whether that comes again |
+| progress | the app: `ProgressLog`; progress means health |
+| its name, links, arguments | its operator, a `SupervisedOperator` |
+
+The app is what runs in the driver. It takes the lease of its location before it works.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol
 
 from airflow_lakestream.driver.process_identity import ProcessIdentity
 from airflow_lakestream.driver.supervisor import JobState
-
-# Files of a job's folder that may hold secrets.
-CONFIG_FILE = "app.json"
-PROPERTIES_FILE = "spark.properties"
+from airflow_lakestream.exceptions import LakestreamError, Transient
 
 
-class BackendKind(StrEnum):
-    """DETACHED: a process on Airflow's worker, for local masters and all client modes. Others run in the cluster."""
-
-    DETACHED = "detached"
-    YARN = "yarn"
-    KUBERNETES = "kubernetes"
+class SubmitFailed(LakestreamError, Transient):
+    """A driver could not be started."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """How to find a driver again: `job_id` is the cluster's; `process` and `log` are those of a detached driver."""
+    """How to find a driver again.
 
-    kind: BackendKind
+    `kind` names the backend. `job_id` is the cluster's; `process` and `log` are those of a driver on a worker.
+    """
+
+    kind: str
     job_id: str = ""
     log: str = ""
     process: ProcessIdentity | None = None
@@ -38,7 +44,7 @@ class Handle:
         """Read what `to_dict` gave. Raises KeyError, TypeError or ValueError."""
         process = value.get("process")
         return cls(
-            BackendKind(value["kind"]),
+            str(value["kind"]),
             str(value.get("job_id", "")),
             str(value.get("log", "")),
             ProcessIdentity.parse(process) if process else None,
@@ -57,26 +63,14 @@ class Handle:
         return self.job_id or (f"pid {self.process.pid} on {self.process.host}" if self.process else self.kind)
 
 
-@dataclass(frozen=True)
-class Job:
-    """What to launch: a `spark-submit` command without secrets, and a folder that only its owner can read."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    folder: Path
-
-
-def forget_secrets(folder: Path) -> None:
-    """Delete the files of a job's folder that may hold secrets: a working driver has read them."""
-    for name in (CONFIG_FILE, PROPERTIES_FILE):
-        (folder / name).unlink(missing_ok=True)
-
-
 class Backend(Protocol):
     """One place where drivers run. All waits are bounded."""
 
-    def launch(self, job: Job) -> Handle:
-        """Start a driver; return as soon as there is a handle. Raises SubmitFailed."""
+    def launch(self, job: Any) -> Handle:
+        """Start a driver; return as soon as there is a handle. Raises SubmitFailed.
+
+        :param job: what to launch, in the terms of this backend.
+        """
 
     def state(self, handle: Handle) -> JobState:
         """Return a driver's state; UNKNOWN, never an error, if the place does not answer."""
@@ -86,3 +80,6 @@ class Backend(Protocol):
 
     def log_tail(self, handle: Handle) -> list[str]:
         """Return the last lines of a driver's log, if they can be read."""
+
+    def works(self, handle: Handle) -> None:
+        """Take note that a driver has begun to work: what it was given to start with may go."""

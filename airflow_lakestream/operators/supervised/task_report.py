@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_lakestream.driver.backends import Handle, forget_secrets
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.driver.supervisor import DriverState
 from airflow_lakestream.driver.watch import Look
-from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.links import TableLink, TopicLink
 from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
 
 log = logging.getLogger(__name__)
@@ -29,11 +27,21 @@ class TaskReport:
 
     :param begun: what was there before the run began, as `Progress.sums` gave it: sums are told without it.
     :param what: of `topic`, `table` and `consumer_group` those that are known, for the report.
+    :param engine: its name in metrics.
+    :param driver_pages: links, with the address of each: `{url}` stands for the lease's.
     """
 
-    def __init__(self, ti: Any, begun: dict[str, Any], what: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        ti: Any,
+        begun: dict[str, Any],
+        what: Mapping[str, Any],
+        engine: str,
+        driver_pages: Sequence[tuple[Any, str]] = (),
+    ) -> None:
         self._ti = ti
-        self._tags = tags_of(ti, what, engine="spark")
+        self._tags = tags_of(ti, what, engine=engine)
+        self._driver_pages = driver_pages
         self._started_generation = 0
         self._driver = ""
         self._what = {name: what[name] for name in ("topic", "table", "consumer_group") if name in what}
@@ -41,7 +49,6 @@ class TaskReport:
         self.begun = begun
         self.restarts = 0
         self.progress = Progress()
-        self.handle: Handle | None = None
 
     def __call__(self, look: Look) -> None:
         """Tell what a look has seen."""
@@ -122,10 +129,6 @@ class TaskReport:
         """Take the last sums."""
         self.progress = progress
 
-    def submitted(self, handle: Handle | None) -> None:
-        """Remember how the driver is found."""
-        self.handle = handle
-
     def _started(self, look: Look) -> None:
         lease = look.lease
         assert lease is not None, "see the caller"
@@ -134,8 +137,5 @@ class TaskReport:
         self._started_generation = lease.generation
         log.info("Driver: %s; its pages: %s", lease, lease.ui_url or "none")
         if lease.ui_url:
-            self._ti.xcom_push(key=SparkUILink().xcom_key, value=lease.ui_url)
-            self._ti.xcom_push(key=DriverLogLink().xcom_key, value=f"{lease.ui_url}/logs/")
-        if self.handle is not None and self.handle.log:
-            # It has read them: else it had no lease.
-            forget_secrets(Path(self.handle.log).parent)
+            for link, address in self._driver_pages:
+                self._ti.xcom_push(key=link.xcom_key, value=address.replace("{url}", lease.ui_url))

@@ -1,0 +1,57 @@
+"""The folder of one driver that a worker launches: its configuration, which only its owner can read, and its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream.driver.lease_record import fingerprint_of
+
+CONFIG_FILE = "app.json"
+# Of earlier drivers, for their logs.
+_KEPT_FOLDERS = 10
+
+
+@dataclass(frozen=True)
+class DriverConfig:
+    """What a driver is told, complete; `content` holds secrets, `inputs` and `fingerprint` do not."""
+
+    content: Mapping[str, Any]
+    fingerprint: str
+    inputs: Mapping[str, str]
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, and return the file's path."""
+        file = folder / CONFIG_FILE
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            json.dump(self.content, opened)
+        return file
+
+
+def new_folder(root: Path, stream_id: str, secrets: Iterable[str] = (CONFIG_FILE,)) -> Path:
+    """Make the folder of one driver of a stream, which only its owner can enter; those of long ago are removed.
+
+    :param secrets: the files of earlier drivers that may hold secrets.
+    """
+    stream = root / fingerprint_of({"location": stream_id})
+    earlier = sorted(path for path in stream.glob("*") if path.is_dir())
+    for path in earlier:
+        forget(path, secrets)
+    for path in earlier[: -_KEPT_FOLDERS + 1]:
+        shutil.rmtree(path, ignore_errors=True)
+    folder = stream / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+def forget(folder: Path, secrets: Iterable[str]) -> None:
+    """Delete the files of a driver's folder that may hold secrets: a working driver has read them."""
+    for name in secrets:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,287 @@
+"""The operator of a driver, whatever engine it is of: found or submitted once, and watched from Airflow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink, conf
+
+# Nothing that imports PyIceberg, Arrow or an engine up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.secrecy import refuse_shown
+from airflow_lakestream.driver.supervisor import Action, Decision, DriverFailed, GaveUp, History, Limits, OnKill
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.outlets import tell_outlets
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.operators.supervised.task_report import TaskReport
+    from airflow_lakestream.triggers.driver import DriverTrigger
+
+log = logging.getLogger(__name__)
+
+# How long a signal may wait to be seen.
+_SLICE = 0.2
+# Airflow wants a time; a stream has none.
+_FOREVER = timedelta(days=36_500)
+# Seconds between two looks. In the triggerer many streams are looked at: each look takes a millisecond.
+_POLL = 5.0
+_POLL_DEFERRED = 30.0
+
+
+class StreamLeft(LakestreamError, Transient):
+    """The worker ends, and the stream goes on without this try."""
+
+
+class TaskEnded(LakestreamError, Transient):
+    """A person cleared or marked the task while it ran."""
+
+
+class _Signalled(Exception):
+    """SIGTERM came."""
+
+
+class SupervisedOperator(BaseOperator):
+    """See to it that a stream has one driver, that it moves, and that it ends well.
+
+    An engine's operator names its `engine`, and gives `driving`, `what`, `new_trigger` and, where it has such,
+    `driver_pages` and `store_conn_id`; see `airflow_lakestream.driver.backend` for the rest of the port.
+
+    :param checkpoint_location: path or URI; lease and progress are in `<checkpoint_location>.lakestream` (templated)
+    :param max_restarts: how often a driver is started again without a healthy period in between (templated)
+    :param restart_backoff: pause before the first restart; twice as long before each further one, up to 5 minutes
+        (templated)
+    :param healthy_after: a driver that moved so long after its start is healthy, and restarts count anew (templated)
+    :param stall_timeout: a driver without any progress for so long is killed and restarted; None never (templated)
+    :param start_timeout: a driver that has not begun to work after so long is killed and restarted (templated)
+    :param unknown_timeout: how long it is borne that nobody can tell whether the driver runs (templated)
+    :param on_kill_action: what a person's clear or "mark failed" does to the driver: `"graceful"` lets its batch end,
+        `"kill"` ends it at once, `"leave"` lets it run (templated)
+    :param stop_timeout: a driver that was asked to end kills itself when its batch takes longer; None never (templated)
+    :param deferrable: wait in the triggerer, without a worker slot
+    :param poll_interval: seconds between two looks; default: 5 in the worker, 30 in the triggerer (templated)
+    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: where the link Table goes, with `{table}` in it (templated)
+    """
+
+    # The engine's name in metrics, and links with the address of each, where `{url}` is the lease's.
+    engine: ClassVar[str]
+    driver_pages: ClassVar[Sequence[tuple[BaseOperatorLink, str]]] = ()
+
+    _driving: Driving | None = None
+    _is_heeding = False
+    _signalled = False
+
+    def __init__(
+        self,
+        *,
+        checkpoint_location: str | None = None,
+        max_restarts: int | str = 5,
+        restart_backoff: float | str = "10s",
+        healthy_after: float | str = "10m",
+        stall_timeout: float | str | None = "30m",
+        start_timeout: float | str = "5m",
+        unknown_timeout: float | str = "5m",
+        on_kill_action: str = OnKill.GRACEFUL.value,
+        stop_timeout: float | str | None = "10m",
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: float | str | None = None,
+        topic_url: str | None = None,
+        table_url: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        refuse_shown("checkpoint_location", checkpoint_location)
+        self.checkpoint_location = checkpoint_location
+        self.max_restarts = max_restarts
+        self.restart_backoff = restart_backoff
+        self.healthy_after = healthy_after
+        self.stall_timeout = stall_timeout
+        self.start_timeout = start_timeout
+        self.unknown_timeout = unknown_timeout
+        self.on_kill_action = on_kill_action
+        self.stop_timeout = stop_timeout
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.topic_url = topic_url
+        self.table_url = table_url
+
+    template_fields: Sequence[str] = templated(__init__, "deferrable")
+
+    @abstractmethod
+    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+        """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+
+    @abstractmethod
+    def what(self) -> Mapping[str, Any]:
+        """Return `topic`, `table` and `consumer_group` as far as they are known, for report, metrics and links."""
+
+    @abstractmethod
+    def new_trigger(self, **watched: Any) -> DriverTrigger:
+        """Return what watches the driver in the triggerer, from the arguments of `DriverTrigger`."""
+
+    def store_conn_id(self) -> str | None:
+        """Return the connection that opens the object store where lease and progress lie; None where there is none."""
+        return None
+
+    def limits(self) -> Limits:
+        """Return how much is borne. Raises InvalidArgument."""
+
+        def bound(name: str) -> float | None:
+            value = getattr(self, name)
+            return seconds(name, value) if is_given(value) else None
+
+        required = ("healthy_after", "start_timeout", "unknown_timeout")
+        return Limits(
+            max_restarts=_count_from_zero("max_restarts", self.max_restarts),
+            backoff=seconds("restart_backoff", self.restart_backoff),
+            stall_timeout=bound("stall_timeout"),
+            stop_timeout=bound("stop_timeout"),
+            **{name: seconds(name, getattr(self, name)) for name in required},
+        )
+
+    def seconds_between_looks(self, default: float = _POLL) -> float:
+        """Return `poll_interval`. Raises InvalidArgument."""
+        return seconds("poll_interval", self.poll_interval) if is_given(self.poll_interval) else default
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Adopt or submit, and watch; see the class."""
+        with airflow_errors():
+            driving, told = self._set_up(context)
+            return self._finished(context, self._run(context, driving, told))
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger fired: report, restart, or give up."""
+        history = History.parse(event["history"])
+        decision = Decision(
+            Action(event["action"]), history, str(event["reason"]), time.time(), bool(event["terminal"])
+        )
+        with airflow_errors():
+            driving, told = self._set_up(context, event["begun"], int(event["restarts"]))
+            return self._finished(context, self._run(context, driving, told, decision))
+
+    def on_kill(self) -> None:
+        """Heed SIGTERM, which comes for a worker that ends and for a task that was cleared or marked; or a time-out."""
+        if self._is_heeding:
+            # In a signal's handler: whatever else is done here may wait for a lock that the interrupted code holds.
+            self._signalled = True
+        elif self._driving is not None:
+            log.info("execution_timeout: %s", self._driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action)))
+
+    def _set_up(
+        self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
+    ) -> tuple[Driving, TaskReport]:
+        with late_imports():
+            from airflow_lakestream.operators.supervised.task_report import TaskReport
+
+            on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
+            log.debug("A person's clear or mark is answered by %s.", on_kill)
+            self._driving = self.driving(context, self._wait)
+        before = self._driving.before()
+        known = dict(begun) if begun is not None else before
+        told = TaskReport(context["ti"], known, self.what(), self.engine, self.driver_pages)
+        told.restarts = restarts
+        told.pages(self.topic_url, self.table_url)
+        return self._driving, told
+
+    def _run(
+        self, context: Context, driving: Driving, told: TaskReport, decision: Decision | None = None
+    ) -> dict[str, Any]:
+        self._is_heeding = True
+        try:
+            return self._supervise(driving, told, decision)
+        except _Signalled:
+            raise self._answer_to_signal(context, driving) from None
+        finally:
+            self._is_heeding = False
+
+    def _supervise(self, driving: Driving, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
+        history: History | None = None
+        if decision is not None:
+            driving.resume()
+        while True:
+            if decision is None:
+                driving.begin(history)
+                decision = driving.follow(told, until_started=self.deferrable)
+            if decision.action is Action.WAIT:
+                self._defer(driving, told, decision.history)
+            if decision.action is Action.FINISH:
+                told.finished(driving.finish())
+                return {"checkpoint_location": driving.spec.location, **told.report()}
+            told.failed(decision.reason, driving.log_tail())
+            driving.clear_away()
+            if decision.action is Action.GIVE_UP:
+                if decision.terminal:
+                    raise DriverFailed(driving.spec.location, decision.reason)
+                raise GaveUp(driving.spec.location, decision.reason, decision.history.restarts)
+            driving.pause(decision.at)
+            told.restarted(decision.reason)
+            history, decision = decision.history.restarted(time.time()), None
+
+    def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
+        if report["read"]:
+            tell_outlets(context, self.outlets, report)
+        return report
+
+    def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
+        trigger = self.new_trigger(
+            checkpoint_location=driving.spec.location,
+            generation=driving.generation,
+            limits=asdict(driving.spec.limits),
+            history=history.to_dict(),
+            poll_interval=self.seconds_between_looks(_POLL_DEFERRED),
+            on_kill_action=self.on_kill_action,
+            seen=told.progress.batches,
+            begun=told.begun,
+            restarts=told.restarts,
+            storage_conn_id=self.store_conn_id(),
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
+
+    def _wait(self, duration: float) -> None:
+        end = time.monotonic() + duration
+        while not self._signalled:
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(_SLICE, left))  # a lock or an event could be held by what the signal interrupted
+        raise _Signalled
+
+    def _answer_to_signal(self, context: Context, driving: Driving) -> LakestreamError:
+        """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
+        state = _state_at_server(context["ti"])
+        if state in (None, "running"):
+            known = "" if state else " (Airflow's API server did not say otherwise)"
+            return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
+        what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
+        return TaskEnded(f"The task is {state} by now: {what}.")
+
+
+def _state_at_server(ti: Any) -> str | None:
+    """Ask Airflow's API server for the state that it has for a task instance; None where it does not say."""
+    try:
+        states = ti.get_task_states(ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
+        name = ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}"
+        # A task that was cleared, and not scheduled again yet, has none.
+        return str(states[ti.run_id][name] or "cleared")
+    except Exception as e:  # noqa: BLE001  # whatever is wrong: the stream is left alone then, and the retry finds it
+        log.warning("The state of this task could not be had: %s: %s", type(e).__name__, e)
+        return None
+
+
+def _count_from_zero(argument: str, value: object) -> int:
+    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
+    if isinstance(value, bool) or not str(value).strip().isdigit():
+        raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
+    return int(str(value))

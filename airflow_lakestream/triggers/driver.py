@@ -1,0 +1,155 @@
+"""Waits, without a worker slot, until a driver is done, must be restarted, or is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_lakestream.driver.stopping import stop_driver
+from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, OnKill
+from airflow_lakestream.driver.watch import Look, Watch
+from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.metrics import measure_batches, tags_of
+from airflow_lakestream.triggers.logs import tell
+
+log = logging.getLogger(__name__)
+
+
+class DriverTrigger(BaseTrigger):
+    """Watches a driver by its lease and its progress, which can be seen from any machine.
+
+    Fires once, with {"action": "finish" | "restart" | "give up", "reason", ...}; with a restart only when it is due.
+    A restarted triggerer loses nothing: the state is in the driver's folder.
+    Each engine has a subclass with its name: Airflow's database keeps the class's path.
+
+    :param checkpoint_location: of the stream.
+    :param generation: the lowest lease generation that its driver can have.
+    :param limits: fields of `Limits`.
+    :param history: fields of `History`.
+    :param poll_interval: seconds between two looks.
+    :param on_kill_action: what happens to the driver when somebody clears the task or marks it failed.
+    :param seen: how many batches of the checkpoint were reported already.
+    :param begun: the sums from before the task began; handed on, like `restarts`.
+    :param storage_conn_id: connection of the checkpoint's object store, if it is in one.
+    """
+
+    engine: ClassVar[str]
+
+    def __init__(
+        self,
+        checkpoint_location: str,
+        generation: int,
+        limits: Mapping[str, Any],
+        history: Mapping[str, Any],
+        poll_interval: float,
+        on_kill_action: str,
+        seen: int | None = None,
+        begun: Mapping[str, Any] | None = None,
+        restarts: int = 0,
+        storage_conn_id: str | None = None,
+        **later: Any,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
+        self.checkpoint_location = checkpoint_location
+        self.generation = generation
+        self.limits = dict(limits)
+        self.history = dict(history)
+        self.poll_interval = poll_interval
+        self.on_kill_action = on_kill_action
+        self.seen = seen
+        self.begun = dict(begun or {})
+        self.restarts = restarts
+        self.storage_conn_id = storage_conn_id
+        # From a newer version: a triggerer that was rolled back goes on without them.
+        self._ignored = sorted(later)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what rebuilds this trigger, without secrets."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "checkpoint_location": self.checkpoint_location,
+                "generation": self.generation,
+                "limits": self.limits,
+                "history": self.history,
+                "poll_interval": self.poll_interval,
+                "on_kill_action": self.on_kill_action,
+                "seen": self.seen,
+                "begun": self.begun,
+                "restarts": self.restarts,
+                "storage_conn_id": self.storage_conn_id,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until something is to be done."""
+        if self._ignored:
+            await tell(log, logging.WARNING, "Ignored, of a newer version: %s", ", ".join(self._ignored))
+        watch = await asyncio.to_thread(self._watch)
+        while True:
+            look = await asyncio.to_thread(watch.look)
+            for batch in look.batches:
+                await tell(log, logging.INFO, "%s", batch)
+            if look.batches:
+                # In a thread: Airflow's metrics may look up their server and read files.
+                await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
+            if look.decision.action is not Action.WAIT:
+                break
+            await asyncio.sleep(self.poll_interval)
+        if look.decision.action is Action.RESTART:
+            await tell(log, logging.WARNING, "The driver %s. It is restarted.", look.decision.reason)
+            await asyncio.sleep(max(0.0, look.decision.at - time.time()))
+        yield TriggerEvent(self._told(look))  # type: ignore[no-untyped-call]  # Airflow has no types here
+
+    async def on_kill(self) -> None:
+        """Stop the driver: somebody cleared or marked the task. Airflow 3.3 and newer call this."""
+        what = await asyncio.to_thread(self._stop)
+        await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
+
+    def job(self) -> JobState:
+        """Ask the place where the driver runs; UNKNOWN where it can't be asked from the triggerer."""
+        return JobState.UNKNOWN
+
+    def _watch(self) -> Watch:
+        history = History.parse(self.history)
+        return Watch(
+            self.checkpoint_location,
+            self.generation,
+            self._limits(),
+            history,
+            self.job,
+            seen=self.seen,
+            properties=store_properties(self.storage_conn_id),
+        )
+
+    def _limits(self) -> Limits:
+        return Limits(**{name: value for name, value in self.limits.items() if name in asdict(Limits())})
+
+    def _stop(self) -> str:
+        properties = store_properties(self.storage_conn_id)
+        within = self._limits().stop_timeout
+        action = OnKill(self.on_kill_action)
+        return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
+
+    def _tags(self, look: Look) -> dict[str, str]:
+        known = dict(look.lease.inputs) if look.lease is not None else {}
+        stream = {**known, "consumer_group": known.get("group")}
+        # Airflow sets the trigger's task.
+        return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
+
+    def _told(self, look: Look) -> dict[str, Any]:
+        decision = look.decision
+        return {
+            "action": decision.action.value,
+            "reason": decision.reason,
+            "terminal": decision.terminal,
+            "history": decision.history.to_dict(),
+            "begun": self.begun,
+            "restarts": self.restarts,
+        }

@@ -1,0 +1,32 @@
+"""The guide for those who change the code: its tours lead to files that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[3]
+GUIDE = (CHECKOUT / "dev" / "CONTRIBUTING.md").read_text()
+ROWS = re.findall(r"^\| ([a-z].*?) \| (.*) \|$", GUIDE, re.MULTILINE)
+TOURS = re.findall(r"^\| ([a-z].*?) \| (.*) \|$", GUIDE.partition("## Where")[0], re.MULTILINE)
+MOST_FILES = 5
+
+
+def files_of(text: str) -> list[str]:
+    return [name for name in re.findall(r"`([\w./]+)`", text) if re.search(r"/|\.(py|md|toml)$", name)]
+
+
+def is_there(name: str) -> bool:
+    return any((root / name).exists() for root in (CHECKOUT, CHECKOUT / "airflow_lakestream"))
+
+
+@pytest.mark.parametrize(("task", "text"), ROWS)
+def test_the_files_that_a_row_names_are_there(task: str, text: str) -> None:
+    assert [name for name in files_of(text) if not is_there(name)] == []
+
+
+def test_a_tour_opens_five_files_at_most() -> None:
+    assert len(TOURS) == 6
+    assert {task: len(files_of(text)) for task, text in TOURS if len(files_of(text)) > MOST_FILES} == {}
