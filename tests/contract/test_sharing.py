@@ -13,8 +13,7 @@ from pyiceberg.catalog.noop import NoopCatalog
 from airflow_lakestream.core.ports import SharedSink
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.job import ExtractConfig, build_job
-from tests.contract.conftest import versions
-from tests.support.replacing import ORDERS, Run, offsets_of, ranges
+from tests.support.replacing import ORDERS, Run, offsets_of, ranges, versions
 from tests.support.table_formats import FormatTable
 
 WHOLE = ((0, 0, 30), "old")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import OutputFile
@@ -26,6 +27,12 @@ Fault = Callable[[Apply], CommitTableResponse]
 
 class ReadTimeout(Exception):
     """What an HTTP client raises when no answer came: the request may have been applied, or may yet be."""
+
+
+FAILED = CommitFailedException("somebody else was quicker")
+TIMEOUT = ReadTimeout("no answer within 60 s")
+# What a sink is told of a commit, whatever became of it.
+ERRORS = pytest.mark.parametrize("error", [FAILED, TIMEOUT], ids=["reported as failed", "timed out"])
 
 
 def unapplied(error: Exception) -> Fault:
