@@ -12,18 +12,20 @@ from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables import row_buffer
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader, InterposedSource, SmallChunks, WatchedFileIO
-from tests.support.lake import GROUP, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
 WATCHED = {"py-io-impl": "tests.support.faults.WatchedFileIO"}
 
 
-def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_lands_nothing(
-    lake: Lake, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("lake", "each"), [("iceberg", 250_000), ("delta", 10_000)], indirect=["lake"])
+def test_many_records_over_four_partitions_land_once_each_and_a_second_run_lands_nothing(
+    lake: Lake, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture, each: int
 ) -> None:
-    name, each = topic(4), 250_000
+    name = topic(4)
     for partition in range(4):
         produce(name, partition, events(partition, 0, each))
 
@@ -32,7 +34,7 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
     assert_landed_once(lake, name, dict.fromkeys(range(4), each))
     assert report.to_dict() | {"snapshot_ids": [], "snapshot_id": 0} == {
         "topic": name,
-        "table": "lake.events",
+        "table": lake.name,
         "consumer_group": GROUP,
         "snapshot_ids": [],
         "snapshot_id": 0,
@@ -54,17 +56,19 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
         "schema_changes": [],
     }
     assert report.snapshot_ids == lake.snapshots()
+    assert lake.committed_offsets(name) == dict.fromkeys(range(4), each)
 
     caplog.clear()
     with caplog.at_level(logging.INFO, "airflow_lakestream"):
         again = lake.land(name)
 
     assert (again.counts.read, again.counts.written, again.snapshot_ids) == (0, 0, [])
-    assert f"{name}: lake.events lacks nothing that is in Kafka now." in caplog.text
+    assert f"{name}: {lake.name} lacks nothing that is in Kafka now." in caplog.text
     assert lake.snapshots() == report.snapshot_ids
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
+@EACH_FORMAT
 def test_later_records_land_behind_the_earlier_ones(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(2)
     for first in (0, 10, 20):
@@ -93,6 +97,7 @@ def test_max_records_ends_each_run_exactly_there_and_the_next_goes_on(
     assert_landed_once(lake, name, dict.fromkeys(range(3), 100))
 
 
+@EACH_FORMAT
 def test_max_records_holds_for_all_tries_of_one_run_together(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     produce(name, 0, events(0, 0, 100))
@@ -101,6 +106,7 @@ def test_max_records_holds_for_all_tries_of_one_run_together(lake: Lake, topic: 
     assert lake.landed(name) == {0: [(0, 60)]}
 
 
+@EACH_FORMAT
 @pytest.mark.parametrize(
     "limits",
     [{"max_batch_bytes": 2_000}, {"checkpoint_interval": 0}, {"checkpoint_interval": 0, "max_records": 10_000}],
@@ -120,7 +126,7 @@ def test_limits_cut_a_run_into_several_commits(
     assert report.snapshot_ids == lake.snapshots()
     assert report.counts.written == 400
     assert_landed_once(lake, name, {0: 200, 1: 200})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_batch_below_all_limits_is_one_commit(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -229,7 +235,7 @@ def test_a_bad_record_in_a_later_batch_keeps_what_was_committed_and_nothing_else
         land(replace(job, reader=SmallChunks(job.reader, 20)))
 
     assert_landed_once(lake, name, {0: 60})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 @pytest.mark.usefixtures("a_file_for_each_chunk")
@@ -253,7 +259,7 @@ def test_a_run_told_to_stop_while_reading_leaves_no_trace(
         assert lake.has_nothing()
     else:
         assert lake.snapshots() == before
-        assert_files_are_whole(lake.table())
+        lake.assert_whole()
     lake.land(name)
     assert_landed_once(lake, name, {0: 200})
 
@@ -288,7 +294,7 @@ def test_a_file_that_can_not_be_written_leaves_no_trace(
         assert lake.has_nothing()
     else:
         assert lake.snapshots() == before
-        assert_files_are_whole(lake.table())
+        lake.assert_whole()
     monkeypatch.undo()
     lake.land(name)
     assert_landed_once(lake, name, {0: 200})

@@ -24,7 +24,7 @@ from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.watching.streams.landings import look_back
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader
-from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.maintaining import AT_ONCE, maintained, maintenance
 from tests.support.spark import SparkRun
 
@@ -131,7 +131,7 @@ def test_a_table_that_becomes_one_of_version_3_while_records_are_read_keeps_whol
     with pytest.raises(FormatVersionTooNew, match=TOO_NEW):
         land(replace(job, reader=InterposedReader(job.reader, lambda: upgrade(lake, spark))))
     assert_landed_once(lake, name, {0: 10})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_table_of_version_1_is_refused_before_a_record_is_read(lake: Lake, topic: Topics) -> None:

@@ -26,7 +26,7 @@ from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from tests.support.broker import Producing, Topics
 from tests.support.hive_lake import SPAWN, HiveLake, land_each, land_paused, wait_until_stopped
-from tests.support.lake import GROUP, TABLE, append_foreign_rows, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, TABLE, assert_files_are_whole, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -79,7 +79,7 @@ def test_two_processes_that_land_at_once_each_keep_what_they_land(
 
 
 def foreign_rows(lake: HiveLake) -> None:
-    append_foreign_rows(lake.table())
+    lake.append_foreign()
 
 
 def a_property(name: str = TABLE) -> Callable[[HiveLake], None]:

@@ -19,8 +19,9 @@ from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, D
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ports import CannotReplace
 from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +65,7 @@ def test_intervals_tile_in_any_order_with_records_late_and_out_of_order(
     lake.land(name, **interval(5, 9))
 
     assert_landed_once(lake, name, {0: 100, 1: 100})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_intervals_at_the_same_time_land_every_record_once(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -79,7 +80,7 @@ def test_intervals_at_the_same_time_land_every_record_once(lake: Lake, topic: To
 
     assert_landed_once(lake, name, {0: 480, 1: 480})
     assert sum(report.counts.written for report in reports) == 960
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_topic_with_the_brokers_time(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -170,6 +171,7 @@ def test_resume_lands_the_holes_that_intervals_left(lake: Lake, topic: Topics, p
     assert lake.committed_offsets(name) == {0: 60}
 
 
+@EACH_FORMAT
 def test_ranges_by_hand(lake: Lake, topic: Topics, produce: Producing, admin: AdminClient) -> None:
     name = topic(2, **KEPT)
     for partition in (0, 1):
@@ -188,6 +190,7 @@ def test_ranges_by_hand(lake: Lake, topic: Topics, produce: Producing, admin: Ad
 # Replace
 
 
+@EACH_FORMAT
 def test_replace_reads_an_interval_again_in_one_snapshot(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(2, **KEPT)
     for partition in (0, 1):
@@ -200,10 +203,10 @@ def test_replace_reads_an_interval_again_in_one_snapshot(lake: Lake, topic: Topi
     assert landed(report) == [[0, 18, 30], [1, 18, 30]]
     assert report.counts.written == 24
     assert len(lake.snapshots()) == len(before) + 1
-    assert lake.table().current_snapshot().summary.operation.value == "overwrite"
     assert_landed_once(lake, name, {0: 60, 1: 60})
     entry = next(iter(lake.ledger().topics.values()))
     assert entry.counts.written == 120
+    lake.assert_whole()
 
 
 def test_replace_lands_what_was_not_there_too(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -273,7 +276,7 @@ def test_a_table_without_the_metadata_columns_is_not_replaced(lake: Lake, topic:
     with pytest.raises(CannotReplace, match="metadata"):
         lake.land(name, replace=True, mode="ranges", ranges=[[0, 0, 5]], metadata_columns=["offset"])
     assert lake.snapshots() == before
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_another_writer_in_the_middle_of_a_replacement(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -285,4 +288,4 @@ def test_another_writer_in_the_middle_of_a_replacement(lake: Lake, topic: Topics
     report = land(replace(job, reader=reader))
     assert report.counts.written == 10
     assert_landed_once(lake, name, {0: 40})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -19,20 +18,14 @@ from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
-from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.faults import InterposedReader, InterposedSink, WrappedSource
-from tests.support.lake import assert_files_are_whole
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake import Lake
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
 DeleteBelow = Callable[[str, int, int], None]
-
-
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
 
 
 @pytest.fixture
@@ -65,7 +58,7 @@ class Before:
 
 
 def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_remedy(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(10))
@@ -87,7 +80,7 @@ def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_re
 
 
 def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_again(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(10))
@@ -111,7 +104,7 @@ def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_ag
 
 
 def test_a_loss_with_nothing_left_is_recorded_too(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(4))
@@ -128,7 +121,7 @@ def test_a_loss_with_nothing_left_is_recorded_too(
 
 
 def test_retention_of_offsets_that_are_landed_already_is_no_loss(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(10))
@@ -142,7 +135,7 @@ def test_retention_of_offsets_that_are_landed_already_is_no_loss(
 
 
 def test_a_first_run_begins_where_the_log_begins(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(10))
@@ -156,7 +149,7 @@ def test_a_first_run_begins_where_the_log_begins(
 
 
 def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_them(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(5))
@@ -169,11 +162,11 @@ def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_
 
     assert caught.value.ranges == RangeSet.of(name, 0, 5, 12)
     assert lake.landed(name) == {0: [(0, 5)]}
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(20))
@@ -188,11 +181,11 @@ def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
     assert report.to_dict()["lost"] == [[lost_one, 0, 12]]
     assert sorted(lake.offsets()) == sorted(at(first_partition, range(20)) + at(lost_one, range(12, 20)))
     assert lake.entry(name).lost == RangeSet.of(name, lost_one, 0, 12)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(20))
@@ -208,7 +201,7 @@ def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
 
 
 def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic: Topics, produce: Producing
 ) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(3))
@@ -233,9 +226,7 @@ def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
     assert sorted(lake.column("n")) == [0, 1, 2, *range(100, 109)]
 
 
-def test_a_topic_created_anew_between_plan_and_commit_is_refused(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
+def test_a_topic_created_anew_between_plan_and_commit_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(3))
     job = lake.job(name)
@@ -250,7 +241,7 @@ def test_a_topic_created_anew_between_plan_and_commit_is_refused(
 
 
 def test_a_topic_deleted_before_it_is_read_ends_the_run_and_the_retry_says_why(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic: Topics, produce: Producing
 ) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(3))
@@ -278,7 +269,7 @@ class OtherCluster(WrappedSource):
         return replace(self._source.identity(), cluster_id=self.CLUSTER)
 
 
-def test_another_clusters_id_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_another_clusters_id_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(3))
     lake.land(name)
@@ -303,7 +294,7 @@ class ShorterLog(WrappedSource):
         return replace(state, marks={p: replace(m, end=self.END) for p, m in state.marks.items()})
 
 
-def test_a_log_shorter_than_the_ledger_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_log_shorter_than_the_ledger_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
     produce(name, 0, numbers(5))
     lake.land(name)

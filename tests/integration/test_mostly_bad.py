@@ -28,7 +28,7 @@ from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.faults import SmallChunks
 from tests.support.lake import GROUP, TABLE, Lake
-from tests.support.lake_reading import OpenLake, at, numbers, one_partition, open_lake
+from tests.support.lake_reading import at, lake, numbers, one_partition
 from tests.support.parallel_run import ParallelRun
 from tests.support.shared_run import SharedRun
 
@@ -39,7 +39,7 @@ BAD = ["no JSON"]
 AVRO = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
 
 
-lake, name = open_lake, one_partition
+lake, name = lake, one_partition
 
 
 def mixed(bad: int, good: int) -> list[str]:
@@ -56,7 +56,7 @@ def has_nothing(lake: Lake) -> bool:
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_each_format_that_is_not_the_topics_fails_and_leaves_nothing(
     tmp_path: Path,
     kafka: Kafka,
@@ -107,7 +107,7 @@ def test_each_format_that_is_not_the_topics_fails_and_leaves_nothing(
 )
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_most_is_more_than_half_and_ten_at_least(
-    lake: OpenLake, name: str, produce: Producing, on_error: str, bad: int, good: int, fails: bool
+    lake: Lake, name: str, produce: Producing, on_error: str, bad: int, good: int, fails: bool
 ) -> None:
     produce(name, 0, mixed(bad, good))
     if fails:
@@ -120,7 +120,7 @@ def test_most_is_more_than_half_and_ten_at_least(
 
 
 def test_tombstones_skipped_on_request_and_filtered_records_are_not_bad(
-    lake: OpenLake, name: str, produce: Producing
+    lake: Lake, name: str, produce: Producing
 ) -> None:
     produce(name, 0, [*numbers(2), *([None] * 20), *numbers(20)])
     config = {
@@ -136,7 +136,7 @@ def test_tombstones_skipped_on_request_and_filtered_records_are_not_bad(
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_what_was_committed_before_stays_and_the_next_run_reads_the_rest_again(
-    lake: OpenLake, name: str, produce: Producing, on_error: str
+    lake: Lake, name: str, produce: Producing, on_error: str
 ) -> None:
     produce(name, 0, [*numbers(10), *mixed(5, 5), *(BAD * 20)])
     config = {"schema": SCHEMA, "on_error": on_error}
@@ -162,7 +162,7 @@ def number_of_rejected(lake: Lake) -> int:
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_tries_of_one_run_are_counted_together(
     tmp_path: Path, kafka: Kafka, name: str, produce: Producing, kind: Callable[..., Any], on_error: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_tries_of_one_run_are_counted_together(
     assert (report.counts.read, report.bad.count) == (24, 4)
 
 
-def test_max_rejected_goes_with_skip(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_max_rejected_goes_with_skip(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, mixed(3, 10))
     with pytest.raises(TooManyRejected, match=r"3 of 13 records .* more than max_rejected=2"):
         lake.land(name, schema=SCHEMA, on_error="skip", max_rejected=2)
@@ -188,7 +188,7 @@ def test_max_rejected_goes_with_skip(lake: OpenLake, name: str, produce: Produci
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_processes_that_read_side_by_side_are_counted_together(
-    lake: OpenLake, topic: Topics, produce: Producing, on_error: str
+    lake: Lake, topic: Topics, produce: Producing, on_error: str
 ) -> None:
     name = topic(partitions=3)
     for partition in range(3):
@@ -205,7 +205,7 @@ def test_processes_that_read_side_by_side_are_counted_together(
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_the_commit_of_a_group_decides_and_deletes_what_was_handed_over(
     tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, kind: Callable[..., Any], on_error: str
 ) -> None:
@@ -228,7 +228,7 @@ def test_the_commit_of_a_group_decides_and_deletes_what_was_handed_over(
     assert (report.counts.written, report.bad.count) == (20, 30)
 
 
-def test_records_that_no_table_may_be_had_for_count(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_records_that_no_table_may_be_had_for_count(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, ['{"n": 1, "kind": "a"}'] * 10 + ['{"n": 1}'] * 12)
     config = {"table": "lake.{kind}", "schema": "n bigint, kind string", "new_tables": "create"}
     with pytest.raises(TooManyRejected, match=r"12 of 22 records .* 12 at stage route: .* it has no field 'kind'"):
@@ -237,7 +237,7 @@ def test_records_that_no_table_may_be_had_for_count(lake: OpenLake, name: str, p
     assert lake.land(name, max_rejected=1.0, **config).counts == Counts(read=22, written=10, rejected=12)
 
 
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_a_replace_that_would_put_rejected_records_in_the_place_of_rows_changes_nothing(
     tmp_path: Path, kafka: Kafka, name: str, produce: Producing, registry: Registry, kind: Callable[..., Any]
 ) -> None:
@@ -251,7 +251,7 @@ def test_a_replace_that_would_put_rejected_records_in_the_place_of_rows_changes_
     assert lake.snapshots() == before
 
 
-def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, BAD * 20)
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
     done = Replay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
@@ -260,7 +260,7 @@ def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: OpenLake, n
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@pytest.mark.parametrize("kind", [Lake, DeltaLake])
 def test_a_mirror_of_a_topic_without_events_fails_and_leaves_nothing(
     tmp_path: Path, kafka: Kafka, name: str, produce: Producing, kind: Callable[..., Any], on_error: str
 ) -> None:
@@ -290,7 +290,7 @@ def test_a_mirror_of_a_topic_without_events_fails_and_leaves_nothing(
     assert mirror(max_rejected=1.0).counts.written == 1
 
 
-def test_a_regex_counts_each_topic_for_itself(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_regex_counts_each_topic_for_itself(lake: Lake, topic: Topics, produce: Producing) -> None:
     from airflow_lakestream.run.topics import land_run
 
     good, bad = topic(partitions=1), topic(partitions=1)

@@ -25,7 +25,7 @@ from tests.support.broker import Producing, Topics
 from tests.support.delete_files import delete_positions
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import live_files
-from tests.support.lake import GROUP, Lake, append_foreign_rows, assert_landed_once, events
+from tests.support.lake import GROUP, Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -122,7 +122,7 @@ def test_each_row_that_no_record_has_is_unexpected_and_a_repair_takes_it_out(eit
 
 def test_rows_of_no_topic_and_of_another_are_named_and_left(lake: Lake, landed: str) -> None:
     append(lake, [(None, 0, 5), ("another", 0, -1), ("another", 3, 3), (landed, 0, -1)])
-    append_foreign_rows(lake.table(), 3)
+    lake.append_foreign(3)
 
     result = repair(lake)
 
@@ -220,7 +220,7 @@ def test_of_a_file_whose_bounds_leave_it_open_the_rows_that_are_lacking_are_name
 
 
 def test_rows_of_other_writers_in_a_lost_file_are_given_up_only_when_told(lake: Lake, landed: str) -> None:
-    append_foreign_rows(lake.table(), 3)
+    lake.append_foreign(3)
     [foreign] = [file for file in data_files(lake.table()) if file.record_count == 3]
     Path(foreign.file_path.removeprefix("file://")).unlink()
     assert audit(lake, full=False).verdict is DAMAGE

@@ -23,7 +23,7 @@ from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
-from tests.support.lake import GROUP, TABLE, Lake, compact, events
+from tests.support.lake import GROUP, TABLE, Lake, events
 from tests.support.sensing import commit, look
 from tests.support.spark import SparkRun
 from tests.support.transactions import Transaction
@@ -95,7 +95,7 @@ def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing) -
     lake.land(name)
     produce(name, 0, events(0, 10, 3))
     before = lag(lake, **OF_TABLE).value
-    compact(lake.table())
+    lake.compact()
     after = lag(lake, **OF_TABLE).value
     assert before is not None
     assert after is not None

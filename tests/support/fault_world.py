@@ -26,15 +26,7 @@ from tests.support.fault_log import EPOCH_MS, FIRST_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation
 from tests.support.fault_outside import Outside
 from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSource
-from tests.support.fault_run import (
-    POINTS,
-    Asked,
-    Fate,
-    InjectedDiskFault,
-    InjectedFault,
-    PausesEverywhere,
-    Run,
-)
+from tests.support.fault_run import POINTS, Asked, Fate, InjectedDiskFault, InjectedFault, PausesEverywhere, Run
 from tests.support.fault_topics import ModelKafka, Topic
 from tests.support.fault_turns import Killed
 from tests.support.faults import CatalogDown, ReadTimeout

@@ -64,6 +64,17 @@ def before(action: Callable[[], object]) -> Fault:
     return fault
 
 
+def after(action: Callable[[], object]) -> Fault:
+    """Do something right after a commit."""
+
+    def fault(apply: Apply) -> CommitTableResponse:
+        response = apply()
+        action()
+        return response
+
+    return fault
+
+
 def passed(apply: Apply) -> CommitTableResponse:
     """Let a commit through."""
     return apply()
@@ -157,20 +168,6 @@ class DyingCatalog(WrappedCatalog):
             self.real.commit_table(*request)
         self._down = True
         raise CatalogDown
-
-
-class BeforeCommit(WrappedCatalog):
-    """Does something right before the first commit reaches the catalog, as another writer would."""
-
-    def __init__(self, catalog: Catalog, action: Callable[[], object]) -> None:
-        super().__init__(catalog)
-        self._action: Callable[[], object] | None = action
-
-    def commit_table(self, *request: Any) -> CommitTableResponse:
-        action, self._action = self._action, None
-        if action is not None:
-            action()
-        return self.real.commit_table(*request)
 
 
 class WatchedFileIO(PyArrowFileIO):
