@@ -13,7 +13,7 @@ from airflow_lakestream.run.replay import Replay
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake
+from tests.support.delta_lake import DELTA, DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.spark import SparkRun
 
@@ -67,10 +67,8 @@ def test_both_engines_land_what_fits_and_keep_the_rest(
         assert one.landed(name) == {0: [(0, 10)]}
 
 
-def test_a_delta_table_takes_them_too_and_spark_reads_it(
-    name: str, spark: SparkSession, tmp_path: Path, kafka: Kafka
-) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
+@DELTA
+def test_a_delta_table_takes_them_too_and_spark_reads_it(lake: DeltaLake, name: str, spark: SparkSession) -> None:
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
 
     rows = lake.scan().sort_by("_kafka_offset").to_pylist()

@@ -24,7 +24,7 @@ from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka
-from tests.integration.test_audit import append_rows, audit, data_files, remove_property, trim
+from tests.integration.test_audit import append_rows, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
 from tests.support.broker import Producing, Topics
 from tests.support.delete_files import delete_positions
@@ -59,7 +59,7 @@ def assert_repaired_in_one_snapshot(lake: Lake, topic: str, counts: dict[int, in
     [entry] = lake.ledger().topics.values()
     assert entry.counts == Counts(sum(counts.values()), sum(counts.values()))
     # Delete files stay in the table, and keep the quick audit from counting.
-    assert audit(lake, full=False).verdict is not DAMAGE
+    assert lake.audit(full=False).verdict is not DAMAGE
     again = repaired(repair(lake))
     assert (again.snapshot_id, again.rows_in, again.rows_out) == (None, 0, 0)
     assert lake.snapshots() == [*before, done.snapshot_id]
@@ -181,7 +181,7 @@ def test_rows_without_a_ledger_are_put_right_and_landed(lake: Lake, landed: str,
     assert lake.landed(landed) == {0: [(0, 32), (34, 35)], 1: [(0, 10)]}
     lake.land(landed)
     assert_landed_once(lake, landed, {0: 35, 1: 10})
-    assert audit(lake).verdict is CLEAN
+    assert lake.audit().verdict is CLEAN
 
 
 def test_rows_of_no_record_are_reported_and_left(
@@ -329,7 +329,7 @@ def test_one_topic_alone_is_repaired_when_asked(lake: Lake, landed: str, topic: 
     lake.table().delete("_kafka_offset = 4")
     assert repair(lake, topic=second).verdict is CLEAN
     assert_landed_once(lake, second, {0: 8})
-    assert audit(lake).verdict is DAMAGE
+    assert lake.audit().verdict is DAMAGE
 
 
 def test_foreign_rows_stay_and_stop_only_what_they_make_doubtful(lake: Lake, landed: str) -> None:

@@ -11,12 +11,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.verdict import LookOutcome, Verdict
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics, poll_until
-from tests.support.delta_lake import DeltaLake
-from tests.support.lake import GROUP, TABLE, Lake, events
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, Lake, events
 from tests.support.sensing import TASK, Sensing, commit, look
 
 pytestmark = pytest.mark.integration
@@ -101,12 +102,9 @@ def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
     assert 200 < near.value["time_left"] < 400
 
 
-@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
-def test_it_says_how_large_a_run_would_have_to_be(
-    lake: Lake, topic: Topics, produce: Producing, table_format: str
-) -> None:
-    lake = DeltaLake(lake.folder, lake.kafka) if table_format == "delta" else lake
-    table = lake.place if isinstance(lake, DeltaLake) else TABLE
+@EACH_FORMAT
+def test_it_says_how_large_a_run_would_have_to_be(lake: Lake, topic: Topics, produce: Producing) -> None:
+    table, table_format = lake.name, lake_of(lake.name).format
     name = topic(1, retention_ms=3_600_000)
     half_an_hour_ago = int((time.time() - 1800) * 1000)
     produce(name, 0, events(0, 0, 2000), timestamps=[half_an_hour_ago] * 2000)

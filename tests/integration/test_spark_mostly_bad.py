@@ -18,14 +18,13 @@ from airflow_lakestream.driver.supervisor import Action, History, JobState, Limi
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing
 from tests.support.cdc import change, mirror_config
-from tests.support.delta_lake import DeltaLake
+from tests.support.delta_lake import DELTA, DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import TABLE, Lake
-from tests.support.lake_reading import at, lake, numbers, one_partition
+from tests.support.lake_reading import at, numbers, one_partition
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -34,7 +33,7 @@ SCHEMA = "n bigint not null"
 BAD = ["no JSON"]
 
 
-lake, name = lake, one_partition
+name = one_partition
 
 
 def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:
@@ -94,9 +93,8 @@ def test_a_new_table_is_not_made_by_a_batch_of_another_format(
     assert rejects_of(TABLE) not in {".".join(one) for one in lake.catalog().list_tables("lake")}
 
 
-def test_a_delta_table(tmp_path: Path, kafka: Kafka, name: str, produce: Producing, spark: SparkSession) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
-
+@DELTA
+def test_a_delta_table(lake: DeltaLake, name: str, produce: Producing, spark: SparkSession) -> None:
     def run(**landing: Any) -> None:
         given = {"topic": name, "table": lake.place, "consumer_group": GROUP, "schema": SCHEMA, **landing}
         place = str(lake.folder / "checkpoint")

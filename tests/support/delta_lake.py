@@ -173,3 +173,9 @@ DELTA = pytest.mark.parametrize("lake", ["delta"], indirect=True)
 def lake(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
     """Give an empty lake beside the session's broker: of Iceberg, where the test names no format."""
     return LAKES[getattr(request, "param", "iceberg")](tmp_path, kafka.client_config())
+
+
+@pytest.fixture(params=LAKES)
+def lake_of_each_format(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
+    """Give an empty lake of each format: for files all of whose tests are played over both."""
+    return LAKES[request.param](tmp_path, kafka.client_config())
