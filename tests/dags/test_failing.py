@@ -32,12 +32,9 @@ FAILING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_fails_at_once_and_says_what_to_do(
-    case: str, airflow: AirflowHome, connections: Connections, topic, produce
-) -> None:
+def test_fails_at_once_and_says_what_to_do(case: str, airflow: AirflowHome, connections: Connections, topic_of) -> None:
     given, expected = FAILING[case]
-    name = topic(1)
-    produce(name, 0, [b'{"n":1}', b'{"n":2}', b'{"n":', b'{"n":4}'] if case == "bad_record" else [b'{"n":1}'])
+    name = topic_of([b'{"n":1}', b'{"n":2}', b'{"n":', b'{"n":4}'] if case == "bad_record" else [b'{"n":1}'])
     with DAG(case, schedule=None, params={"topic": ""}) as dag:
         arguments = {"topic": "{{ params.topic }}", "table": "lake.t", "retries": 2, "retry_delay": timedelta(0)}
         KafkaExtractOperator(task_id="land", **(arguments | given))

@@ -21,7 +21,7 @@ from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.ranges import RangeSet
 from dev.services.kafka import Kafka
 from tests.integration.test_log_semantics import Transaction, readable
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, Lake, events
@@ -94,11 +94,10 @@ def test_markers_and_aborted_records_are_no_damage(
 
 
 def test_what_compaction_of_the_topic_took_is_no_damage(
-    lake: Lake, kafka: Kafka, topic: Topics, produce: Producing
+    lake: Lake, kafka: Kafka, topic_of: TopicOf, produce: Producing
 ) -> None:
     settings = {"segment_ms": 100, "min_cleanable_dirty_ratio": 0.001, "min_compaction_lag_ms": 0}
-    name = topic(partitions=1, cleanup_policy="compact", **settings)
-    produce(name, 0, numbers(60), keys=[f"k{n % 5}" for n in range(60)])
+    name = topic_of(numbers(60), keys=[f"k{n % 5}" for n in range(60)], cleanup_policy="compact", **settings)
     lake.land(name)
     rows = len(lake.offsets())
 
@@ -149,9 +148,8 @@ def test_a_table_without_rows_is_clean(lake: Lake, topic: Topics) -> None:
     assert [p.partition for p in lake.audit().partitions] == [0, 1]
 
 
-def test_several_topics_and_groups_in_one_table(lake: Lake, landed: str, topic: Topics, produce: Producing) -> None:
-    second = topic(partitions=1)
-    produce(second, 0, events(0, 0, 5))
+def test_several_topics_and_groups_in_one_table(lake: Lake, landed: str, topic_of: TopicOf) -> None:
+    second = topic_of(events(0, 0, 5))
     lake.land(second)
     lake.land(landed, consumer_group="other", allow_group_overlap=True)
 

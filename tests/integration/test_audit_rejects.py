@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.reject_table import rejects_of
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import numbers
@@ -24,10 +24,8 @@ CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 
 
 @pytest.fixture
-def name(topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
-    return made
+def name(topic_of: TopicOf) -> str:
+    return topic_of(VALUES)
 
 
 def both_ways(lake: Lake) -> tuple[AuditVerdict, AuditVerdict]:
@@ -136,8 +134,7 @@ def test_two_groups_in_one_table(lake: Lake, name: str) -> None:
         assert lake.audit(group=group).partitions[0].missing == RangeSet.of(name, 0, 1, 2)
 
 
-def test_no_bad_records_no_reject_table(lake: Lake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, numbers(3))
+def test_no_bad_records_no_reject_table(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(numbers(3))
     lake.land(made)
     assert both_ways(lake) == (CLEAN, CLEAN)

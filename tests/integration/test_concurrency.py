@@ -14,7 +14,7 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_lakestream.core.landing.algorithm import Job, land
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.iceberg.commit.guard import CommitGuard
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedSink, OnlyPartitions, SmallChunks, before
 from tests.support.lake import Lake, assert_landed_once, events
@@ -50,13 +50,12 @@ ALL = dict.fromkeys(range(RUNS), EACH)
 
 
 @pytest.fixture(params=["no table yet", "group's first landing", "group has landed before"])
-def base(request: pytest.FixtureRequest, lake: Lake, topic: Topics, produce: Producing, filled: str) -> int:
+def base(request: pytest.FixtureRequest, lake: Lake, topic_of: TopicOf, produce: Producing, filled: str) -> int:
     """Prepare what the runs find; return how many records of each partition have landed already."""
     if request.param == "no table yet":
         return 0
     if request.param == "group's first landing":
-        other = topic(1)
-        produce(other, 0, events(0, 0, 1))
+        other = topic_of(events(0, 0, 1))
         lake.land(other, consumer_group="other")
         return 0
     lake.land(filled)
@@ -214,10 +213,9 @@ def partition_by_name(lake: Lake) -> None:
 @pytest.mark.parametrize("change", [add_a_column, partition_by_name])
 @pytest.mark.parametrize("when", ["before the files", "before the commit"])
 def test_schema_or_partitioning_is_changed_between_plan_and_commit(
-    lake: Lake, topic: Topics, produce: Producing, change: Callable[[Lake], None], when: str
+    lake: Lake, topic_of: TopicOf, produce: Producing, change: Callable[[Lake], None], when: str
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, EACH))
+    name = topic_of(events(0, 0, EACH))
     lake.land(name)
     produce(name, 0, events(0, EACH, EACH))
 
@@ -252,10 +250,11 @@ def test_the_table_is_dropped_and_made_anew_between_plan_and_commit(lake: Lake, 
     lake.assert_whole()
 
 
-def test_a_run_that_plans_anew_keeps_the_ends_of_its_first_look(lake: Lake, topic: Topics, produce: Producing) -> None:
+def test_a_run_that_plans_anew_keeps_the_ends_of_its_first_look(
+    lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
     # Else a topic that keeps growing could keep a run from ending, one conflict after the other.
-    name = topic(1)
-    produce(name, 0, events(0, 0, EACH))
+    name = topic_of(events(0, 0, EACH))
     lake.land(name)
     produce(name, 0, events(0, EACH, EACH))
 

@@ -37,7 +37,7 @@ from airflow_lakestream.kafka.errors import (
 )
 from dev.services.kafka import Kafka
 from dev.stack import Stack
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedReader
 from tests.support.lake import Lake
 from tests.support.lake_reading import at, numbers
@@ -66,11 +66,9 @@ def everything_said(error: BaseException, caplog: pytest.LogCaptureFixture) -> s
 
 
 def test_a_topic_lands_through_sasl_ssl_with_scram(
-    secure: Lake, kafka: Kafka, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture
+    secure: Lake, kafka: Kafka, topic_of: TopicOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(2))
+    name = topic_of(numbers(3), numbers(2))
 
     with caplog.at_level(logging.DEBUG):
         secure.land(name)
@@ -238,10 +236,9 @@ def test_the_log_stays_readable_while_no_broker_answers(unanswered: dict[str, Ou
 )
 @pytest.mark.parametrize("schema", ["n bigint, at timestamp", None], ids=["given", "inferred"])
 def test_a_design_that_can_not_be_is_refused_and_nothing_half_made_stays(
-    lake: Lake, topic: Topics, produce: Producing, argument: str, value: Any, schema: str | None
+    lake: Lake, topic_of: TopicOf, argument: str, value: Any, schema: str | None
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1, "at": "2026-11-20T05:05:00Z"}'])
+    name = topic_of(['{"n": 1, "at": "2026-11-20T05:05:00Z"}'])
 
     with pytest.raises(InvalidArgument) as caught:
         lake.land(name, **{"schema": schema, argument: value})
@@ -261,10 +258,9 @@ def test_a_design_that_can_not_be_is_refused_and_nothing_half_made_stays(
     ],
 )
 def test_what_contradicts_the_table_is_refused_and_the_table_stays(
-    lake: Lake, topic: Topics, produce: Producing, argument: str, value: Any
+    lake: Lake, topic_of: TopicOf, produce: Producing, argument: str, value: Any
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name)
     files = sorted(lake.files())
     produce(name, 0, numbers(2, 2))

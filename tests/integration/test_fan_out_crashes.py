@@ -21,7 +21,7 @@ from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import RunReport, land_run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf
 from tests.support.faults import before, passed
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake, assert_files_are_whole
 
@@ -81,12 +81,9 @@ def records(first: int = 0) -> list[str]:
 
 
 @pytest.fixture
-def name(topic: Topics, produce: Producing) -> str:
+def name(topic_of: TopicOf) -> str:
     """Give a topic of two partitions with the records in each."""
-    made = topic(2)
-    produce(made, 0, records(0))
-    produce(made, 1, records(100))
-    return made
+    return topic_of(records(0), records(100))
 
 
 def found(lake: Lake) -> dict[str, list[int]]:

@@ -26,7 +26,7 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.kafka import Kafka
 from tests.integration.test_start_offsets import commit
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delete_files import delete_equal, delete_positions
 from tests.support.delta_lake import DELTA, EACH_FORMAT, DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events
@@ -152,9 +152,8 @@ def test_a_plan_tells_the_same(
     assert f"{name}[0] [10,{EACH})" in capsys.readouterr().out
 
 
-def test_the_table_that_a_record_chooses(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"id":0,"kind":"a"}', '{"id":1,"kind":"b"}'])
+def test_the_table_that_a_record_chooses(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"id":0,"kind":"a"}', '{"id":1,"kind":"b"}'])
     rows = pa.table({"id": [1], "kind": ["b"], "_kafka_topic": [name], "_kafka_partition": [0], "_kafka_offset": [1]})
     schema = pa.schema([PAYLOAD[0], pa.field("kind", pa.string()), *POSITION[:3]])
     fill(lake, rows.cast(schema), "lake.b")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.killed_run import DEADLY, POINTS, run_until_killed
 from tests.support.lake import Lake, assert_landed_once, events
 
@@ -35,11 +35,9 @@ CASES.remove(("iceberg", "before the mirror", 1))
 
 @pytest.mark.parametrize(("lake", "point", "number"), CASES, indirect=["lake"])
 def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
-    lake: Lake, topic: Topics, produce: Producing, point: str, number: int
+    lake: Lake, topic_of: TopicOf, point: str, number: int
 ) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, point, number)
     landed = commits_before(point, number)
     assert landed == len(lake.snapshots())
@@ -58,11 +56,9 @@ def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
 
 @pytest.mark.parametrize("point", ["just after the commit", "before the mirror"])
 def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
-    lake: Lake, topic: Topics, produce: Producing, point: str
+    lake: Lake, topic_of: TopicOf, point: str
 ) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, point, COMMITS)
     snapshots = lake.snapshots()
     assert len(snapshots) == COMMITS
@@ -85,10 +81,8 @@ def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
     assert lake.committed_offsets(name) == {0: EACH, 1: EACH}
 
 
-def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, "just before the commit", 1)
     kill(lake, name, "just after the commit", 1)
     kill(lake, name, "after the data files", 1)

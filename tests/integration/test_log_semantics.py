@@ -15,7 +15,7 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.faults import InterposedSource
 from tests.support.lake import Lake
 from tests.support.lake_reading import at, numbers
@@ -53,10 +53,9 @@ def readable(kafka: Kafka, topic: str, partition: int = 0) -> list[int]:
 
 
 def test_aborted_records_do_not_land_and_committed_ones_around_them_do(
-    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic_of: TopicOf, produce: Producing, transaction: Transaction
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     transaction.begin(name, 0, numbers(4, 100))
     transaction.abort()
     transaction.begin(name, 0, numbers(2, 200))
@@ -74,11 +73,9 @@ def test_aborted_records_do_not_land_and_committed_ones_around_them_do(
 
 
 def test_an_open_transaction_holds_back_what_comes_after_it_and_lands_after_its_commit(
-    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic_of: TopicOf, produce: Producing, transaction: Transaction
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(2))
+    name = topic_of(numbers(3), numbers(2))
     transaction.begin(name, 0, numbers(4, 100))
     produce(name, 0, numbers(2, 200))
 
@@ -302,10 +299,9 @@ def test_an_empty_topic_into_an_existing_table_records_its_origin_once(
 
 
 def test_a_partition_added_later_begins_at_0_whatever_start_offset_says(
-    lake: Lake, kafka: Kafka, topic: Topics, produce: Producing
+    lake: Lake, kafka: Kafka, topic_of: TopicOf, topic: Topics, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name, schema=SCHEMA, start_offset="latest")
     topic.add_partitions(name, 2)
     # The session's producer knows the topic as it was.
@@ -333,10 +329,9 @@ def test_a_partition_with_nothing_new_does_not_hold_up_a_run(lake: Lake, topic: 
 
 
 def test_a_run_lands_up_to_the_ends_at_its_start_however_the_topic_grows(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+    name = topic_of(numbers(5))
     job = lake.job(name)
 
     def grow() -> None:
@@ -349,10 +344,8 @@ def test_a_run_lands_up_to_the_ends_at_its_start_however_the_topic_grows(
     assert report.remaining_lag == 3
 
 
-def test_holes_in_the_ledger_are_read_exactly(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=2)
-    for partition in (0, 1):
-        produce(name, partition, numbers(700))
+def test_holes_in_the_ledger_are_read_exactly(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(*(numbers(700) for partition in (0, 1)))
     job = lake.job(name)
     state = job.source.look()
     holes = [(0, 10), (20, 30), (400, 401), (600, 700)]

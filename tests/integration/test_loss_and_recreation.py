@@ -18,7 +18,7 @@ from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedReader, InterposedSink, WrappedSource
 from tests.support.lake import Lake
 from tests.support.lake_reading import at, numbers
@@ -58,11 +58,9 @@ class Before:
 
 
 def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_remedy(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(10))
-    produce(name, 1, numbers(10))
+    name = topic_of(numbers(10), numbers(10))
     lake.land(name)
     produce(name, 0, numbers(10, 10))
     produce(name, 1, numbers(10, 10))
@@ -80,10 +78,9 @@ def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_re
 
 
 def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_again(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     lake.land(name)
     produce(name, 0, numbers(10, 10))
     delete_below(name, 0, 14)
@@ -104,10 +101,9 @@ def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_ag
 
 
 def test_a_loss_with_nothing_left_is_recorded_too(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(4))
+    name = topic_of(numbers(4))
     lake.land(name)
     produce(name, 0, numbers(4, 4))
     delete_below(name, 0, 8)
@@ -121,10 +117,9 @@ def test_a_loss_with_nothing_left_is_recorded_too(
 
 
 def test_retention_of_offsets_that_are_landed_already_is_no_loss(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     lake.land(name)
     delete_below(name, 0, 10)
     produce(name, 0, numbers(2, 10))
@@ -134,11 +129,8 @@ def test_retention_of_offsets_that_are_landed_already_is_no_loss(
     assert lake.offsets() == at(0, range(12))
 
 
-def test_a_first_run_begins_where_the_log_begins(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+def test_a_first_run_begins_where_the_log_begins(lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow) -> None:
+    name = topic_of(numbers(10))
     delete_below(name, 0, 6)
 
     report = lake.land(name)
@@ -149,10 +141,9 @@ def test_a_first_run_begins_where_the_log_begins(
 
 
 def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_them(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+    name = topic_of(numbers(5))
     lake.land(name)
     produce(name, 0, numbers(20, 5))
     job = lake.job(name)
@@ -166,11 +157,9 @@ def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_
 
 
 def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(20))
-    produce(name, 1, numbers(20))
+    name = topic_of(numbers(20), numbers(20))
     lake.land(name, max_records=1)
     [(first_partition, _)] = lake.offsets()
     lost_one = 1 - first_partition
@@ -185,10 +174,9 @@ def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
 
 
 def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
-    lake: Lake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(20))
+    name = topic_of(numbers(20))
     job = lake.job(name)
 
     report = land(replace(job, sink=InterposedSink(job.sink, lambda: delete_below(name, 0, 20))))
@@ -201,10 +189,9 @@ def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
 
 
 def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, topic: Topics, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     lake.land(name)
     old = lake.job(name).source.identity()
     topic.delete(name)
@@ -226,9 +213,8 @@ def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
     assert sorted(lake.column("n")) == [0, 1, 2, *range(100, 109)]
 
 
-def test_a_topic_created_anew_between_plan_and_commit_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+def test_a_topic_created_anew_between_plan_and_commit_is_refused(lake: Lake, topic_of: TopicOf, topic: Topics) -> None:
+    name = topic_of(numbers(3))
     job = lake.job(name)
 
     def recreate() -> None:
@@ -241,11 +227,9 @@ def test_a_topic_created_anew_between_plan_and_commit_is_refused(lake: Lake, top
 
 
 def test_a_topic_deleted_before_it_is_read_ends_the_run_and_the_retry_says_why(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, topic: Topics
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(3))
+    name = topic_of(numbers(3), numbers(3))
     job = lake.job(name, poll_timeout=3)
 
     # To the consumer a deleted topic is one that says nothing for a while.
@@ -269,9 +253,8 @@ class OtherCluster(WrappedSource):
         return replace(self._source.identity(), cluster_id=self.CLUSTER)
 
 
-def test_another_clusters_id_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+def test_another_clusters_id_is_refused(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(numbers(3))
     lake.land(name)
     produce(name, 0, numbers(3, 3))
     job = lake.job(name)
@@ -294,9 +277,8 @@ class ShorterLog(WrappedSource):
         return replace(state, marks={p: replace(m, end=self.END) for p, m in state.marks.items()})
 
 
-def test_a_log_shorter_than_the_ledger_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+def test_a_log_shorter_than_the_ledger_is_refused(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(numbers(5))
     lake.land(name)
     job = lake.job(name)
 

@@ -20,7 +20,7 @@ from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from airflow_lakestream.run.replay import Replay
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import SmallChunks
 from tests.support.lake import GROUP, TABLE, Lake
@@ -172,12 +172,8 @@ def test_max_rejected_goes_with_skip(lake: Lake, name: str, produce: Producing) 
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-def test_processes_that_read_side_by_side_are_counted_together(
-    lake: Lake, topic: Topics, produce: Producing, on_error: str
-) -> None:
-    name = topic(partitions=3)
-    for partition in range(3):
-        produce(name, partition, mixed(40, 20))
+def test_processes_that_read_side_by_side_are_counted_together(lake: Lake, topic_of: TopicOf, on_error: str) -> None:
+    name = topic_of(*(mixed(40, 20) for partition in range(3)))
     config = {"schema": SCHEMA, "on_error": on_error}
     with pytest.raises(TooManyRejected, match=r"120 of 180 records .* at stage decode: .*no JSON"):
         ParallelRun(lake, name, config).land()

@@ -15,7 +15,7 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
 from airflow_lakestream.kafka.messages import Positions
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import Lake
 from tests.support.transactions import Transaction
 
@@ -48,7 +48,7 @@ def test_many_partitions_together_hold_no_more_than_they_may(
 
 
 def test_no_more_records_are_asked_for_than_are_left(
-    kafka: Kafka, tmp_path: Path, topic: Topics, produce: Producing, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, tmp_path: Path, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -59,8 +59,7 @@ def test_no_more_records_are_asked_for_than_are_left(
 
     monkeypatch.setattr(reader, "Consumer", Asked)
     monkeypatch.setattr(reader, "CONSUME", 400)
-    name = topic(partitions=1)
-    produce(name, 0, [b"%d" % n for n in range(RECORDS)])
+    name = topic_of([b"%d" % n for n in range(RECORDS)])
     job = Lake(tmp_path, kafka.client_config()).job(name)
     # Behind the range the log goes on, as it does for the share of one of several processes.
     plan = Plan(job.source.look(), RangeSet([OffsetRange(name, 0, 0, RECORDS - 50)]))

@@ -18,7 +18,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown, IcebergSink
 from airflow_lakestream.tables.design import TableDesign
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import ReadTimeout, WrappedCatalog, unapplied
 from tests.support.lake import GROUP, TABLE, Lake
@@ -53,9 +53,8 @@ def counting(lake: Lake) -> list[tuple[int, int]]:
 
 
 @EACH_FORMAT
-def test_a_bad_record_is_kept_whole_with_its_reason(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [numbers(1)[0], '{"n": 1.5}', numbers(1)[0]], keys=[b"a", b"b", None], headers=[("h", b"1")])
+def test_a_bad_record_is_kept_whole_with_its_reason(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([numbers(1)[0], '{"n": 1.5}', numbers(1)[0]], keys=[b"a", b"b", None], headers=[("h", b"1")])
 
     report = lake.land(name, run_id="this-run", schema=SCHEMA)
 
@@ -75,12 +74,8 @@ def test_a_bad_record_is_kept_whole_with_its_reason(lake: Lake, topic: Topics, p
 
 
 @EACH_FORMAT
-def test_counts_add_up_in_each_partition_and_another_try_reports_them(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, mixed(6))
-    produce(name, 1, [*numbers(5), None])
+def test_counts_add_up_in_each_partition_and_another_try_reports_them(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(mixed(6), [*numbers(5), None])
 
     first = lake.land(name, run_id="r", schema=SCHEMA, tombstones="skip", max_batch_bytes=1)
     again = lake.land(name, run_id="r", schema=SCHEMA, tombstones="skip")
@@ -104,10 +99,9 @@ def test_counts_add_up_in_each_partition_and_another_try_reports_them(
     ],
 )
 def test_tombstones(
-    lake: Lake, topic: Topics, produce: Producing, tombstones: str, rows: list[int], kept: list[int], counts: Counts
+    lake: Lake, topic_of: TopicOf, tombstones: str, rows: list[int], kept: list[int], counts: Counts
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [*numbers(1), None], keys=[b"k", b"gone"])
+    name = topic_of([*numbers(1), None], keys=[b"k", b"gone"])
     metadata = ["topic", "partition", "offset", "key"]
     report = lake.land(name, schema="n bigint", tombstones=tombstones, metadata_columns=metadata)
     assert (lake.offsets(), rejected(lake), report.counts) == (at(0, rows), at(0, kept), counts)
@@ -116,18 +110,16 @@ def test_tombstones(
 
 
 @EACH_FORMAT
-def test_skipping_counts_and_keeps_nothing(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(3))
+def test_skipping_counts_and_keeps_nothing(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(mixed(3))
     report = lake.land(name, schema=SCHEMA, on_error="skip")
     assert report.counts == Counts(read=6, written=3, skipped=3)
     assert not rejected(lake)
 
 
 @EACH_FORMAT
-def test_failing_names_the_first_and_leaves_nothing(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(3))
+def test_failing_names_the_first_and_leaves_nothing(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(mixed(3))
     with pytest.raises(BadRecord, match=r'offset 1: n: .* on_error="reject"'):
         lake.land(name, schema=SCHEMA, on_error="fail")
     assert lake.has_nothing()
@@ -135,11 +127,8 @@ def test_failing_names_the_first_and_leaves_nothing(lake: Lake, topic: Topics, p
 
 @EACH_FORMAT
 @pytest.mark.parametrize(("most", "fails"), [(2, True), (3, False), ("40%", True), (0.5, False), ("50%", False)])
-def test_too_many_rejected_ones_fail_the_run(
-    lake: Lake, topic: Topics, produce: Producing, most: Any, fails: bool
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(3))
+def test_too_many_rejected_ones_fail_the_run(lake: Lake, topic_of: TopicOf, most: Any, fails: bool) -> None:
+    name = topic_of(mixed(3))
     if not fails:
         assert lake.land(name, schema=SCHEMA, max_rejected=most).counts.rejected == 3
         return
@@ -186,11 +175,10 @@ class FailingMain(WrappedCatalog):
     ("lake", "applies"), [("iceberg", False), ("iceberg", True), ("delta", False)], indirect=["lake"]
 )
 def test_a_run_that_ends_between_the_two_commits_counts_as_the_table_says(
-    lake: Lake, topic: Topics, produce: Producing, applies: bool, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, topic_of: TopicOf, produce: Producing, applies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_commits, "RETRY_PAUSE", 0)
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name, schema=SCHEMA)
     produce(name, 0, mixed(3))
     failing = FailingMain(lake.catalog(), applies=applies) if lake.name == TABLE else lake.failing(*[NO_ANSWER] * 50)
@@ -217,10 +205,9 @@ def test_what_is_decided_is_forgotten_and_stays_decided(lake: Lake, topic: Topic
 
 
 def test_what_landed_is_known_when_snapshots_and_journal_have_forgotten_it(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(1))
+    name = topic_of(mixed(1))
     lake.land(name, schema=SCHEMA, table_properties={"lakestream.snapshots.keep": "2"})
     produce(name, 0, mixed(2))
     with pytest.raises(CommitOutcomeUnknown):
@@ -238,10 +225,9 @@ def test_what_landed_is_known_when_snapshots_and_journal_have_forgotten_it(
 
 
 def test_what_another_schema_takes_is_not_left_among_the_rejected(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [*numbers(1), '{"n": 1, "s": 5}'])
+    name = topic_of([*numbers(1), '{"n": 1, "s": 5}'])
     lake.land(name, schema="n bigint, s string")
     produce(name, 0, ['{"n": 1, "x": 5}'])
     with pytest.raises(CommitOutcomeUnknown):
@@ -253,9 +239,8 @@ def test_what_another_schema_takes_is_not_left_among_the_rejected(
 
 
 @EACH_FORMAT
-def test_a_rollback_takes_the_rejected_records_back(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+def test_a_rollback_takes_the_rejected_records_back(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(numbers(2))
     lake.land(name, schema=SCHEMA)
     produce(name, 0, mixed(2))
     lake.land(name, schema=SCHEMA)
@@ -267,9 +252,10 @@ def test_a_rollback_takes_the_rejected_records_back(lake: Lake, topic: Topics, p
     assert rejected(lake) == counting(lake) == at(0, [3, 5])
 
 
-def test_after_a_rollback_a_decoding_that_takes_them_leaves_none(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(1))
+def test_after_a_rollback_a_decoding_that_takes_them_leaves_none(
+    lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    name = topic_of(numbers(1))
     lake.land(name, schema=SCHEMA)
     produce(name, 0, ['{"n": 1, "x": 5}'])
     lake.land(name, unknown_fields="fail")
@@ -281,9 +267,8 @@ def test_after_a_rollback_a_decoding_that_takes_them_leaves_none(lake: Lake, top
 
 
 @EACH_FORMAT
-def test_a_replace_replaces_the_rejected_records_too(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1}', '{"n": 2, "x": 1}', "broken", '{"n": 4, "x": 2}'])
+def test_a_replace_replaces_the_rejected_records_too(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"n": 1}', '{"n": 2, "x": 1}', "broken", '{"n": 4, "x": 2}'])
     lake.land(name, schema=SCHEMA, unknown_fields="fail")
     assert rejected(lake) == at(0, [1, 2, 3])
 
@@ -299,11 +284,8 @@ def test_a_replace_replaces_the_rejected_records_too(lake: Lake, topic: Topics, 
     assert lake.entry(name).counts == Counts(read=4, written=2, rejected=2)
 
 
-def test_rejected_records_of_a_replace_that_was_rolled_back_do_not_count(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1}', '{"n": 2, "x": 1}'])
+def test_rejected_records_of_a_replace_that_was_rolled_back_do_not_count(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"n": 1}', '{"n": 2, "x": 1}'])
     lake.land(name, schema=SCHEMA)
     lake.land(name, mode="ranges", ranges=[[0, 0, 2]], replace=True, unknown_fields="fail")
     assert counting(lake) == at(0, [1])
@@ -335,10 +317,9 @@ class AfterLook(WrappedCatalog):
 
 
 def test_rejected_records_that_came_and_were_rolled_back_while_a_run_read_do_not_count(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(1))
+    name = topic_of(mixed(1))
     lake.land(name, schema=SCHEMA)
     (before,) = lake.snapshots()
     produce(name, 0, mixed(2))
@@ -356,18 +337,16 @@ def test_rejected_records_that_came_and_were_rolled_back_while_a_run_read_do_not
     assert rejected(lake) == counting(lake) == at(0, [1, 3, 5])
 
 
-def test_two_groups_keep_their_rejected_records_apart(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, mixed(2))
+def test_two_groups_keep_their_rejected_records_apart(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(mixed(2))
     lake.land(name, schema=SCHEMA)
     lake.land(name, consumer_group="other", allow_group_overlap=True)
     assert rejected(lake) == at(0, [1, 1, 3, 3])
     assert counting(lake) == at(0, [1, 3])
 
 
-def test_a_fan_out_keeps_them_beside_its_home(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1, "kind": "a"}', '{"n": 2}', '{"n": 3, "kind": "b"}', "broken"])
+def test_a_fan_out_keeps_them_beside_its_home(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"n": 1, "kind": "a"}', '{"n": 2}', '{"n": 3, "kind": "b"}', "broken"])
     settings = {"table": "lake.{kind}", "home_table": "lake.home", "new_tables": "create"}
     report = lake.land(name, schema="n bigint, kind string", **settings)
     assert report.counts == Counts(read=4, written=2, rejected=2)

@@ -26,7 +26,7 @@ from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNow
 from dev.services.kafka import Kafka
 from tests.integration.test_audit import append_rows, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delete_files import delete_positions
 from tests.support.faults import DyingCatalog, WatchedFileIO, WrappedCatalog, before
 from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
@@ -322,9 +322,8 @@ def test_several_topics_are_repaired_in_one_snapshot(
     assert_landed_once(lake, second, {1: 8})
 
 
-def test_one_topic_alone_is_repaired_when_asked(lake: Lake, landed: str, topic: Topics, produce: Producing) -> None:
-    second = topic(partitions=1)
-    produce(second, 0, events(0, 0, 8))
+def test_one_topic_alone_is_repaired_when_asked(lake: Lake, landed: str, topic_of: TopicOf) -> None:
+    second = topic_of(events(0, 0, 8))
     lake.land(second)
     lake.table().delete("_kafka_offset = 4")
     assert repair(lake, topic=second).verdict is CLEAN

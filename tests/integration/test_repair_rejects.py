@@ -12,7 +12,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.reject_table import rejects_of
 from airflow_lakestream.run.repair import Repair, RowsLost, RowsNowBad
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import at, numbers
 
@@ -26,9 +26,8 @@ ROWS, REJECTED = at(0, [0, 2, 4, 6]), [1, 3, 5]
 
 
 @pytest.fixture
-def name(lake: Lake, topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
+def name(lake: Lake, topic_of: TopicOf) -> str:
+    made = topic_of(VALUES)
     lake.land(made, schema="n bigint", tombstones="reject")
     return made
 
@@ -104,9 +103,8 @@ def test_rejected_records_that_nobody_has_any_more_are_lost_by_receipt(
     assert rejected(lake) == [1, 5]
 
 
-def test_missing_rows_beside_skipped_ones_are_left_alone(lake: Lake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
+def test_missing_rows_beside_skipped_ones_are_left_alone(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(VALUES)
     lake.land(made, schema="n bigint", tombstones="skip")
     lake.table().delete("_kafka_offset = 2")
     result = repair(lake)
@@ -117,10 +115,9 @@ def test_missing_rows_beside_skipped_ones_are_left_alone(lake: Lake, topic: Topi
 
 
 def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
-    lake: Lake, topic: Topics, produce: Producing, registry: Registry
+    lake: Lake, topic_of: TopicOf, registry: Registry
 ) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, numbers(40))
+    made = topic_of(numbers(40))
     lake.land(made, schema="n bigint")
     lake.table().delete("_kafka_offset < 12")
     lake.table().append(lake.table().scan(row_filter="_kafka_offset >= 30").to_arrow())
@@ -132,11 +129,8 @@ def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
     assert lake.offsets() == at(0, range(40))
 
 
-def test_records_that_were_rejected_before_may_all_be_rejected_again(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ["bad"] * 40)
+def test_records_that_were_rejected_before_may_all_be_rejected_again(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(["bad"] * 40)
     lake.land(made, schema="n bigint", max_rejected=1.0)
     lake.table(REJECTS).delete("_kafka_offset < 30")
     assert repair(lake).verdict is AuditVerdict.CLEAN

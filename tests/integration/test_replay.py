@@ -18,7 +18,7 @@ from airflow_lakestream.run.replay import CannotReplay, Chosen, Replay
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import before, passed
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import at
@@ -141,9 +141,8 @@ def test_a_group_that_was_renamed_keeps_its_rejected_records(
     assert connections.catalog.load_table(rejects_of(TABLE)).scan().to_arrow().num_rows == 3
 
 
-def test_a_fan_out_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ['{"n": 1, "kind": "a"}', "broken"])
+def test_a_fan_out_is_refused(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(['{"n": 1, "kind": "a"}', "broken"])
     settings = {"table": "lake.{kind}", "home_table": "lake.home", "new_tables": "create"}
     lake.land(made, schema="n bigint, kind string", **settings)
     with pytest.raises(CannotReplay, match="fan-out"):
@@ -154,9 +153,8 @@ def test_a_fan_out_is_refused(lake: Lake, topic: Topics, produce: Producing) -> 
 
 
 @pytest.fixture
-def landed(connections: Connections, kafka: Kafka, topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, [*VALUES, '{"n": "six"}', '{"n": "seven"}'])
+def landed(connections: Connections, kafka: Kafka, topic_of: TopicOf) -> str:
+    made = topic_of([*VALUES, '{"n": "six"}', '{"n": "seven"}'])
     config = ExtractConfig(topic=made, table=TABLE, consumer_group=GROUP, schema="n bigint", unknown_fields="fail")
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="the-run"))
     return made
@@ -207,10 +205,9 @@ def test_wrong_arguments_are_one_line(
 
 
 def test_the_command_takes_what_says_how_records_are_decoded(
-    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing
+    connections: Connections, kafka: Kafka, topic_of: TopicOf
 ) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ["a;1", "b;2"])
+    made = topic_of(["a;1", "b;2"])
     # The wrong delimiter.
     config = {"topic": made, "table": TABLE, "consumer_group": GROUP, "format": "csv", "max_rejected": 1.0}
     given = ExtractConfig(**config, schema="name string, n bigint")

@@ -21,7 +21,7 @@ from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.tables.schema.type_text import schema_text
 from dev.services.registry import Registry
 from tests.integration.test_formats import avro_bytes, framed
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedSink, SmallChunks, before
 from tests.support.killed_run import POINTS, run_until_killed
@@ -44,11 +44,9 @@ def schema_of(lake: Lake) -> str:
 
 
 @pytest.fixture
-def name(lake: Lake, topic: Topics, produce: Producing) -> str:
+def name(lake: Lake, topic_of: TopicOf) -> str:
     """Give a topic of two partitions with ten records each, landed as `id int, name string`."""
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, values(0, 10, score=0.5))
+    name = topic_of(*(values(0, 10, score=0.5) for partition in (0, 1)))
     lake.land(name, schema=FIRST, on_error="fail")
     return name
 
@@ -211,10 +209,9 @@ NESTED: list[dict[str, Any]] = [
 ]
 
 
-def test_what_has_no_column_is_rescued_whole(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(
-        name, 0, [*map(json.dumps, NESTED), '{"id":5,"big":1e400,"exact":0.1000,"neg":-0,"n":123456789012345678901}']
+def test_what_has_no_column_is_rescued_whole(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(
+        [*map(json.dumps, NESTED), '{"id":5,"big":1e400,"exact":0.1000,"neg":-0,"n":123456789012345678901}']
     )
 
     schema = "id int, s struct<a: int>, l array<struct<a: int>>"
@@ -252,9 +249,8 @@ def test_the_rescued_column_comes_to_a_table_that_lacks_it(lake: Lake, name: str
     assert lake.column(RESCUED) == [*[None] * 10, *['{"other":[1]}'] * 2, *[None] * 10]
 
 
-def test_an_inferred_table_that_rescues(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, values(0, 3))
+def test_an_inferred_table_that_rescues(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(values(0, 3))
     lake.land(name, unknown_fields="rescue")
     produce(name, 0, values(3, 1, late=1.50))
     lake.land(name, unknown_fields="rescue")

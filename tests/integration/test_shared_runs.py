@@ -22,7 +22,7 @@ from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.sink import CommitOutcomeUnknown
 from airflow_lakestream.tables import row_buffer
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import FAILED, DyingCatalog, InterposedReader, SmallChunks, before, unapplied
 from tests.support.lake import Lake, assert_landed_once, events
@@ -347,9 +347,8 @@ def test_an_interval_completes(lake: Lake, topic: Topics, produce: Producing) ->
     assert_landed_once(lake, name, {0: 180, 1: 180})
 
 
-def test_an_open_interval_is_covered_and_its_seam_is_closed(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100), timestamps=[START + n for n in range(100)])
+def test_an_open_interval_is_covered_and_its_seam_is_closed(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(events(0, 0, 100), timestamps=[START + n for n in range(100)])
     first = SharedRun(lake, name, {"mode": "interval", "interval_start": START, "interval_end": START + HOUR})
     plan = first.plan(2)
     pieces = first.read_all(plan)
@@ -407,11 +406,10 @@ def test_the_plan_writes_down_where_the_group_begins(lake: Lake, name: str, prod
 
 
 def test_what_kafka_lost_between_plan_and_commit_is_loud_though_nobody_landed_before(
-    lake: Lake, name: str, topic: Topics, produce: Producing, admin: AdminClient
+    lake: Lake, name: str, topic_of: TopicOf, admin: AdminClient
 ) -> None:
     # The table is there, the topic's beginning is not written down in it yet.
-    other = topic(1)
-    produce(other, 0, events(0, 0, 5))
+    other = topic_of(events(0, 0, 5))
     lake.land(other)
     run = SharedRun(lake, name)
     plan = run.plan(2)
@@ -432,9 +430,8 @@ def test_another_run_that_creates_the_table_first_is_no_obstacle(lake: Lake, nam
     lake.assert_whole()
 
 
-def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 100), "not json"])
+def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([*events(0, 0, 100), "not json"])
     run = SharedRun(lake, name, {"schema": "id bigint, name string, score double", "on_error": "fail"})
     plan = run.plan(1)
     with pytest.raises(BadRecord):

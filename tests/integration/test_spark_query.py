@@ -23,7 +23,7 @@ from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoi
 from airflow_lakestream.spark.inputs import fingerprint
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.spark import InterposedCrew, SparkRun
 
@@ -240,14 +240,13 @@ def test_a_continuous_query_ends_after_its_batch_when_that_is_asked_for(
 
 
 def test_a_second_driver_and_another_topic_are_refused(
-    lake: Lake, landed_run: SparkRun, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, landed_run: SparkRun, topic_of: TopicOf, spark: SparkSession
 ) -> None:
     snapshots = lake.snapshots()
     held = Lease.take(str(landed_run.checkpoint), fingerprint(landed_run.config()), "the other one")
     with held, pytest.raises(LeaseHeld, match="the other one"):
         landed_run.run(spark)
-    other = topic(partitions=1)
-    produce(other, 0, events(0, 0, 1))
+    other = topic_of(events(0, 0, 1))
     shutil.rmtree(f"{landed_run.checkpoint}.lakestream")
     with pytest.raises(ForeignCheckpoint, match=other):
         SparkRun(lake, other).run(spark)

@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.run.repair import RecordsWithoutRow, Repair
 from tests.support.airflow_home import AirflowHome, Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.lake_reading import at
 from tests.support.parallel_run import ParallelRun
@@ -42,10 +42,8 @@ def rejected_of(lake: Lake) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def ten(topic: Topics, produce: Producing) -> str:
-    name = topic(partitions=1)
-    produce(name, 0, documents(10))
-    return name
+def ten(topic_of: TopicOf) -> str:
+    return topic_of(documents(10))
 
 
 def test_raw_records_become_the_columns_of_the_statement_and_the_filtered_ones_are_counted(
@@ -75,10 +73,9 @@ def test_the_decoded_columns_with_the_metadata_columns(lake: Lake, ten: str) -> 
 
 
 def test_what_fails_to_decode_and_what_the_statement_fails_on_are_rejected_by_their_stages(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1, "s": "1"}', '{"n": "x"}', '{"n": 3, "s": "three"}', '{"n": 4, "s": "4"}'])
+    name = topic_of(['{"n": 1, "s": "1"}', '{"n": "x"}', '{"n": 3, "s": "three"}', '{"n": 4, "s": "4"}'])
 
     report = lake.land(
         name, sql="SELECT n, s::INT AS number FROM {{ input }}", sql_input="decoded", schema="n bigint, s string"
@@ -92,11 +89,8 @@ def test_what_fails_to_decode_and_what_the_statement_fails_on_are_rejected_by_th
     assert rejected[1]["error"].startswith("column number: ")
 
 
-def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [*documents(3), '{"n": "x"}', *documents(2)])
+def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([*documents(3), '{"n": "x"}', *documents(2)])
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, sql=ALL, on_error="fail")
@@ -106,9 +100,8 @@ def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(
     assert lake.has_nothing()
 
 
-def test_null_in_a_required_column_is_a_bad_record(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1}', '{"s": "x"}', None])
+def test_null_in_a_required_column_is_a_bad_record(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"n": 1}', '{"s": "x"}', None])
 
     report = lake.land(name, sql=ALL, schema="n bigint not null, s string", tombstones="skip")
 

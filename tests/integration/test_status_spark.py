@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import DELTA
 from tests.support.lake import GROUP, TABLE, Lake, events
 from tests.support.spark import SparkRun
@@ -23,10 +23,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
 
 def test_each_landing_says_which_engine_it_is_of(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, told: Told
+    lake: Lake, topic_of: TopicOf, spark: SparkSession, told: Told
 ) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 20), timestamps=[DAY + 1000 * n for n in range(20)])
+    name = topic_of(events(0, 0, 20), timestamps=[DAY + 1000 * n for n in range(20)], **KEPT)
     by_spark = SparkRun(lake, name)
     by_spark.run(spark, mode="interval", interval_start=DAY, interval_end=DAY + 5000)
     _, [stream] = told(LONG)
@@ -39,11 +38,8 @@ def test_each_landing_says_which_engine_it_is_of(
     assert (stream["engine"], engines(stream)) == ("spark", ["spark", "extract", "spark"])
 
 
-def test_the_tables_of_a_fan_out_say_it_too(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, told: Told
-) -> None:
-    name = topic(1)
-    produce(name, 0, [json.dumps({"n": n, "event": "click"}) for n in range(4)])
+def test_the_tables_of_a_fan_out_say_it_too(lake: Lake, topic_of: TopicOf, spark: SparkSession, told: Told) -> None:
+    name = topic_of([json.dumps({"n": n, "event": "click"}) for n in range(4)])
     SparkRun(lake, name, {"table": "lake.{event}", "schema": "n bigint, event string", "new_tables": "create"}).run(
         spark
     )

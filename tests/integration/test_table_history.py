@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.lineage import UndecidedLedger
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedSink, SmallChunks
 from tests.support.lake import TABLE, Lake, assert_landed_once, events, rows_of_events
 
@@ -173,10 +173,9 @@ def test_a_rollback_past_a_foreign_snapshot(
 
 
 def test_the_retry_of_a_run_whose_landing_was_rolled_back_lands_it_again(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     lake.land(name)
     produce(name, 0, events(0, 10, 10))
     first = lake.land(name, "r")
@@ -213,12 +212,8 @@ def test_each_landing_keeps_the_other_groups_ledger_within_reach(
     assert_landed_once(lake, busy, {0: 40}, "busy")
 
 
-def test_a_second_group_on_the_same_topic_and_table_is_refused_unless_told(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 10))
+def test_a_second_group_on_the_same_topic_and_table_is_refused_unless_told(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 10), events(1, 0, 10))
     lake.land(name, consumer_group="first")
     before = lake.snapshots()
 

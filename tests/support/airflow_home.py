@@ -42,7 +42,7 @@ _BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
 
 
 def settings(home: Path) -> dict[str, str]:
-    """Return the environment of an Airflow that lives in `home` and knows the DAGs of the checkout and those that tests write."""
+    """Return the environment of an Airflow that lives in `home`: it knows the checkout's DAGs, and what tests write."""
     folders = {"dags-folder": DAGS, "written": home / "written"}
     bundles = [{"name": name, "classpath": _BUNDLE, "kwargs": {"path": str(path)}} for name, path in folders.items()]
     return {

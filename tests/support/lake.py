@@ -35,7 +35,7 @@ from airflow_lakestream.iceberg.write.files import write_data_files
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import ExtractConfig, build_job
 from airflow_lakestream.tables.rejects.pending import Pending, pending_of
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf
 from tests.support.faults import Fault, FaultyCatalog
 
 GROUP = "g"
@@ -308,11 +308,9 @@ def compact(table: Table) -> None:
 
 
 @pytest.fixture
-def landed(lake: Lake, topic: Topics, produce: Producing) -> str:
+def landed(lake: Lake, topic_of: TopicOf, produce: Producing) -> str:
     """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
-    name = topic(partitions=2)
-    produce(name, 0, events(0, 0, 20))
-    produce(name, 1, events(1, 0, 10))
+    name = topic_of(events(0, 0, 20), events(1, 0, 10))
     lake.land(name)
     produce(name, 0, events(0, 20, 10))
     lake.land(name)

@@ -14,7 +14,7 @@ from airflow_lakestream.cli.app import run
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.delta_lake import DeltaLake
 from tests.support.delta_table import GROUP
 from tests.support.lake import Lake
@@ -42,10 +42,9 @@ WIDE = (
 
 
 def test_the_same_records_give_the_same_rows_and_rejects_as_in_iceberg(
-    lake: DeltaLake, topic: Topics, produce: Producing, tmp_path: Path
+    lake: DeltaLake, topic_of: TopicOf, tmp_path: Path
 ) -> None:
-    name = topic(1)
-    produce(name, 0, MIXED)
+    name = topic_of(MIXED)
     columns = ["topic", "partition", "offset", "timestamp", "key", "headers"]
     iceberg = Lake(tmp_path, lake.kafka)
 
@@ -67,9 +66,8 @@ def test_the_same_records_give_the_same_rows_and_rejects_as_in_iceberg(
     ]
 
 
-def test_partitioned_and_sorted(lake: DeltaLake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, [f'{{"id":{n},"kind":{k}}}' for n, k in [(3, '"a"'), (1, '"b"'), (2, '"a"'), (4, "null")]])
+def test_partitioned_and_sorted(lake: DeltaLake, topic_of: TopicOf) -> None:
+    name = topic_of([f'{{"id":{n},"kind":{k}}}' for n, k in [(3, '"a"'), (1, '"b"'), (2, '"a"'), (4, "null")]])
     lake.land(name, schema="id bigint, kind string", partition_by=["kind"], sort_order=["id desc"])
     found = DeltaTable(lake.place).to_pyarrow_table()
     assert sorted(zip(found["id"].to_pylist(), found["kind"].to_pylist(), strict=True)) == [
