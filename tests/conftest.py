@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
     "tests.support.lake",
+    "tests.support.delta_lake",
     "tests.support.hive_lake",
     "tests.support.landings",
     "tests.support.cdc",
@@ -19,6 +20,7 @@ pytest_plugins = [
     "tests.support.spark",
     "tests.support.spark_stream",
     "tests.support.statsd",
+    "tests.support.status",
 ]
 
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)

@@ -6,14 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.replacing import Row, offsets_of, ranges
-from tests.support.table_formats import FORMATS, FormatTable
+from tests.support.faults import FAILED, TIMEOUT, applied, unapplied
+from tests.support.replacing import ranges
+from tests.support.table_formats import FORMATS, VARIANTS, FormatTable
+
+# What becomes of a commit, and what its sink is told.
+FAULTS = {
+    "applied, and no answer": applied(TIMEOUT),
+    "not applied, and no answer": unapplied(TIMEOUT),
+    "applied, and reported as failed": applied(FAILED),
+    "not applied, and reported as failed": unapplied(FAILED),
+}
+
+# For tests of commits that others are in the way of: formats with and without the retries of their own client.
+WITH_AND_WITHOUT_RETRIES = pytest.mark.parametrize("empty", VARIANTS, indirect=True)
 
 
 @pytest.fixture(params=FORMATS)
 def empty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FormatTable:
     """Give a table of each format that is not there yet."""
-    return FORMATS[request.param](tmp_path, monkeypatch)
+    return VARIANTS[request.param](tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -30,10 +42,3 @@ def either(request: pytest.FixtureRequest, empty: FormatTable) -> FormatTable:
     if not request.param:
         empty.land(ranges((1, 0, 10)), "old")
     return empty
-
-
-def versions(*parts: tuple[tuple[int, int, int], str], foreign: tuple[str, ...] = ()) -> list[Row]:
-    """Return a table's rows: for each record the last version that is given for it, and rows of no record."""
-    rows = {key: version for part, version in parts for key in offsets_of(ranges(part))}
-    strange = [(None, None, version) for version in foreign]
-    return sorted([*((*key, version) for key, version in rows.items()), *strange], key=repr)

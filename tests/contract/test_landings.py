@@ -7,8 +7,7 @@ import pytest
 from airflow_lakestream.core.landing.unaccounted import Asked
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import LedgerConflict
-from tests.contract.conftest import versions
-from tests.support.replacing import GROUP, ORDERS, TOPIC, offsets_of, ranges
+from tests.support.replacing import GROUP, ORDERS, TOPIC, offsets_of, ranges, versions
 from tests.support.table_formats import FormatTable
 
 

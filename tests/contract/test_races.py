@@ -6,17 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pyiceberg.exceptions import CommitFailedException
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import Conflict, LedgerConflict, StaleFiles
-from tests.contract.conftest import versions
-from tests.support.faults import Fault, ReadTimeout, applied, before, unapplied
-from tests.support.replacing import ORDERS, ranges
+from tests.contract.conftest import FAULTS
+from tests.support.faults import TIMEOUT, Fault, before, unapplied
+from tests.support.replacing import ORDERS, ranges, versions
 from tests.support.table_formats import FormatTable
-
-TIMEOUT = ReadTimeout("no answer within 60 s")
-FAILED = CommitFailedException("somebody else was quicker")
 
 
 def test_of_two_runs_that_saw_the_same_head_one_lands_the_same_offsets(made: FormatTable) -> None:
@@ -79,13 +75,6 @@ def test_runs_at_once_with_other_offsets_all_land_with_the_whole_ledger(made: Fo
     assert made.ledger().entry(ORDERS).counts == Counts(39, 39)
     assert len(made.rows()) == 39
     made.assert_whole()
-
-
-FAULTS = {
-    "applied, and no answer": applied(TIMEOUT),
-    "not applied, and no answer": unapplied(TIMEOUT),
-    "applied, and reported as failed": applied(FAILED),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())

@@ -8,9 +8,8 @@ import pytest
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import LedgerConflict
-from tests.contract.conftest import versions
 from tests.support.faults import Fault, ReadTimeout, applied, unapplied
-from tests.support.replacing import ORDERS, ranges
+from tests.support.replacing import ORDERS, ranges, versions
 from tests.support.table_formats import FormatTable
 
 WHOLE = ((0, 0, 30), "old")

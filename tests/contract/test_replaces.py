@@ -12,9 +12,9 @@ import pytest
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import CannotReplace, Conflict, RangesNotLanded, ReplacedMeanwhile, StaleFiles
 from airflow_lakestream.tables.takeout import NotReadAgain
-from tests.contract.conftest import versions
-from tests.support.faults import Fault, ReadTimeout, applied, before, unapplied
-from tests.support.replacing import ORDERS, TOPIC, offsets_of, ranges
+from tests.contract.conftest import FAULTS, WITH_AND_WITHOUT_RETRIES
+from tests.support.faults import Fault, before
+from tests.support.replacing import ORDERS, TOPIC, offsets_of, ranges, versions
 from tests.support.table_formats import FormatTable
 
 WHOLE = ((0, 0, 30), "old")
@@ -247,6 +247,7 @@ def another_replace(made: FormatTable) -> list[object]:
     return versions(WHOLE, (PART, "new"), *((part, "other") for part in others))
 
 
+@WITH_AND_WITHOUT_RETRIES
 @pytest.mark.parametrize("late", [False, True], ids=["before the attempt", "before the commit"])
 @pytest.mark.parametrize("change", [foreign_append, compaction, another_landing, another_replace])
 def test_a_change_by_others(made: FormatTable, change: Callable[[FormatTable], list[object]], late: bool) -> None:
@@ -331,34 +332,72 @@ def test_a_table_rolled_back_meanwhile(made: FormatTable) -> None:
 
 
 def test_rolled_back_to_before_a_replace_the_ledger_has_the_old_counts(made: FormatTable) -> None:
+    made.land(ranges((0, 30, 40)), without=[(0, 35)], filtered=1)
+    landed = versions((WHOLE[0], "old"), ((0, 30, 35), "old"), ((0, 36, 40), "old"))
     before_it = made.commits()[-1]
-    made.replace(ranges((0, 0, 10)), again=offsets_of(ranges((0, 0, 10))))
+    made.append(made.read().filter(pc.equal(pc.field("_kafka_offset"), 3)))
+    made.replace(ranges((0, 0, 10)))
+    assert made.ledger().entry(ORDERS).counts == Counts(39, 38, filtered=1), "the doubled row was taken out, too"
     made.roll_back(before_it)
-    assert made.ledger().entry(ORDERS).counts == Counts(30, 30)
-    assert made.rows() == versions(WHOLE)
+    assert made.ledger().entry(ORDERS).counts == Counts(40, 39, filtered=1)
+    assert made.ledger().entry(ORDERS).landed == ranges((0, 0, 40))
+    assert made.rows() == landed
     # What was rolled back is no reason to stop.
     made.replace(ranges((0, 0, 10)), "again")
-    assert made.rows() == versions(WHOLE, ((0, 0, 10), "again"))
+    assert made.ledger().entry(ORDERS).counts == Counts(40, 39, filtered=1)
+    assert [row for row in made.rows() if row[2] == "again"] == versions(((0, 0, 10), "again"))
 
 
-@pytest.mark.parametrize("fault", [applied(ReadTimeout()), unapplied(ReadTimeout())], ids=["applied", "not applied"])
-def test_a_replace_without_an_answer_is_done_once(made: FormatTable, fault: Fault) -> None:
-    made.meet(fault)
+# What the history still tells
+
+
+def land_many(made: FormatTable) -> None:
+    """Land more often than the journal holds."""
+    run = made.run()
+    for offset in range(20):
+        run.land(ranges((1, offset, offset + 1)))
+
+
+def test_the_ledger_outlives_the_commit_of_a_replace(made: FormatTable) -> None:
+    made.land(ranges((0, 30, 40)), without=[(0, 35)], filtered=1)
+    made.replace(ranges((0, 30, 40)))
+    land_many(made)
+    made.forget_history()
+    assert made.ledger().entry(ORDERS).counts == Counts(60, 60)
+    assert made.ledger().entry(ORDERS).landed == ranges((0, 0, 40), (1, 0, 20))
+    made.replace(ranges((0, 0, 40)))
+    assert made.ledger().entry(ORDERS).counts == Counts(60, 60)
+
+
+def test_a_replace_that_is_long_past_in_the_journal(made: FormatTable) -> None:
+    run = made.run()
+    made.replace(ranges(PART), "newer")
+    land_many(made)
+    with pytest.raises(ReplacedMeanwhile):
+        run.replace(ranges(PART))
+
+
+def test_a_history_that_does_not_tell_any_more(made: FormatTable) -> None:
+    run = made.run()
+    land_many(made)
+    made.forget_history()
+    with pytest.raises(CannotReplace, match="it can't be told whether another run replaced"):
+        run.replace(ranges(PART))
+    assert len(made.rows()) == 50
+    made.replace(ranges(PART))
+
+
+@WITH_AND_WITHOUT_RETRIES
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("compacted", [False, True], ids=["alone", "after a compaction"])
+def test_a_replace_without_an_answer_is_done_once(made: FormatTable, fault: Fault, compacted: bool) -> None:
+    made.meet(*[before(made.compact)] * compacted, fault)
     commit, landing = made.replace(ranges(PART))
-    assert made.rows() == versions(WHOLE, (PART, "new"))
     assert landing.topics[ORDERS].removed == Counts(15, 15)
     assert made.commits()[-1] == commit
-    assert len(made.commits()) == 4
-    assert made.ledger().entry(ORDERS).counts == Counts(30, 30)
-    made.assert_whole()
-
-
-@pytest.mark.parametrize("fault", [applied(ReadTimeout()), unapplied(ReadTimeout())], ids=["applied", "not applied"])
-def test_a_compaction_and_then_a_lost_answer(made: FormatTable, fault: Fault) -> None:
-    made.meet(before(made.compact), fault)
-    made.replace(ranges(PART))
     assert made.rows() == versions(WHOLE, (PART, "new"))
-    assert len(made.commits()) == 5
+    assert len(made.commits()) == 4 + compacted
+    assert made.ledger().entry(ORDERS).counts == Counts(30, 30)
     made.assert_whole()
 
 

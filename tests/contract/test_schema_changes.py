@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,36 @@ import pytest
 from airflow_lakestream.core.policies import RESCUED
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
-from tests.support.faults import Fault, ReadTimeout, applied, before, unapplied
-from tests.support.table_formats import FormatTable
+from airflow_lakestream.tables import row_buffer
+from tests.contract.conftest import FAULTS
+from tests.support.faults import Fault, before
+from tests.support.table_formats import FORMATS, FormatTable
 
 WITH_SCORE = "id int, name string, score double"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a run asks for, what that changes, and a number that the column `id` has room for afterwards."""
+
+    schema: str
+    evolution: str
+    changes: tuple[str, ...]
+    number: int
+
+
+ADDS = Step(WITH_SCORE, "add", ("add column score double",), 3)
+WIDENS = Step("id bigint, name string", "widen", ("widen column id from int to bigint",), 2**40)
+BOTH = Step(f"id bigint{WITH_SCORE[6:]}", "widen", WIDENS.changes + ADDS.changes, 2**40)
+WIDENING = [name for name, table in FORMATS.items() if table.widens]
+EACH_STEP = pytest.mark.parametrize(
+    ("empty", "step"),
+    [
+        *(pytest.param(name, ADDS, id=f"{name}-a column") for name in FORMATS),
+        *(pytest.param(name, BOTH, id=f"{name}-a wider type and a column") for name in WIDENING),
+    ],
+    indirect=["empty"],
+)
 
 
 @pytest.fixture
@@ -34,26 +61,33 @@ def names(made: FormatTable) -> list[str]:
     return [name for name in made.read().schema.names if not name.startswith("_kafka_")]
 
 
-def test_a_new_column_comes_with_the_rows_in_one_commit(made: FormatTable) -> None:
-    changes = made.evolving(WITH_SCORE, "add").land(3, [{"id": 3, "name": "n3", "score": 0.5}])
+@EACH_STEP
+def test_a_change_comes_with_the_rows_in_one_commit_and_once(made: FormatTable, step: Step) -> None:
+    row = {"id": step.number, "name": "n3", "score": 0.5}
+    changes = made.evolving(step.schema, step.evolution).land(3, [row])
 
-    assert changes == ["add column score double"]
-    assert made.payload() == [*old(score=None), {"id": 3, "name": "n3", "score": 0.5}]
-    assert len(made.commits()) == 2
+    assert changes == list(step.changes)
+    assert made.payload() == [*old(score=None), row]
+    assert (len(made.commits()), made.schemas()) == (2, 2)
     made.assert_whole()
 
-
-def test_a_second_run_with_the_same_schema_changes_nothing(made: FormatTable) -> None:
-    made.evolving(WITH_SCORE, "add").land(3, [{"id": 3}])
-    assert made.evolving(WITH_SCORE, "add").land(4, [{"id": 4, "score": 1.5}]) == []
-    assert [row["id"] for row in made.payload()] == [0, 1, 2, 3, 4]
+    assert made.evolving(step.schema, step.evolution).land(4, [{"id": 4, "score": 1.5}]) == []
+    assert [row["id"] for row in made.payload()] == [0, 1, 2, step.number, 4]
+    assert made.schemas() == 2
 
 
-NESTED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ("s struct<x: int>", "s struct<x: int, y: array<string>>", {"s": {"x": 1}}, {"s": {"x": 2, "y": ["z", None]}}, {}),
+AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+ADDED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "s struct<x: int>",
+        "s struct<x: int, y: array<string>>",
+        {"s": {"x": 1}},
+        {"s": {"x": 2, "y": ["z", None]}},
+        {"s": {"x": 1, "y": None}},
+    ),
     (
         "l array<struct<x: int>>",
-        "l array<struct<x: int, y: struct<z: date>>>",
+        "l array<struct<x: int, y: struct<z: date not null>>>",
         {"l": [{"x": 1}, None]},
         {"l": [{"x": 2, "y": {"z": dt.date(2026, 1, 1)}}]},
         {"l": [{"x": 1, "y": None}, None]},
@@ -65,11 +99,11 @@ NESTED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {"m": [("k", {"x": 0.25, "y": 1})]},
         {"m": [("k", {"x": 0.5, "y": None})]},
     ),
-    ("a int", "a int, b timestamp", {"a": 1}, {"a": 2, "b": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)}, {}),
+    ("a int", "a int, b timestamp not null", {"a": 1}, {"a": 2, "b": AT}, {"a": 1, "b": None}),
 ]
 
 
-@pytest.mark.parametrize(("held", "wanted", "first", "second", "as_read"), NESTED, ids=[case[1] for case in NESTED])
+@pytest.mark.parametrize(("held", "wanted", "first", "second", "as_read"), ADDED, ids=[case[1] for case in ADDED])
 def test_each_kind_of_addition_and_old_rows_read_back(
     empty: FormatTable,
     held: str,
@@ -80,19 +114,15 @@ def test_each_kind_of_addition_and_old_rows_read_back(
 ) -> None:
     empty.evolving(held).land(0, [first])
     empty.evolving(wanted, "add").land(1, [second])
-    if not as_read:
-        as_read = {"a": 1, "b": None} if "a" in first else {"s": {"x": 1, "y": None}}
     assert empty.payload() == [as_read, second]
 
 
-def test_a_wider_type_is_made_or_refused_by_name(made: FormatTable) -> None:
-    if not made.widens:
+def test_a_wider_type_is_refused_by_name_where_the_format_has_none(made: FormatTable) -> None:
+    if made.widens:
+        assert made.evolving("id bigint, name string", "widen").land(3, [{"id": 2**40}]) == list(WIDENS.changes)
+    else:
         with pytest.raises(InvalidArgument, match="a wider type is a table feature"):
             made.evolving("id bigint, name string", "widen")
-        return
-    changes = made.evolving("id bigint, name string", "widen").land(3, [{"id": 2**40}])
-    assert changes == ["widen column id from int to bigint"]
-    assert [row["id"] for row in made.payload()] == [0, 1, 2, 2**40]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +180,12 @@ def test_a_rescued_column_of_another_type_is_refused(empty: FormatTable) -> None
         empty.evolving(None, rescues=True)
 
 
-def test_rows_that_bring_columns_of_their_own(made: FormatTable) -> None:
+@pytest.mark.parametrize("in_files", [False, True], ids=["in one file", "in several files"])
+def test_rows_that_bring_columns_of_their_own(
+    made: FormatTable, in_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_files:
+        monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
     run = made.evolving(None, "add", grows=True)
     wider = run.schema.append(pa.field("x", pa.int64())).append(pa.field("s", pa.struct([("a", pa.string())])))
     widest = wider.set(3, pa.field("s", pa.struct([("a", pa.string()), ("b", pa.bool_())])))
@@ -172,6 +207,7 @@ def test_rows_that_bring_columns_of_their_own(made: FormatTable) -> None:
         (6, None, {"a": "r", "b": None}),
         (7, None, None),
     ]
+    assert made.schemas() == 2
     made.assert_whole()
 
 
@@ -203,21 +239,26 @@ def test_two_runs_that_add_the_same_column_both_land(made: FormatTable, late: bo
 
 
 CONFLICTS: dict[str, Callable[[FormatTable], object]] = {
+    "a wider type": lambda made: made.evolving("id bigint", "widen").land(3, [{"id": 2**40}]),
     "another column": lambda made: made.evolving("id int, other string", "add").land(3, [{"id": 3, "other": "o"}]),
     "the same column of another type": lambda made: made.evolving("score string", "add").land(3, [{"score": "s"}]),
 }
 
 
-@pytest.mark.parametrize("other", CONFLICTS.values(), ids=CONFLICTS.keys())
+@pytest.mark.parametrize(
+    ("empty", "other"),
+    [(name, other) for name in FORMATS for other in CONFLICTS if name in WIDENING or other != "a wider type"],
+    indirect=["empty"],
+)
 @pytest.mark.parametrize("late", [False, True], ids=["before the look of the commit", "in the commit"])
 def test_another_schema_change_meanwhile_is_a_conflict_that_leaves_nothing(
-    made: FormatTable, other: Callable[[FormatTable], object], late: bool
+    made: FormatTable, other: str, late: bool
 ) -> None:
     if late:
-        made.meet(before(lambda: other(made)))
+        made.meet(before(lambda: CONFLICTS[other](made)))
     run = made.evolving(WITH_SCORE, "add")
     if not late:
-        other(made)
+        CONFLICTS[other](made)
     with pytest.raises(StaleFiles, match="the schema was changed"):
         run.land(4, [{"id": 4, "score": 4.5}])
 
@@ -239,12 +280,22 @@ def test_one_adds_while_another_appends(made: FormatTable) -> None:
     made.assert_whole()
 
 
-@pytest.mark.parametrize("fault", [applied(ReadTimeout()), unapplied(ReadTimeout())], ids=["applied", "not applied"])
-def test_an_unknown_outcome_changes_the_schema_once(made: FormatTable, fault: Fault) -> None:
+@EACH_STEP
+def test_another_appends_right_before_a_commit_that_changes_the_schema(made: FormatTable, step: Step) -> None:
+    made.meet(before(lambda: made.evolving("id int, name string").land(3, [{"id": 3}])))
+    changes = made.evolving(step.schema, step.evolution).land(4, [{"id": step.number + 1}])
+    assert changes == list(step.changes)
+    assert [row["id"] for row in made.payload()] == [0, 1, 2, 3, step.number + 1]
+    made.assert_whole()
+
+
+@EACH_STEP
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_an_unknown_outcome_changes_the_schema_once(made: FormatTable, step: Step, fault: Fault) -> None:
     made.meet(fault)
-    assert made.evolving(WITH_SCORE, "add").land(3, [{"id": 3, "score": 0.5}]) == ["add column score double"]
+    assert made.evolving(step.schema, step.evolution).land(3, [{"id": 3, "score": 0.5}]) == list(step.changes)
     assert made.payload() == [*old(score=None), {"id": 3, "name": None, "score": 0.5}]
-    assert len(made.commits()) == 2
+    assert (len(made.commits()), made.schemas()) == (2, 2)
     made.assert_whole()
 
 
@@ -257,14 +308,13 @@ def test_an_error_before_the_commit_leaves_no_trace(made: FormatTable) -> None:
     made.assert_whole()
 
 
-def test_replace_over_a_table_that_it_evolves(made: FormatTable) -> None:
-    changes = made.evolving(WITH_SCORE, "add").replace(1, [{"id": 11, "name": "new", "score": 1.5}])
-    assert changes == ["add column score double"]
-    assert made.payload() == [
-        {"id": 0, "name": "n0", "score": None},
-        {"id": 11, "name": "new", "score": 1.5},
-        {"id": 2, "name": "n2", "score": None},
-    ]
+@EACH_STEP
+def test_replace_over_a_table_that_it_evolves(made: FormatTable, step: Step) -> None:
+    row = {"id": step.number, "name": "new", "score": 1.5}
+    changes = made.evolving(step.schema, step.evolution).replace(1, [row])
+    assert changes == list(step.changes)
+    first, _, last = old(score=None)
+    assert made.payload() == [first, row, last]
     assert len(made.commits()) == 2
     made.assert_whole()
 

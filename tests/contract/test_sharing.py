@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.noop import NoopCatalog
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ports import SharedSink
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.run.job import ExtractConfig, build_job
-from tests.contract.conftest import versions
-from tests.support.replacing import ORDERS, Run, offsets_of, ranges
+from airflow_lakestream.run.job import build_job
+from tests.support.replacing import ORDERS, Run, offsets_of, ranges, versions
 from tests.support.table_formats import FormatTable
 
 WHOLE = ((0, 0, 30), "old")

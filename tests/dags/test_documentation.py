@@ -138,10 +138,9 @@ def test_a_documented_sensor_can_be_made(snippet: Snippet) -> None:
 
 @pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)
 def test_a_documented_reader_finds_the_ledger(
-    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic, produce, tmp_path: Path
+    snippet: Snippet, airflow: AirflowHome, connections: Connections, topic_of, tmp_path: Path
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [b'{"timestamp": "2026-11-20T05:05:00Z"}'] * 5)
+    name = topic_of([b'{"timestamp": "2026-11-20T05:05:00Z"}'] * 5)
     assert airflow.run(airflow.dag(DAGS / "clickstream_to_lake.py"), {"topic": name}).state == "success"
     extra = json.loads(os.environ["AIRFLOW_CONN_ICEBERG_DEFAULT"])["extra"]
     lines = [f"    {key}: {value}\n" for key, value in extra.items()]

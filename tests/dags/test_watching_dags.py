@@ -11,7 +11,7 @@ import pendulum
 import pytest
 
 from tests.support.airflow_home import DAGS, AirflowHome, Connections, Run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import Lake, events
 
 DAY = 1_763_596_800_000
@@ -44,11 +44,10 @@ def states(run: Run, task_id: str) -> list[str]:
 
 
 @pytest.fixture
-def streams(lake: Lake, topic: Topics, produce: Producing, connections: Connections) -> list[dict[str, Any]]:
+def streams(lake: Lake, topic_of: TopicOf, connections: Connections) -> list[dict[str, Any]]:
     """Give two streams: one idle, and one whose consumer has stopped long ago."""
     for group, landed in (("idle", 4), ("stopped", 2)):
-        name = topic(1, **KEPT)
-        produce(name, 0, events(0, 0, 4), timestamps=[DAY + n for n in range(4)])
+        name = topic_of(events(0, 0, 4), timestamps=[DAY + n for n in range(4)], **KEPT)
         lake.land(name, table=f"lake.{group}", consumer_group=group, max_records=landed)
     return [{"table": f"lake.{group}", "consumer_group": group} for group in ("idle", "stopped")]
 

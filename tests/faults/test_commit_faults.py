@@ -14,7 +14,6 @@ from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
 from tests.support.faults import (
-    BeforeCommit,
     CatalogDown,
     DyingCatalog,
     Fault,
@@ -22,17 +21,11 @@ from tests.support.faults import (
     LateCatalog,
     ReadTimeout,
     applied,
+    before,
     passed,
     unapplied,
 )
-from tests.support.lake import (
-    QUICK_RETRIES,
-    Lake,
-    append_foreign_rows,
-    assert_files_are_whole,
-    assert_landed_once,
-    events,
-)
+from tests.support.lake import QUICK_RETRIES, Lake, assert_files_are_whole, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -168,8 +161,8 @@ def test_a_foreign_commit_and_then_a_lost_answer(
     # PyIceberg rebases on the foreign snapshot, and it is the rebased commit that nobody confirms.
     case = make_case(creates=False, retries=retries)
     lake = case.lake
-    faulty = FaultyCatalog(lake.catalog(), passed, outcome(error))
-    report = case.run(BeforeCommit(faulty, lambda: append_foreign_rows(lake.table())))
+    faulty = FaultyCatalog(lake.catalog(), before(lake.append_foreign), outcome(error))
+    report = case.run(faulty)
     assert faulty.commits >= 2
     assert_landed_once(lake, case.topic, {0: BEFORE + MORE})
     assert len(lake.snapshots()) == 3

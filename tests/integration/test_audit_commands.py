@@ -14,12 +14,13 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
 
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.operators.audit import CouldNotLook, LakestreamAuditOperator
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf, Topics
 from tests.support.lake_reading import numbers
 
 pytestmark = pytest.mark.integration
@@ -29,10 +30,9 @@ AUDIT = ("audit", "--table", TABLE, "--group", GROUP)
 
 
 @pytest.fixture
-def landed(connections: Connections, kafka: Kafka, topic: Topics, produce: Producing) -> str:
+def landed(connections: Connections, kafka: Kafka, topic_of: TopicOf) -> str:
     """Give a topic of one partition, its 20 records landed."""
-    name = topic(partitions=1)
-    produce(name, 0, numbers(20))
+    name = topic_of(numbers(20))
     config = ExtractConfig(topic=name, table=TABLE, consumer_group=GROUP)
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
     return name

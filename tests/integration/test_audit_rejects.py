@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from airflow_lakestream.audit.result import AuditResult, AuditVerdict
-from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.rejects.settlement import rejects_of
-from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
-from tests.support.lake import GROUP, TABLE
-from tests.support.lake_reading import OpenLake, numbers
+from tests.support.broker import Producing, TopicOf
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, TABLE, Lake
+from tests.support.lake_reading import numbers
 
 pytestmark = pytest.mark.integration
 
@@ -27,30 +24,20 @@ CLEAN, DAMAGE = AuditVerdict.CLEAN, AuditVerdict.DAMAGE
 
 
 @pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
+def name(topic_of: TopicOf) -> str:
+    return topic_of(VALUES)
 
 
-@pytest.fixture
-def name(topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
-    return made
-
-
-def audit(lake: OpenLake, *, full: bool = True, group: str = GROUP) -> AuditResult:
-    return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
-
-
-def both_ways(lake: OpenLake) -> tuple[AuditVerdict, AuditVerdict]:
+def both_ways(lake: Lake) -> tuple[AuditVerdict, AuditVerdict]:
     """Return what the quick and the full audit say."""
-    return audit(lake, full=False).verdict, audit(lake).verdict
+    return lake.audit(full=False).verdict, lake.audit().verdict
 
 
-def test_rejected_records_are_not_missing(lake: OpenLake, name: str) -> None:
+@EACH_FORMAT
+def test_rejected_records_are_not_missing(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, tombstones="reject")
-    result = audit(lake)
-    assert (result.verdict, audit(lake, full=False).verdict) == (CLEAN, CLEAN)
+    result = lake.audit()
+    assert (result.verdict, lake.audit(full=False).verdict) == (CLEAN, CLEAN)
     [found] = result.partitions
     assert (found.rows, found.rejected, found.readable) == (4, 3, 7)
     assert result.to_dict()["partitions"][0]["rejected"] == 3
@@ -58,44 +45,42 @@ def test_rejected_records_are_not_missing(lake: OpenLake, name: str) -> None:
     assert result.to_dict()["not_verifiable_by_count"] == []
 
 
-def test_skipped_records_are_known_by_count_only_and_said_so(lake: OpenLake, name: str) -> None:
+def test_skipped_records_are_known_by_count_only_and_said_so(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, tombstones="skip")
-    for result in (audit(lake), audit(lake, full=False)):
+    for result in (lake.audit(), lake.audit(full=False)):
         assert result.verdict is CLEAN
         assert result.to_dict()["not_verifiable_by_count"] == [{"topic": name, "skipped": 1, "filtered": 0}]
         assert f"not verifiable: {name}: 1 skipped records" in result.render()
-    [found] = audit(lake).partitions
+    [found] = lake.audit().partitions
     assert found.not_verifiable == RangeSet.of(name, 0, 5, 6)
     assert not found.missing
 
 
-def test_beside_skipped_records_a_missing_row_is_still_found(lake: OpenLake, name: str) -> None:
+def test_beside_skipped_records_a_missing_row_is_still_found(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, tombstones="skip")
     lake.table().delete("_kafka_offset = 4")
-    result = audit(lake)
+    result = lake.audit()
     assert result.verdict is DAMAGE
     assert result.partitions[0].missing == RangeSet.of(name, 0, 4, 6)
     assert any("1 records are certainly missing" in note for note in result.notes)
 
 
-def test_beside_skipped_records_one_too_many_without_a_row_is_damage(
-    lake: OpenLake, name: str, produce: Producing
-) -> None:
+def test_beside_skipped_records_one_too_many_without_a_row_is_damage(lake: Lake, name: str, produce: Producing) -> None:
     lake.land(name, schema=SCHEMA, on_error="skip", tombstones="skip")
     # A row out, another row in: by the counts alone nothing is missing.
     row = lake.table().scan(row_filter="_kafka_offset = 4").to_arrow()
     lake.table().delete("_kafka_offset = 4")
-    assert audit(lake).verdict is DAMAGE
+    assert lake.audit().verdict is DAMAGE
     moved = row.set_column(row.column_names.index("_kafka_offset"), row.schema.field("_kafka_offset"), [[5]])
     lake.table().append(moved)
     assert both_ways(lake) == (CLEAN, CLEAN), "as many without a row as were skipped: not to be told"
 
 
-def test_a_rejected_record_that_is_gone_is_missing(lake: OpenLake, name: str, admin: AdminClient) -> None:
+def test_a_rejected_record_that_is_gone_is_missing(lake: Lake, name: str, admin: AdminClient) -> None:
     lake.land(name, schema=SCHEMA)
     lake.table(REJECTS).delete("_kafka_offset = 3")
-    result = audit(lake)
-    assert (result.verdict, audit(lake, full=False).verdict) == (DAMAGE, DAMAGE)
+    result = lake.audit()
+    assert (result.verdict, lake.audit(full=False).verdict) == (DAMAGE, DAMAGE)
     assert result.partitions[0].missing == RangeSet.of(name, 0, 3, 4)
     assert f"{name}, reject table: the ledger counts 3 rejected records, found were 2: 1 missing." in result.damages
 
@@ -103,12 +88,12 @@ def test_a_rejected_record_that_is_gone_is_missing(lake: OpenLake, name: str, ad
     assert both_ways(lake) == (DAMAGE, DAMAGE)
     # Also where Kafka does not show them any more.
     admin.delete_records([TopicPartition(name, 0, 7)])[TopicPartition(name, 0, 7)].result(30)
-    result = audit(lake)
+    result = lake.audit()
     assert result.verdict is DAMAGE
     assert not result.partitions[0].missing
 
 
-def test_a_row_beside_its_rejected_record_is_found(lake: OpenLake, name: str) -> None:
+def test_a_row_beside_its_rejected_record_is_found(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, tombstones="reject")
     row = lake.table().scan(row_filter="_kafka_offset = 4").to_arrow()
     moved = row.set_column(row.column_names.index("_kafka_offset"), row.schema.field("_kafka_offset"), [[3]])
@@ -116,7 +101,7 @@ def test_a_row_beside_its_rejected_record_is_found(lake: OpenLake, name: str) ->
     again = lake.table(REJECTS).scan(row_filter="_kafka_offset = 5").to_arrow()
     lake.table(REJECTS).append(again)
 
-    result = audit(lake)
+    result = lake.audit()
 
     assert result.verdict is DAMAGE
     [found] = result.partitions
@@ -130,27 +115,26 @@ def test_a_row_beside_its_rejected_record_is_found(lake: OpenLake, name: str) ->
     assert (as_json["both"], as_json["rejected_twice"]) == ([[3, 4]], [[5, 6]])
 
 
-def test_what_was_rolled_back_does_not_count(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_what_was_rolled_back_does_not_count(lake: Lake, name: str, produce: Producing) -> None:
     lake.land(name, schema=SCHEMA, max_records=1)
     lake.land(name, schema=SCHEMA)
-    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[0]).commit()
-    quick, full = audit(lake, full=False), audit(lake)
+    lake.roll_back(lake.snapshots()[0])
+    quick, full = lake.audit(full=False), lake.audit()
     assert (quick.verdict, full.verdict) == (CLEAN, CLEAN)
     assert full.partitions[0].rejected == 0
     assert any("has 3 records, of which 0 count" in note for note in quick.notes)
 
 
-def test_two_groups_in_one_table(lake: OpenLake, name: str) -> None:
+def test_two_groups_in_one_table(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA)
     lake.land(name, consumer_group="other", allow_group_overlap=True)
     assert both_ways(lake) == (CLEAN, CLEAN)
     lake.table(REJECTS).delete("consumer_group = 'other' and _kafka_offset = 1")
     for group in (GROUP, "other"):
-        assert audit(lake, group=group).partitions[0].missing == RangeSet.of(name, 0, 1, 2)
+        assert lake.audit(group=group).partitions[0].missing == RangeSet.of(name, 0, 1, 2)
 
 
-def test_no_bad_records_no_reject_table(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, numbers(3))
+def test_no_bad_records_no_reject_table(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(numbers(3))
     lake.land(made)
     assert both_ways(lake) == (CLEAN, CLEAN)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from airflow_lakestream.exceptions import BadRecord, Terminal
-from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
-from tests.support.lake_reading import OpenLake, at
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.lake import Lake
+from tests.support.lake_reading import at
 
 pytestmark = pytest.mark.integration
 
@@ -38,18 +36,12 @@ BAD = {
 }
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_value_among_good_ones_fails_the_run_with_its_place_and_reason(
-    lake: OpenLake, topic: Topics, produce: Producing, case: str
+    lake: Lake, topic_of: TopicOf, case: str
 ) -> None:
     value, reason = BAD[case]
-    name = topic(partitions=1)
-    produce(name, 0, [GOOD, GOOD, value, GOOD])
+    name = topic_of([GOOD, GOOD, value, GOOD])
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, schema=SCHEMA, on_error="fail")
@@ -63,12 +55,9 @@ def test_a_bad_value_among_good_ones_fails_the_run_with_its_place_and_reason(
 
 
 @pytest.mark.parametrize("case", ["null", "two documents on two lines", "truncated", "invalid UTF-8", "NaN"])
-def test_a_value_that_is_no_json_object_is_found_without_a_schema_too(
-    lake: OpenLake, topic: Topics, produce: Producing, case: str
-) -> None:
+def test_a_value_that_is_no_json_object_is_found_without_a_schema_too(lake: Lake, topic_of: TopicOf, case: str) -> None:
     value, reason = BAD[case]
-    name = topic(partitions=1)
-    produce(name, 0, [GOOD, value])
+    name = topic_of([GOOD, value])
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, on_error="fail")
@@ -85,11 +74,8 @@ def thousands_with(*bad: tuple[int, bytes]) -> list[bytes | str]:
     return values
 
 
-def test_the_first_of_several_is_named_in_the_middle_of_thousands(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, thousands_with((12_345, b'{"n": 1.5}'), (12_346, b"null"), (19_999, b"")))
+def test_the_first_of_several_is_named_in_the_middle_of_thousands(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(thousands_with((12_345, b'{"n": 1.5}'), (12_346, b"null"), (19_999, b"")))
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, schema=SCHEMA, on_error="fail")
@@ -99,12 +85,8 @@ def test_the_first_of_several_is_named_in_the_middle_of_thousands(
     assert lake.has_nothing()
 
 
-def test_of_two_partitions_one_of_the_two_first_bad_records_is_named(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, thousands_with((9_000, b"null"), (9_001, b"")))
-    produce(name, 1, thousands_with((15_000, b"[1]"), (16_000, b"")))
+def test_of_two_partitions_one_of_the_two_first_bad_records_is_named(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(thousands_with((9_000, b"null"), (9_001, b"")), thousands_with((15_000, b"[1]"), (16_000, b"")))
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, schema=SCHEMA, on_error="fail")
@@ -114,7 +96,7 @@ def test_of_two_partitions_one_of_the_two_first_bad_records_is_named(
     assert lake.has_nothing()
 
 
-def test_a_table_that_is_there_stays_as_it_was(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_table_that_is_there_stays_as_it_was(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=2)
     produce(name, 0, [GOOD])
     lake.land(name, schema=SCHEMA)
@@ -132,10 +114,9 @@ def test_a_table_that_is_there_stays_as_it_was(lake: OpenLake, topic: Topics, pr
 
 
 def test_what_was_committed_before_the_bad_record_stays_and_is_not_landed_again(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [GOOD] * 5)
+    name = topic_of([GOOD] * 5)
     lake.land(name, schema=SCHEMA, max_records=3)
     produce(name, 0, [b"null"])
 
@@ -145,22 +126,16 @@ def test_what_was_committed_before_the_bad_record_stays_and_is_not_landed_again(
     assert lake.offsets() == at(0, range(3))
 
 
-def test_tombstones_are_rows_of_nulls_where_no_column_is_required(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [None, '{"n": 1}', None])
+def test_tombstones_are_rows_of_nulls_where_no_column_is_required(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([None, '{"n": 1}', None])
 
     lake.land(name)
 
     assert lake.column("n") == [None, 1, None]
 
 
-def test_tombstones_alone_can_be_landed_once_the_schema_is_given(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [None, None])
+def test_tombstones_alone_can_be_landed_once_the_schema_is_given(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([None, None])
 
     with pytest.raises(Exception, match="schema: it can't be inferred"):
         lake.land(name)

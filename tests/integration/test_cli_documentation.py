@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from airflow_lakestream.cli.app import app, run
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.lake_reading import numbers
 
 pytestmark = pytest.mark.integration
@@ -36,10 +37,9 @@ COMMANDS = {
 
 
 def test_every_documented_command_exits_as_documented(
-    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing, capsys: pytest.CaptureFixture[str]
+    connections: Connections, kafka: Kafka, topic_of: TopicOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [*numbers(300), "not JSON"])
+    name = topic_of([*numbers(300), "not JSON"])
     config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))
     commands = [(shlex.split(line), int(code or 0)) for line, code in COMMAND.findall(PAGE.read_text())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,31 +12,22 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.audit.delta import DeltaAudit
 from airflow_lakestream.audit.result import AuditVerdict
-from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.plan import DataLoss
-from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake
-from tests.support.lake import TABLE, Lake, events
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import Lake, events
 from tests.support.sensing import commit
 from tests.support.spark import by_spark
 from tests.support.transactions import Transaction
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, EACH_FORMAT]
 
 SCHEMA = "id bigint, name string, score double"
 PARTITIONS = 3
 Position = tuple[int, int]
-
-
-@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
-    made: Lake = request.param(tmp_path, kafka.client_config())
-    return made
 
 
 @pytest.fixture
@@ -72,15 +62,8 @@ def origin(lake: Lake, group: str) -> dict[int, int]:
     return dict(entry.origin)
 
 
-def is_there(lake: Lake) -> bool:
-    return Path(lake.place).exists() if isinstance(lake, DeltaLake) else not lake.has_nothing()
-
-
 def assert_clean(lake: Lake, group: str) -> None:
-    if isinstance(lake, DeltaLake):
-        result = DeltaAudit(table=lake.place, consumer_group=group, full=True, kafka=lake.kafka).run(DeltaStorage())
-    else:
-        result = Audit(table=TABLE, consumer_group=group, full=True, kafka=lake.kafka).run(lake.catalog())
+    result = lake.audit(group=group)
     assert result.verdict is AuditVerdict.CLEAN, result.render()
 
 
@@ -125,12 +108,12 @@ def test_a_group_begins_where_it_committed_or_is_refused(
             with pytest.raises(InvalidArgument, match=r"^start_offset: .*not in the log yet") as caught:
                 lake.land(name, on_data_loss=on_data_loss, **given)
             assert all((f"{name}[{p}] " in str(caught.value)) == (p in ahead) for p in known)
-        assert not is_there(lake)
+        assert lake.has_nothing()
     elif gone:
         with pytest.raises(DataLoss) as lost_some:
             lake.land(name, **given)
         assert [(r.partition, r.from_offset, r.until_offset) for r in lost_some.value.ranges] == gone
-        assert not is_there(lake)
+        assert lake.has_nothing()
     if not ahead:
         lake.land(name, on_data_loss="record", **given)
         assert lost(lake, group) == gone
@@ -168,12 +151,12 @@ def test_spark_begins_where_the_group_committed_or_refuses(
     commit(admin, group, name, {0: 99, 1: 9, 2: 4})
     with pytest.raises(InvalidArgument, match=r"not in the log yet: .*\[0\] 99 .*\[1\] 9 "):
         run(on_data_loss="record")
-    assert not is_there(lake)
+    assert lake.has_nothing()
     # One that lies below what retention left, one inside the open transaction.
     commit(admin, group, name, {0: 1, 1: 7, 2: 4})
     with pytest.raises(DataLoss, match=r"\[0\] \[1,2\)"):
         run()
-    assert not is_there(lake)
+    assert lake.has_nothing()
     run(on_data_loss="record")
     assert (lost(lake, group), origin(lake, group)) == ([(0, 1, 2)], {0: 1, 1: 7, 2: 4})
     assert rows(lake, name) == [(0, 2), (0, 3), (0, 4), (2, 4)]

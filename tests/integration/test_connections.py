@@ -37,9 +37,10 @@ from airflow_lakestream.kafka.errors import (
 )
 from dev.services.kafka import Kafka
 from dev.stack import Stack
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedReader
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake import Lake
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
@@ -48,13 +49,8 @@ WRONG_PASSWORD = "wrong-but-secret"  # a made-up one
 
 
 @pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
-def secure(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.secure_client_config())
+def secure(tmp_path: Path, kafka: Kafka) -> Lake:
+    return Lake(tmp_path, kafka.secure_client_config())
 
 
 def everything_said(error: BaseException, caplog: pytest.LogCaptureFixture) -> str:
@@ -70,11 +66,9 @@ def everything_said(error: BaseException, caplog: pytest.LogCaptureFixture) -> s
 
 
 def test_a_topic_lands_through_sasl_ssl_with_scram(
-    secure: OpenLake, kafka: Kafka, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture
+    secure: Lake, kafka: Kafka, topic_of: TopicOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(2))
+    name = topic_of(numbers(3), numbers(2))
 
     with caplog.at_level(logging.DEBUG):
         secure.land(name)
@@ -102,7 +96,7 @@ def test_a_topic_lands_through_sasl_ssl_with_scram(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_settings_that_are_refused_are_named_at_once_and_secrets_are_not(
-    secure: OpenLake,
+    secure: Lake,
     kafka: Kafka,
     topic: Topics,
     tmp_path: Path,
@@ -114,7 +108,7 @@ def test_settings_that_are_refused_are_named_at_once_and_secrets_are_not(
     if settings.get("ssl.ca.location") == "probe":
         settings = {"ssl.ca.location": str(_another_ca(tmp_path))}
     changed = {**kafka.secure_client_config(), **settings}
-    lake = OpenLake(tmp_path, {key: value for key, value in changed.items() if value is not None})
+    lake = Lake(tmp_path, {key: value for key, value in changed.items() if value is not None})
     name = topic(partitions=1)
     job = lake.job(name)
     started = time.monotonic()
@@ -143,7 +137,7 @@ def _another_ca(folder: Path) -> Path:
     return path
 
 
-def test_a_missing_topic_is_named_with_the_remedy(lake: OpenLake) -> None:
+def test_a_missing_topic_is_named_with_the_remedy(lake: Lake) -> None:
     with pytest.raises(TopicMissing, match=r"'no-such-topic' does not exist.*Create it first") as caught:
         lake.land("no-such-topic")
     assert isinstance(caught.value, Terminal)
@@ -187,7 +181,7 @@ def unanswered(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         logger.setLevel(logging.INFO)
 
         def run(port: int) -> Outcome:
-            lake = OpenLake(tmp_path_factory.mktemp("lake"), {"bootstrap.servers": f"127.0.0.1:{port}"})
+            lake = Lake(tmp_path_factory.mktemp("lake"), {"bootstrap.servers": f"127.0.0.1:{port}"})
             started = time.monotonic()
             with pytest.raises(LakestreamError) as caught:
                 lake.land("any")
@@ -242,10 +236,9 @@ def test_the_log_stays_readable_while_no_broker_answers(unanswered: dict[str, Ou
 )
 @pytest.mark.parametrize("schema", ["n bigint, at timestamp", None], ids=["given", "inferred"])
 def test_a_design_that_can_not_be_is_refused_and_nothing_half_made_stays(
-    lake: OpenLake, topic: Topics, produce: Producing, argument: str, value: Any, schema: str | None
+    lake: Lake, topic_of: TopicOf, argument: str, value: Any, schema: str | None
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1, "at": "2026-11-20T05:05:00Z"}'])
+    name = topic_of(['{"n": 1, "at": "2026-11-20T05:05:00Z"}'])
 
     with pytest.raises(InvalidArgument) as caught:
         lake.land(name, **{"schema": schema, argument: value})
@@ -265,10 +258,9 @@ def test_a_design_that_can_not_be_is_refused_and_nothing_half_made_stays(
     ],
 )
 def test_what_contradicts_the_table_is_refused_and_the_table_stays(
-    lake: OpenLake, topic: Topics, produce: Producing, argument: str, value: Any
+    lake: Lake, topic_of: TopicOf, produce: Producing, argument: str, value: Any
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name)
     files = sorted(lake.files())
     produce(name, 0, numbers(2, 2))
@@ -311,7 +303,7 @@ def allow(kafka: Kafka, resource: ResourceType, name: str, *operations: AclOpera
 
 def test_a_forbidden_topic_is_refused_and_named(strict: Kafka, strict_topic: Topics, tmp_path: Path) -> None:
     name = strict_topic(partitions=1)
-    lake = OpenLake(tmp_path, strict.secure_client_config())
+    lake = Lake(tmp_path, strict.secure_client_config())
 
     with pytest.raises((KafkaRefused, TopicMissing), match=name):
         lake.land(name)
@@ -324,7 +316,7 @@ def test_a_topic_that_may_be_described_and_not_read_is_refused(
     name = strict_topic(partitions=1)
     Producing(strict.client_config())(name, 0, numbers(2))
     allow(strict, ResourceType.TOPIC, name, AclOperation.DESCRIBE)
-    lake = OpenLake(tmp_path, strict.secure_client_config())
+    lake = Lake(tmp_path, strict.secure_client_config())
 
     with pytest.raises(KafkaRefused, match=rf"{name}.*ACLs"):
         lake.land(name)
@@ -337,7 +329,7 @@ def test_a_forbidden_group_only_warns(
     name = strict_topic(partitions=1)
     Producing(strict.client_config())(name, 0, numbers(2))
     allow(strict, ResourceType.TOPIC, name, AclOperation.DESCRIBE, AclOperation.READ)
-    lake = OpenLake(tmp_path, strict.secure_client_config())
+    lake = Lake(tmp_path, strict.secure_client_config())
 
     with caplog.at_level(logging.WARNING, "airflow_lakestream"):
         lake.land(name)
@@ -359,7 +351,7 @@ def test_a_partition_that_falls_silent_is_a_stall_that_says_what_is_missing(
     produce(name, 1, large)
     # A client that fetches little ahead, so that the broker falls silent while most is still on its side.
     little = {"queued.max.messages.kbytes": 1024, "max.partition.fetch.bytes": 2**20, "fetch.max.bytes": 2**20}
-    lake = OpenLake(tmp_path, {**strict.client_config(), **little, "message.max.bytes": 2**20})
+    lake = Lake(tmp_path, {**strict.client_config(), **little, "message.max.bytes": 2**20})
     job = lake.job(name, poll_timeout=3)
     try:
         silence = InterposedReader(job.reader, lambda: os.kill(strict.pid, signal.SIGSTOP))

@@ -11,28 +11,28 @@ from airflow_lakestream.core.landing.job import CHUNKS_AHEAD, Stopped
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.tables import row_buffer
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader, InterposedSource, SmallChunks, WatchedFileIO
-from tests.support.lake import GROUP, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
 WATCHED = {"py-io-impl": "tests.support.faults.WatchedFileIO"}
 
 
-def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_lands_nothing(
-    lake: Lake, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("lake", "each"), [("iceberg", 250_000), ("delta", 10_000)], indirect=["lake"])
+def test_many_records_over_four_partitions_land_once_each_and_a_second_run_lands_nothing(
+    lake: Lake, topic_of: TopicOf, caplog: pytest.LogCaptureFixture, each: int
 ) -> None:
-    name, each = topic(4), 250_000
-    for partition in range(4):
-        produce(name, partition, events(partition, 0, each))
+    name = topic_of(*(events(partition, 0, each) for partition in range(4)))
 
     report = lake.land(name)
 
     assert_landed_once(lake, name, dict.fromkeys(range(4), each))
     assert report.to_dict() | {"snapshot_ids": [], "snapshot_id": 0} == {
         "topic": name,
-        "table": "lake.events",
+        "table": lake.name,
         "consumer_group": GROUP,
         "snapshot_ids": [],
         "snapshot_id": 0,
@@ -54,17 +54,19 @@ def test_a_million_records_over_four_partitions_land_once_each_and_a_second_run_
         "schema_changes": [],
     }
     assert report.snapshot_ids == lake.snapshots()
+    assert lake.committed_offsets(name) == dict.fromkeys(range(4), each)
 
     caplog.clear()
     with caplog.at_level(logging.INFO, "airflow_lakestream"):
         again = lake.land(name)
 
     assert (again.counts.read, again.counts.written, again.snapshot_ids) == (0, 0, [])
-    assert f"{name}: lake.events lacks nothing that is in Kafka now." in caplog.text
+    assert f"{name}: {lake.name} lacks nothing that is in Kafka now." in caplog.text
     assert lake.snapshots() == report.snapshot_ids
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
+@EACH_FORMAT
 def test_later_records_land_behind_the_earlier_ones(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(2)
     for first in (0, 10, 20):
@@ -75,12 +77,8 @@ def test_later_records_land_behind_the_earlier_ones(lake: Lake, topic: Topics, p
     assert_landed_once(lake, name, {0: 30, 1: 30})
 
 
-def test_max_records_ends_each_run_exactly_there_and_the_next_goes_on(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(3)
-    for partition in range(3):
-        produce(name, partition, events(partition, 0, 100))
+def test_max_records_ends_each_run_exactly_there_and_the_next_goes_on(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(*(events(partition, 0, 100) for partition in range(3)))
 
     taken, lags = [], []
     for _ in range(4):
@@ -93,25 +91,22 @@ def test_max_records_ends_each_run_exactly_there_and_the_next_goes_on(
     assert_landed_once(lake, name, dict.fromkeys(range(3), 100))
 
 
-def test_max_records_holds_for_all_tries_of_one_run_together(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100))
+@EACH_FORMAT
+def test_max_records_holds_for_all_tries_of_one_run_together(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 100))
     first = lake.land(name, "r", max_records=60)
     assert lake.land(name, "r", max_records=60).to_dict() == first.to_dict()
     assert lake.landed(name) == {0: [(0, 60)]}
 
 
+@EACH_FORMAT
 @pytest.mark.parametrize(
     "limits",
     [{"max_batch_bytes": 2_000}, {"checkpoint_interval": 0}, {"checkpoint_interval": 0, "max_records": 10_000}],
     ids=["bytes", "interval", "interval and records"],
 )
-def test_limits_cut_a_run_into_several_commits(
-    lake: Lake, topic: Topics, produce: Producing, limits: dict[str, int]
-) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 200))
+def test_limits_cut_a_run_into_several_commits(lake: Lake, topic_of: TopicOf, limits: dict[str, int]) -> None:
+    name = topic_of(events(0, 0, 200), events(1, 0, 200))
     job = lake.job(name, **limits)
 
     report = land(replace(job, reader=SmallChunks(job.reader, 50)))
@@ -120,13 +115,11 @@ def test_limits_cut_a_run_into_several_commits(
     assert report.snapshot_ids == lake.snapshots()
     assert report.counts.written == 400
     assert_landed_once(lake, name, {0: 200, 1: 200})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_a_batch_below_all_limits_is_one_commit(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 200))
+def test_a_batch_below_all_limits_is_one_commit(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 200), events(1, 0, 200))
     job = lake.job(name)
     assert len(land(replace(job, reader=SmallChunks(job.reader, 50))).snapshot_ids) == 1
 
@@ -154,10 +147,9 @@ def test_a_checkpoint_before_the_first_record_of_a_new_table_waits_for_it(
 
 
 def test_a_topic_that_keeps_growing_does_not_keep_the_run_from_ending(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100))
+    name = topic_of(events(0, 0, 100))
     grown = iter(range(100, 1_000_000, 100))
     job = lake.job(name, checkpoint_interval=0)
     growing = InterposedReader(
@@ -172,9 +164,8 @@ def test_a_topic_that_keeps_growing_does_not_keep_the_run_from_ending(
     assert_landed_once(lake, name, {0: 200})
 
 
-def test_idle_timeout_follows_the_topic_until_nothing_comes(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100))
+def test_idle_timeout_follows_the_topic_until_nothing_comes(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(events(0, 0, 100))
     grown = iter(range(100, 1_000_000, 100))
     job = lake.job(name, idle_timeout=1)
     # Look 1 plans; looks 2 and 5 are among those that wait for new records, and find some.
@@ -203,10 +194,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.usefixtures("a_file_for_each_chunk")
 def test_a_bad_record_in_the_first_batch_leaves_no_table_no_namespace_and_no_file(
-    lake: Lake, topic: Topics, produce: Producing, written: list[str]
+    lake: Lake, topic_of: TopicOf, written: list[str]
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 100), "not json", *events(0, 101, 99)])
+    name = topic_of([*events(0, 0, 100), "not json", *events(0, 101, 99)])
     job = lake.job(name, catalog=lake.catalog(**WATCHED), on_error="fail")
 
     with pytest.raises(BadRecord) as caught:
@@ -218,27 +208,23 @@ def test_a_bad_record_in_the_first_batch_leaves_no_table_no_namespace_and_no_fil
 
 
 @pytest.mark.usefixtures("a_file_for_each_chunk")
-def test_a_bad_record_in_a_later_batch_keeps_what_was_committed_and_nothing_else(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 100), "not json", *events(0, 101, 99)])
+def test_a_bad_record_in_a_later_batch_keeps_what_was_committed_and_nothing_else(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([*events(0, 0, 100), "not json", *events(0, 101, 99)])
     job = lake.job(name, max_batch_bytes=2000, on_error="fail")
 
     with pytest.raises(BadRecord):
         land(replace(job, reader=SmallChunks(job.reader, 20)))
 
     assert_landed_once(lake, name, {0: 60})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 @pytest.mark.usefixtures("a_file_for_each_chunk")
 @pytest.mark.parametrize("is_first", [True, False], ids=["no table yet", "table there"])
 def test_a_run_told_to_stop_while_reading_leaves_no_trace(
-    lake: Lake, topic: Topics, produce: Producing, is_first: bool, written: list[str]
+    lake: Lake, topic_of: TopicOf, produce: Producing, is_first: bool, written: list[str]
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100))
+    name = topic_of(events(0, 0, 100))
     before = [] if is_first else lake.land(name).snapshot_ids
     produce(name, 0, events(0, 100, 100))
     job = lake.job(name, catalog=lake.catalog(**WATCHED))
@@ -253,7 +239,7 @@ def test_a_run_told_to_stop_while_reading_leaves_no_trace(
         assert lake.has_nothing()
     else:
         assert lake.snapshots() == before
-        assert_files_are_whole(lake.table())
+        lake.assert_whole()
     lake.land(name)
     assert_landed_once(lake, name, {0: 200})
 
@@ -266,10 +252,9 @@ class DiskFull(OSError):
 @pytest.mark.parametrize("suffix", [".parquet", ".avro"], ids=["data file", "manifest"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["no table yet", "table there"])
 def test_a_file_that_can_not_be_written_leaves_no_trace(
-    lake: Lake, topic: Topics, produce: Producing, monkeypatch: pytest.MonkeyPatch, is_first: bool, suffix: str
+    lake: Lake, topic_of: TopicOf, produce: Producing, monkeypatch: pytest.MonkeyPatch, is_first: bool, suffix: str
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100))
+    name = topic_of(events(0, 0, 100))
     before = [] if is_first else lake.land(name).snapshot_ids
     produce(name, 0, events(0, 100, 100))
     seen: list[str] = []
@@ -288,7 +273,7 @@ def test_a_file_that_can_not_be_written_leaves_no_trace(
         assert lake.has_nothing()
     else:
         assert lake.snapshots() == before
-        assert_files_are_whole(lake.table())
+        lake.assert_whole()
     monkeypatch.undo()
     lake.land(name)
     assert_landed_once(lake, name, {0: 200})

@@ -13,9 +13,8 @@ from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.value_ranges import MAX_MILLIS
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake
-from tests.support.lake import GROUP, TABLE
-from tests.support.lake_reading import OpenLake
+from tests.support.delta_lake import DELTA, DeltaLake
+from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -29,11 +28,6 @@ UTC = dt.UTC
 
 
 @pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
 def name(topic: Topics, produce: Producing) -> str:
     """Give a topic with such records; those at 0 to 3 and 6 are rows."""
     name = topic(partitions=1, retention_ms=-1, message_timestamp_after_max_ms=2**63 - 1)
@@ -44,10 +38,10 @@ def name(topic: Topics, produce: Producing) -> str:
 
 
 def test_both_engines_land_what_fits_and_keep_the_rest(
-    lake: OpenLake, name: str, spark: SparkSession, tmp_path: Path, kafka: Kafka
+    lake: Lake, name: str, spark: SparkSession, tmp_path: Path, kafka: Kafka
 ) -> None:
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
-    by_spark = OpenLake(tmp_path / "spark", kafka.client_config())
+    by_spark = Lake(tmp_path / "spark", kafka.client_config())
     by_spark.folder.mkdir()
     SparkRun(by_spark, name).run(spark, mode="ranges", ranges=[[0, 0, 10]], schema=SCHEMA, max_rejected=1.0)
 
@@ -73,19 +67,17 @@ def test_both_engines_land_what_fits_and_keep_the_rest(
         assert one.landed(name) == {0: [(0, 10)]}
 
 
-def test_a_delta_table_takes_them_too_and_spark_reads_it(
-    name: str, spark: SparkSession, tmp_path: Path, kafka: Kafka
-) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
+@DELTA
+def test_a_delta_table_takes_them_too_and_spark_reads_it(lake: DeltaLake, name: str, spark: SparkSession) -> None:
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
 
-    rows = lake.all_rows().sort_by("_kafka_offset").to_pylist()
+    rows = lake.scan().sort_by("_kafka_offset").to_pylist()
     assert [(row["n"], row["st"]) for row in rows] == [(0, None), (1, {"a": 1}), (2, None), (3, None), (6, None)]
     read = spark.read.parquet(*(str(path) for path in Path(lake.place).glob("*.parquet")))
     assert [row["n"] for row in read.filter("st IS NULL").sort("n").collect()] == [0, 2, 3, 6]
 
 
-def test_a_replay_has_the_timestamps_that_no_column_takes(lake: OpenLake, name: str) -> None:
+def test_a_replay_has_the_timestamps_that_no_column_takes(lake: Lake, name: str) -> None:
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
 
     replayed = Replay(table=TABLE, consumer_group=GROUP, decoding={"schema": SCHEMA}).run(lake.catalog())
@@ -98,7 +90,7 @@ def test_a_replay_has_the_timestamps_that_no_column_takes(lake: OpenLake, name: 
 
 
 @pytest.mark.parametrize("mode", ["resume", "interval"])
-def test_boundaries_and_the_look_beyond_now_stand_such_timestamps(lake: OpenLake, name: str, mode: str) -> None:
+def test_boundaries_and_the_look_beyond_now_stand_such_timestamps(lake: Lake, name: str, mode: str) -> None:
     bounds = {"interval_start": 1_699_999_999_000, "interval_end": 1_700_000_001_000} if mode == "interval" else {}
 
     report = lake.land(name, schema=SCHEMA, mode=mode, max_rejected=1.0, **bounds)

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import CommitTableResponse
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land as land_job
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.fan_out.books import Superseded
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.reject_table import counting_rows
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import RunReport, land_run
-from tests.support.broker import Producing, Topics
-from tests.support.faults import WrappedCatalog
+from tests.support.broker import Producing, TopicOf
+from tests.support.faults import before, passed
 from tests.support.lake import GROUP, QUICK_RETRIES, Lake, assert_files_are_whole
 
 pytestmark = pytest.mark.integration
@@ -41,33 +40,13 @@ class Died(BaseException):
     """Ends a run where it stands, as a kill does: nothing that it left in doubt is cleaned up."""
 
 
-class DiesBeforeCommit(WrappedCatalog):
-    """Lets a run die before the commit with a given number."""
-
-    def __init__(self, catalog: Catalog, number: int) -> None:
-        super().__init__(catalog)
-        self._left = number
-
-    def commit_table(self, *request: Any) -> CommitTableResponse:
-        self._left -= 1
-        if self._left == 0:
-            raise Died
-        return self.real.commit_table(*request)
+def die() -> None:
+    raise Died
 
 
-class ActsBeforeCommit(WrappedCatalog):
-    """Does something before the commit with a given number, as another run would."""
-
-    def __init__(self, catalog: Catalog, number: int, action: Callable[[], object]) -> None:
-        super().__init__(catalog)
-        self._left = number
-        self._action = action
-
-    def commit_table(self, *request: Any) -> CommitTableResponse:
-        self._left -= 1
-        if self._left == 0:
-            self._action()
-        return self.real.commit_table(*request)
+def acting(lake: Lake, number: int, action: Callable[[], object]) -> Any:
+    """Return a catalog that does something before the commit with a given number, as another run would."""
+    return lake.failing(*[passed] * (number - 1), before(action))
 
 
 def job(lake: Lake, topic: str, run_id: str, catalog: Catalog | None = None, **config: Any) -> Any:
@@ -86,7 +65,7 @@ def report(lake: Lake, topic: str, run_id: str = "r") -> RunReport:
 
 def dies_before(lake: Lake, topic: str, number: int, **config: Any) -> bool:
     try:
-        land(lake, topic, "r", DiesBeforeCommit(lake.catalog(), number), **config)
+        land(lake, topic, "r", acting(lake, number, die), **config)
     except Died:
         return True
     return False
@@ -102,12 +81,9 @@ def records(first: int = 0) -> list[str]:
 
 
 @pytest.fixture
-def name(topic: Topics, produce: Producing) -> str:
+def name(topic_of: TopicOf) -> str:
     """Give a topic of two partitions with the records in each."""
-    made = topic(2)
-    produce(made, 0, records(0))
-    produce(made, 1, records(100))
-    return made
+    return topic_of(records(0), records(100))
 
 
 def found(lake: Lake) -> dict[str, list[int]]:
@@ -218,7 +194,7 @@ def test_a_zombie_of_another_configuration_can_write_nothing_any_more(lake: Lake
     def take_over() -> None:
         land(lake, name, "new", **BY_KIND)
 
-    zombie = job(lake, name, "old", ActsBeforeCommit(lake.catalog(), number, take_over))
+    zombie = job(lake, name, "old", acting(lake, number, take_over))
     if number == 1:
         # It comes too late for the home itself, whose configuration it then finds, takes over, and has nothing to do.
         land_job(zombie)
@@ -240,7 +216,7 @@ def test_a_zombie_can_not_even_write_to_a_table_that_gets_nothing_any_more(
 
     # Its third commit is to lake.c, which is there, and for which the new template has no records.
     with pytest.raises(Superseded):
-        land_job(job(lake, name, "old", ActsBeforeCommit(lake.catalog(), 3, take_over)))
+        land_job(job(lake, name, "old", acting(lake, 3, take_over)))
     assert found(lake)["lake.c"] == [4, 104]
     assert sorted(n for numbers in found(lake).values() for n in numbers) == sorted(
         [*range(5), *range(100, 105), *range(500, 505)]
@@ -249,7 +225,7 @@ def test_a_zombie_can_not_even_write_to_a_table_that_gets_nothing_any_more(
 
 @pytest.mark.parametrize("number", range(1, COMMITS + 1))
 def test_another_run_of_the_same_configuration_may_come_in_between(lake: Lake, name: str, number: int) -> None:
-    slow = job(lake, name, "slow", ActsBeforeCommit(lake.catalog(), number, lambda: land(lake, name, "quick")))
+    slow = job(lake, name, "slow", acting(lake, number, lambda: land(lake, name, "quick")))
     land_job(slow)
     assert found(lake) == expected(EVENTS)
     assert_tables_are_whole(lake)
@@ -258,7 +234,7 @@ def test_another_run_of_the_same_configuration_may_come_in_between(lake: Lake, n
 def test_two_runs_at_once(lake: Lake, name: str) -> None:
     barrier = threading.Barrier(2)
 
-    catalogs = {run: ActsBeforeCommit(lake.catalog(), 1, lambda: barrier.wait(30)) for run in ("one", "two")}
+    catalogs = {run: acting(lake, 1, lambda: barrier.wait(30)) for run in ("one", "two")}
 
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(land, lake, name, run, catalog) for run, catalog in catalogs.items()]:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land as land_job
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.books import MEMBER, LandedByFanOut
 from airflow_lakestream.iceberg.fan_out.target import LandedOutside
 from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import RunReport, land_run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import GROUP, Lake, assert_files_are_whole
 
 pytestmark = pytest.mark.integration
@@ -66,10 +66,8 @@ def landed(lake: Lake, table: str, topic: str) -> list[tuple[int, int, int]]:
     return [(r.partition, r.from_offset, r.until_offset) for r in ranges]
 
 
-def test_a_field_chooses_the_table(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(2)
-    produce(name, 0, records("click", "Page View", "click"))
-    produce(name, 1, records("click"))
+def test_a_field_chooses_the_table(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("click", "Page View", "click"), records("click"))
     report = land(name)
     assert report.tables == {"lake.click": 3, "lake.page_view": 1}
     assert tables(lake) == {"lake.click": [0, 0, 2], "lake.page_view": [1]}
@@ -89,36 +87,32 @@ def test_a_field_chooses_the_table(lake: Lake, land: Land, topic: Topics, produc
     ],
 )
 def test_the_key_or_a_header_chooses_the_table(
-    lake: Lake, land: Land, topic: Topics, produce: Producing, template: str, options: Any
+    lake: Lake, land: Land, topic_of: TopicOf, template: str, options: Any
 ) -> None:
-    name = topic(1)
-    produce(name, 0, records("x", "x", "x"), **options)
+    name = topic_of(records("x", "x", "x"), **options)
     assert land(name, template).tables == {"lake.a": 2, "lake.b": 1}
     assert tables(lake) == {"lake.a": [0, 2], "lake.b": [1]}
 
 
-def test_several_placeholders_and_the_topic_together(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("click", "view"), keys=[b"eu", b"us"])
+def test_several_placeholders_and_the_topic_together(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("click", "view"), keys=[b"eu", b"us"])
     base = f"lake.{name.replace('-', '_')}"
     assert land(name, "lake.{topic}_{key}_{event}").tables == {f"{base}_eu_click": 1, f"{base}_us_view": 1}
 
 
 @pytest.mark.parametrize(("kind", "values", "names"), [("bigint", [1, 2], "12"), ("boolean", [True], ["true"])])
 def test_a_number_or_a_boolean_chooses_too(
-    lake: Lake, land: Land, topic: Topics, produce: Producing, kind: str, values: list[Any], names: Sequence[str]
+    lake: Lake, land: Land, topic_of: TopicOf, kind: str, values: list[Any], names: Sequence[str]
 ) -> None:
-    name = topic(1)
-    produce(name, 0, records(*values))
+    name = topic_of(records(*values))
     report = land(name, "lake.v_{event}", schema=f"n bigint, event {kind}")
     assert sorted(report.tables) == [f"lake.v_{text}" for text in names]
 
 
 def test_later_runs_add_and_every_ledger_says_what_its_table_has(
-    lake: Lake, land: Land, topic: Topics, produce: Producing
+    lake: Lake, land: Land, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, records("a", "b"))
+    name = topic_of(records("a", "b"))
     land(name)
     assert land(name, run_id="nothing").changed_nothing
     produce(name, 0, records("a", "c"))
@@ -133,19 +127,16 @@ def test_later_runs_add_and_every_ledger_says_what_its_table_has(
         assert_files_are_whole(lake.table(table))
 
 
-def test_several_commits_in_a_run(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(3)
-    for partition in range(3):
-        produce(name, partition, records("a", "b", "a", "c"))
+def test_several_commits_in_a_run(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(*(records("a", "b", "a", "c") for partition in range(3)))
     report = land(name, max_batch_bytes=1)
     assert report.snapshots == 3
     assert report.tables == {"lake.a": 6, "lake.b": 3, "lake.c": 3}
     assert tables(lake) == {"lake.a": [0, 0, 0, 2, 2, 2], "lake.b": [1, 1, 1], "lake.c": [3, 3, 3]}
 
 
-def test_another_try_reports_the_tables_of_the_first(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a", "b"))
+def test_another_try_reports_the_tables_of_the_first(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a", "b"))
     first = land(name).to_dict()
     assert land(name).to_dict() == first
 
@@ -177,10 +168,9 @@ def test_topics_of_a_regex_route_into_the_same_tables(
 
 
 def test_a_value_without_a_table_creates_one_only_when_told(
-    lake: Lake, land: Land, topic: Topics, produce: Producing
+    lake: Lake, land: Land, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+    name = topic_of(records("a"))
     land(name)
     produce(name, 0, records("a", "b"))
     with pytest.raises(BadRecord, match=r"field 'event' 'b' .*lake\.b.*new_tables") as refused:
@@ -191,18 +181,18 @@ def test_a_value_without_a_table_creates_one_only_when_told(
     assert tables(lake) == {"lake.a": [0, 0], "lake.b": [1]}
 
 
-def test_nothing_is_created_unless_told_and_nothing_stays(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+def test_nothing_is_created_unless_told_and_nothing_stays(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(records("a"))
     config = ExtractConfig(topic=name, table="lake.{event}", consumer_group=GROUP)
     with pytest.raises(InvalidArgument, match=r'new_tables.*lake\.a.*"create"'):
         land_run(config, lake.kafka, lake.catalog(), run_id="r")
     assert lake.has_nothing()
 
 
-def test_two_values_of_one_name_are_refused_by_both(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("page-view"))
+def test_two_values_of_one_name_are_refused_by_both(
+    lake: Lake, land: Land, topic_of: TopicOf, produce: Producing
+) -> None:
+    name = topic_of(records("page-view"))
     land(name)
     produce(name, 0, records("page_view"))
     with pytest.raises(BadRecord, match=r"'page_view' .*lake\.page_view.*'page-view'") as refused:
@@ -211,9 +201,8 @@ def test_two_values_of_one_name_are_refused_by_both(lake: Lake, land: Land, topi
     assert tables(lake) == {"lake.page_view": [0]}
 
 
-def test_the_number_of_tables_is_limited(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a", "b", "c"))
+def test_the_number_of_tables_is_limited(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a", "b", "c"))
     with pytest.raises(BadRecord, match=r"'c' .*max_tables=2") as refused:
         land(name, max_tables=2, on_error="fail")
     assert refused.value.offset == 2
@@ -221,9 +210,8 @@ def test_the_number_of_tables_is_limited(lake: Lake, land: Land, topic: Topics, 
     assert len(land(name, max_tables=3).tables) == 3
 
 
-def test_no_value_names_the_home(land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("here"))
+def test_no_value_names_the_home(land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("here"))
     with pytest.raises(BadRecord, match="home_table"):
         land(name, home_table="lake.here", on_error="fail")
 
@@ -251,10 +239,9 @@ def first_bad(land: Land, name: str, **config: Any) -> BadRecord:
     ],
 )
 def test_a_record_without_a_route_is_named(
-    lake: Lake, land: Land, topic: Topics, produce: Producing, value: str | None, reason: str
+    lake: Lake, land: Land, topic_of: TopicOf, value: str | None, reason: str
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [*records("a"), value])
+    name = topic_of([*records("a"), value])
     refused = first_bad(land, name, schema="n bigint, event string")
     assert (refused.topic, refused.partition, refused.offset) == (name, 0, 1)
     assert reason in refused.reason
@@ -271,11 +258,8 @@ def test_a_record_without_a_route_is_named(
         ("lake.{key}_{event}", {"keys": [b"a", b"b\x1fc"]}),
     ],
 )
-def test_a_record_without_key_or_header_is_named(
-    land: Land, topic: Topics, produce: Producing, template: str, options: Any
-) -> None:
-    name = topic(1)
-    produce(name, 0, records("x", "x"), **options)
+def test_a_record_without_key_or_header_is_named(land: Land, topic_of: TopicOf, template: str, options: Any) -> None:
+    name = topic_of(records("x", "x"), **options)
     assert first_bad(land, name, table=template).offset == 1
 
 
@@ -288,9 +272,8 @@ def argument_of(land: Land, name: str, **config: Any) -> str:
     return refused.value.argument
 
 
-def test_a_field_that_is_no_column_is_refused(land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+def test_a_field_that_is_no_column_is_refused(land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a"))
     assert argument_of(land, name, schema="n bigint") == "table"
     assert argument_of(land, name, schema="n bigint, event double") == "table"
 
@@ -313,9 +296,8 @@ def test_arguments_that_contradict_are_refused_by_name(argument: str, config: di
     assert refused.value.argument == argument
 
 
-def test_a_table_with_rows_is_no_home(land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+def test_a_table_with_rows_is_no_home(land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a"))
     land(name, "lake.plain", consumer_group="someone-else")
     assert argument_of(land, name, home_table="lake.plain") == "home_table"
 
@@ -328,11 +310,8 @@ def test_a_home_is_of_one_topic(land: Land, topic: Topics, produce: Producing) -
     assert argument_of(land, names[1], home_table="lake.home") == "home_table"
 
 
-def test_rows_that_were_landed_without_fan_out_are_left_alone(
-    lake: Lake, land: Land, topic: Topics, produce: Producing
-) -> None:
-    name = topic(1)
-    produce(name, 0, records("a", "b"))
+def test_rows_that_were_landed_without_fan_out_are_left_alone(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a", "b"))
     land(name, "lake.a")
     with pytest.raises(BadRecord, match=r"lake\.a"):
         land(name, run_id="fan out", on_error="fail")
@@ -342,11 +321,8 @@ def test_rows_that_were_landed_without_fan_out_are_left_alone(
     assert numbers(lake, "lake.a") == [0, 1]
 
 
-def test_records_that_another_group_landed_in_a_target_are_refused(
-    lake: Lake, land: Land, topic: Topics, produce: Producing
-) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+def test_records_that_another_group_landed_in_a_target_are_refused(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records("a"))
     land(name)
     with pytest.raises(BadRecord, match=r"lake\.a.*by the fan-out of"):
         land(name, consumer_group="other", on_error="fail")
@@ -358,9 +334,8 @@ def test_records_that_another_group_landed_in_a_target_are_refused(
     assert tables(lake) == {"lake.a": [0, 0]}
 
 
-def test_a_plain_job_of_the_home_is_what_the_ledger_tools_see(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records("a"))
+def test_a_plain_job_of_the_home_is_what_the_ledger_tools_see(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(records("a"))
     job = lake.job(name, table="lake.{event}", new_tables="create")
     assert job.table == home_of(name)
     report = land_job(job)
@@ -368,9 +343,8 @@ def test_a_plain_job_of_the_home_is_what_the_ledger_tools_see(lake: Lake, topic:
     assert landed(lake, home_of(name), name) == [(0, 0, 1)]
 
 
-def test_many_values_in_one_batch(lake: Lake, land: Land, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, records(*each(20, 50)))
+def test_many_values_in_one_batch(lake: Lake, land: Land, topic_of: TopicOf) -> None:
+    name = topic_of(records(*each(20, 50)))
     report = land(name)
     assert report.tables == {f"lake.v{k}": 50 for k in range(20)}
     assert tables(lake)["lake.v7"] == list(range(7, 1000, 20))
@@ -382,10 +356,9 @@ def each(values: int, times: int) -> Iterable[str]:
 
 @pytest.mark.parametrize("table", ["lake.click", "home"])
 def test_a_table_of_a_fan_out_is_not_landed_into_alone(
-    lake: Lake, land: Land, topic: Topics, produce: Producing, table: str
+    lake: Lake, land: Land, topic_of: TopicOf, produce: Producing, table: str
 ) -> None:
-    name = topic(1)
-    produce(name, 0, records("click", "view"))
+    name = topic_of(records("click", "view"))
     land(name)
     produce(name, 0, records("view"))
     with pytest.raises(LandedByFanOut, match="nothing was landed"):

@@ -6,21 +6,21 @@ import pytest
 
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fan_out.books import PartOfFanOut
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def home(connections: Connections, kafka: Kafka, topic: Topics, produce: Producing) -> str:
+def home(connections: Connections, kafka: Kafka, topic_of: TopicOf) -> str:
     """Give the home of a fan-out into lake.a and lake.b."""
-    name = topic(1)
-    produce(name, 0, ['{"event":"a"}', '{"event":"b"}'])
+    name = topic_of(['{"event":"a"}', '{"event":"b"}'])
     config = ExtractConfig(topic=name, table="lake.{event}", consumer_group="g", new_tables="create")
     job = build_job(config, kafka.client_config(), connections.catalog, run_id="r")
     land(job)

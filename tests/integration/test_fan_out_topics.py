@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.routing import NoTopicMatches
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import RunReport, land_run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import GROUP, Lake
 
 pytestmark = pytest.mark.integration
@@ -160,12 +160,11 @@ def test_what_belongs_to_one_topic_does_not_go_with_a_regex(land: Land, argument
 
 
 @pytest.fixture
-def other(lake: Lake, topic: Topics, produce: Producing) -> Callable[..., None]:
+def other(lake: Lake, topic_of: TopicOf) -> Callable[..., None]:
     """Give `other(table, group)`: another stream, of a topic of its own, that fills a table."""
 
     def fill(table: str, group: str = "another-dag") -> None:
-        name = topic(1)
-        produce(name, 0, numbers(2, start=100))
+        name = topic_of(numbers(2, start=100))
         config = ExtractConfig(topic=name, table=table, consumer_group=group)
         land_run(config, lake.kafka, lake.catalog(), run_id="other")
 

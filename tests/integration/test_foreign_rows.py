@@ -13,25 +13,22 @@ from confluent_kafka.admin import AdminClient
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.audit.delta import DeltaAudit
-from airflow_lakestream.audit.result import AuditResult, AuditVerdict
-from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.cli.app import run as lakestream
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.landing.unaccounted import Box, RowsUnaccounted
 from airflow_lakestream.core.sharing.parallel import plan_shares
-from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg import unaccounted
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.kafka import Kafka
 from tests.integration.test_start_offsets import commit
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delete_files import delete_equal, delete_positions
-from tests.support.delta_lake import DeltaLake
+from tests.support.delta_lake import DELTA, EACH_FORMAT, DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events
 from tests.support.parallel_run import ParallelRun
 from tests.support.spark import SparkRun
@@ -68,19 +65,6 @@ def fill(lake: Lake, rows: pa.Table, name: str = TABLE) -> None:
     catalog.create_table_if_not_exists(name, schema=rows.schema).append(rows)
 
 
-def audited(lake: Lake, group: str = GROUP, *, full: bool = True) -> AuditResult:
-    if isinstance(lake, DeltaLake):
-        return DeltaAudit(table=lake.place, consumer_group=group, full=full, kafka=lake.kafka).run(DeltaStorage())
-    return Audit(table=TABLE, consumer_group=group, full=full, kafka=lake.kafka).run(lake.catalog())
-
-
-@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
-def either(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
-    """Give an empty lake of either table format."""
-    lake: Lake = request.param(tmp_path, kafka.client_config())
-    return lake
-
-
 @pytest.fixture
 def name(topic: Topics, produce: Producing) -> str:
     """Give a topic with EACH records in each of two partitions."""
@@ -109,22 +93,19 @@ def in_order(rows: pa.Table) -> list[tuple[int, int]]:
 # Refused before anything is read
 
 
-def test_rows_of_another_tool_are_not_doubled(either: Lake, name: str) -> None:
-    fill(either, written(name, BOTH))
-    before = either.snapshots()
+@EACH_FORMAT
+def test_rows_of_another_tool_are_not_doubled(lake: Lake, name: str) -> None:
+    fill(lake, written(name, BOTH))
+    before = lake.snapshots()
 
-    error = refused(lambda: either.land(name))
+    error = refused(lambda: lake.land(name))
 
     assert error.rows == 2 * EACH
     assert error.boxes == (Box((0, 1), (0, EACH - 1), 2 * EACH),)
     assert f"{name}[0..1] offsets 0 to {EACH - 1} ({2 * EACH} rows)" in str(error)
-    way_out = (
-        'start_offset="committed"'
-        if isinstance(either, DeltaLake)
-        else (f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}")
-    )
-    assert way_out in str(error)
-    assert either.snapshots() == before
+    rebuild = f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}"
+    assert (rebuild if lake.name == TABLE else 'start_offset="committed"') in str(error)
+    assert lake.snapshots() == before
 
 
 def test_by_every_way_to_land(lake: Lake, name: str, spark: SparkSession) -> None:
@@ -144,8 +125,8 @@ def test_by_every_way_to_land(lake: Lake, name: str, spark: SparkSession) -> Non
     assert len(lake.snapshots()) == 1
 
 
-def test_by_spark_into_delta(tmp_path: Path, kafka: Kafka, name: str, spark: SparkSession) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
+@DELTA
+def test_by_spark_into_delta(lake: DeltaLake, name: str, spark: SparkSession) -> None:
     fill(lake, written(name, {0: 10}))
     landing = {"topic": name, "table": lake.place, "consumer_group": GROUP, "mode": "ranges", "ranges": [[0, 0, EACH]]}
     config = AppConfig.parse({"app": "kafka_to_delta", "kafka": lake.kafka, "landing": landing})
@@ -171,9 +152,8 @@ def test_a_plan_tells_the_same(
     assert f"{name}[0] [10,{EACH})" in capsys.readouterr().out
 
 
-def test_the_table_that_a_record_chooses(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"id":0,"kind":"a"}', '{"id":1,"kind":"b"}'])
+def test_the_table_that_a_record_chooses(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"id":0,"kind":"a"}', '{"id":1,"kind":"b"}'])
     rows = pa.table({"id": [1], "kind": ["b"], "_kafka_topic": [name], "_kafka_partition": [0], "_kafka_offset": [1]})
     schema = pa.schema([PAYLOAD[0], pa.field("kind", pa.string()), *POSITION[:3]])
     fill(lake, rows.cast(schema), "lake.b")
@@ -195,72 +175,79 @@ def test_the_table_that_a_record_chooses(lake: Lake, topic: Topics, produce: Pro
 # What is not in the way
 
 
+@EACH_FORMAT
 def test_a_group_that_begins_behind_the_other_tools_rows_leaves_them(
-    either: Lake, name: str, admin: AdminClient, group: str, produce: Producing
+    lake: Lake, name: str, admin: AdminClient, group: str, produce: Producing
 ) -> None:
-    fill(either, written(name, {0: 30, 1: 20}))
+    fill(lake, written(name, {0: 30, 1: 20}))
     commit(admin, group, name, {0: 30, 1: 20})
 
-    report = either.land(name, consumer_group=group, start_offset="committed")
+    report = lake.land(name, consumer_group=group, start_offset="committed")
 
     assert report.rows_beside == report.to_dict()["rows_beside"] == 50
-    assert_all_once(either, name)
+    assert_all_once(lake, name)
     for full in (True, False):
-        result = audited(either, group, full=full)
+        result = lake.audit(group=group, full=full)
         assert result.verdict is AuditVerdict.CLEAN, result.render()
         assert any("below where the group began" in note for note in result.notes), result.notes
         if full:
             assert any(f"50 rows of {name} are below" in note for note in result.notes)
     # From then on the ledger decides; later runs say nothing of them.
     produce(name, 0, events(0, EACH, 3))
-    assert either.land(name, consumer_group=group, start_offset="committed").rows_beside == 0
+    assert lake.land(name, consumer_group=group, start_offset="committed").rows_beside == 0
 
 
+@EACH_FORMAT
 def test_an_offset_that_was_committed_below_the_rows_is_refused(
-    either: Lake, name: str, admin: AdminClient, group: str
+    lake: Lake, name: str, admin: AdminClient, group: str
 ) -> None:
-    fill(either, written(name, {0: 30, 1: 20}))
+    fill(lake, written(name, {0: 30, 1: 20}))
     # The tool wrote offset 29, and died before it committed 30.
     commit(admin, group, name, {0: 29, 1: 20})
 
-    error = refused(lambda: either.land(name, consumer_group=group, start_offset="committed"))
+    error = refused(lambda: lake.land(name, consumer_group=group, start_offset="committed"))
 
     assert error.boxes == (Box((0, 0), (29, 29), 1),)
 
 
-def test_a_range_beside_the_rows_lands(either: Lake, name: str) -> None:
-    fill(either, written(name, {0: 30, 1: 20}))
-    report = either.land(name, mode="ranges", ranges=[[0, 30, EACH]])
+@EACH_FORMAT
+def test_a_range_beside_the_rows_lands(lake: Lake, name: str) -> None:
+    fill(lake, written(name, {0: 30, 1: 20}))
+    report = lake.land(name, mode="ranges", ranges=[[0, 30, EACH]])
     assert (report.counts.written, report.rows_beside) == (20, 50)
     # But what resumes then would come to them.
-    assert refused(lambda: either.land(name)).rows == 50
+    assert refused(lambda: lake.land(name)).rows == 50
 
 
-def test_a_group_that_only_has_an_origin_looks_again(either: Lake, name: str, produce: Producing) -> None:
-    either.land(name, start_offset="latest", schema="id bigint, name string, score double")
+@EACH_FORMAT
+def test_a_group_that_only_has_an_origin_looks_again(lake: Lake, name: str, produce: Producing) -> None:
+    lake.land(name, start_offset="latest", schema="id bigint, name string, score double")
     produce(name, 0, events(0, EACH, 5))
-    fill(either, written(name, {0: EACH + 2}))
-    error = refused(lambda: either.land(name, start_offset="latest"))
+    fill(lake, written(name, {0: EACH + 2}))
+    error = refused(lambda: lake.land(name, start_offset="latest"))
     assert error.boxes == (Box((0, 0), (EACH, EACH + 1), 2),)
 
 
-def test_what_another_group_landed_is_that_groups(either: Lake, name: str) -> None:
-    either.land(name)
+@EACH_FORMAT
+def test_what_another_group_landed_is_that_groups(lake: Lake, name: str) -> None:
+    lake.land(name)
     with pytest.raises(LandedByAnotherGroup):
-        either.land(name, consumer_group="other")
-    report = either.land(name, consumer_group="other", allow_group_overlap=True)
+        lake.land(name, consumer_group="other")
+    report = lake.land(name, consumer_group="other", allow_group_overlap=True)
     assert (report.counts.written, report.rows_beside) == (2 * EACH, 0)
 
 
-def test_rows_of_other_topics_and_of_none_are_not_in_the_way(either: Lake, name: str) -> None:
-    fill(either, written("another", BOTH))
-    fill(either, written(name, {0: 3}).set_column(3, POSITION[0], pa.nulls(3, pa.string())))
-    assert either.land(name).counts.written == 2 * EACH
+@EACH_FORMAT
+def test_rows_of_other_topics_and_of_none_are_not_in_the_way(lake: Lake, name: str) -> None:
+    fill(lake, written("another", BOTH))
+    fill(lake, written(name, {0: 3}).set_column(3, POSITION[0], pa.nulls(3, pa.string())))
+    assert lake.land(name).counts.written == 2 * EACH
 
 
-def test_a_table_that_keeps_no_positions_can_not_tell(either: Lake, name: str) -> None:
-    fill(either, written(name, BOTH).select([field.name for field in PAYLOAD]))
-    assert either.land(name, metadata_columns=[]).counts.written == 2 * EACH
+@EACH_FORMAT
+def test_a_table_that_keeps_no_positions_can_not_tell(lake: Lake, name: str) -> None:
+    fill(lake, written(name, BOTH).select([field.name for field in PAYLOAD]))
+    assert lake.land(name, metadata_columns=[]).counts.written == 2 * EACH
 
 
 def test_deleted_rows_do_not_count(lake: Lake, name: str) -> None:

@@ -11,20 +11,20 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.iceberg.fitness import FormatVersionTooNew
 from airflow_lakestream.iceberg.ledger_store import FormatVersionTooOld
 from airflow_lakestream.iceberg.upkeep import expiry, ledger_edit
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.work import TableNotMaintained, own_session
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.watching.streams.landings import look_back
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedReader
-from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.maintaining import AT_ONCE, maintained, maintenance
 from tests.support.spark import SparkRun
 
@@ -76,10 +76,9 @@ WRITERS: dict[str, Callable[[Lake, str], object]] = {
 
 
 def test_version_3_is_refused_first_by_all_that_writes_and_read_by_the_rest(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, topic_of: TopicOf, produce: Producing, spark: SparkSession
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     lake.land(name, mode="ranges", ranges=[[0, 0, 5]])
     lake.land(name)
     ledger = lake.ledger()
@@ -110,10 +109,9 @@ def test_version_3_is_refused_first_by_all_that_writes_and_read_by_the_rest(
 
 
 def test_a_reject_table_of_version_3_is_refused_before_its_table_is_landed_in(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, topic_of: TopicOf, spark: SparkSession
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 10), "no JSON"])
+    name = topic_of([*events(0, 0, 10), "no JSON"])
     lake.land(name)
     upgrade(lake, spark, rejects_of(TABLE))
     with pytest.raises(FormatVersionTooNew, match=rf"lake\.events__rejected .*{TOO_NEW}"):
@@ -121,17 +119,16 @@ def test_a_reject_table_of_version_3_is_refused_before_its_table_is_landed_in(
 
 
 def test_a_table_that_becomes_one_of_version_3_while_records_are_read_keeps_whole(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, topic_of: TopicOf, produce: Producing, spark: SparkSession
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     lake.land(name)
     produce(name, 0, events(0, 10, 10))
     job = lake.job(name)
     with pytest.raises(FormatVersionTooNew, match=TOO_NEW):
         land(replace(job, reader=InterposedReader(job.reader, lambda: upgrade(lake, spark))))
     assert_landed_once(lake, name, {0: 10})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_table_of_version_1_is_refused_before_a_record_is_read(lake: Lake, topic: Topics) -> None:

@@ -23,7 +23,7 @@ from airflow_lakestream.registry.schemas import RegistryUnavailable
 from dev.ports import LOOPBACK, free_ports
 from dev.services.registry import Registry
 from dev.sources.flights import TOTAL, read_flights
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import Lake
 from tests.unit.decode import avro_oracle
 
@@ -82,10 +82,9 @@ def test_avro_of_two_schemas_with_keys(
 
 
 def test_csv_has_its_columns_in_the_order_of_the_schema_whatever_that_of_the_table(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, ['1,"a ""b"",\n",2026-11-20T05:05:00Z', '2,"",', "3,c"], keys=["k", None, "l"])
+    name = topic_of(['1,"a ""b"",\n",2026-11-20T05:05:00Z', '2,"",', "3,c"], keys=["k", None, "l"])
     csv = {"format": "csv", "key_format": "string", "schema_evolution": "add", "max_rejected": 100}
     lake.land(name, **csv, schema="id bigint not null, name string, at timestamp, _key string")
     produce(name, 0, ["x,4,7"], keys=["m"])
@@ -134,9 +133,8 @@ def test_json_schema_by_the_ids_in_the_records(
     assert rows(lake) == [{"id": 7, "at": date(2026, 11, 20), "_key": {"k": "x"}}]
 
 
-def test_raw_records_and_keys_as_they_are(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, [b"\xff", None, b"{}"], keys=[b"k", b"\xfe", None])
+def test_raw_records_and_keys_as_they_are(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([b"\xff", None, b"{}"], keys=[b"k", b"\xfe", None])
     lake.land(name, format="raw")
     assert rows(lake) == [
         {"key": b"k", "value": b"\xff"},
@@ -176,9 +174,8 @@ def test_a_registry_that_is_down_fails_the_run_and_no_record(
     assert rows(lake) == [{"id": 1}]
 
 
-def test_nothing_says_the_columns(lake: Lake, topic: Topics, produce: Producing, registry: Registry) -> None:
-    name = topic(1)
-    produce(name, 0, [framed(2_000_000_001, b"\x02")])
+def test_nothing_says_the_columns(lake: Lake, topic_of: TopicOf, registry: Registry) -> None:
+    name = topic_of([framed(2_000_000_001, b"\x02")])
     with pytest.raises(InvalidArgument, match=f"neither a subject {name}-value nor, of type AVRO"):
         lake.land(name, format="avro", schema_registry=registry.url)
     registry.register(f"{name}-value", json.dumps({"type": "object", "properties": {"a": {"type": "string"}}}), "JSON")

@@ -17,7 +17,7 @@ from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.checks import make_check
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
-from tests.support.lake import TABLE, Lake, append_foreign_rows, compact, events
+from tests.support.lake import TABLE, Lake, events
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +93,7 @@ def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing, l
         produce(name, 0, events(0, first, 5))
         lake.land(name)
     landing = lake.table().current_snapshot().snapshot_id
-    compact(lake.table())
+    lake.compact()
     verdict = look(max_age=AT_ONCE)
     assert causes(verdict) == [Cause.STOPPED_CONSUMER, Cause.COMPACTION]
     assert str(lake.table().current_snapshot().snapshot_id) in verdict.text
@@ -108,7 +108,7 @@ def test_other_writers_count_where_operations_are_asked_for(
     produce(name, 0, events(0, 0, 5))
     lake.land(name)
     landing = lake.table().current_snapshot().snapshot_id
-    append_foreign_rows(lake.table())
+    lake.append_foreign()
     foreign = lake.table().current_snapshot().snapshot_id
 
     assert causes(look(max_age=AT_ONCE)) == [Cause.STOPPED_CONSUMER, Cause.OTHER_WRITER]
@@ -128,7 +128,7 @@ def test_a_landing_that_was_rolled_back_does_not_count(lake: Lake, name: str, pr
         produce(name, 0, events(0, first, 5))
         lake.land(name)
     first, second = lake.snapshots()
-    lake.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    lake.roll_back(first)
     verdict = look(max_age=AT_ONCE, kafka_conn_id="kafka_default")
     assert causes(verdict) == [Cause.STOPPED_CONSUMER, Cause.ROLLBACK]
     assert f"{name}[0] [5,10)" in verdict.text
@@ -169,7 +169,7 @@ def test_a_branch_has_a_history_of_its_own(lake: Lake, name: str, produce: Produ
 def test_landings_whose_snapshots_have_expired_are_told(lake: Lake, name: str, produce: Producing, look: Look) -> None:
     produce(name, 0, events(0, 0, 5))
     lake.land(name)
-    compact(lake.table())
+    lake.compact()
     table = lake.table()
     table.maintenance.expire_snapshots().by_id(lake.snapshots()[0]).commit()
     verdict = look(max_age="10m")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.test_sensor_loop import event_of, in_loop
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import TopicOf, poll_until
 from tests.support.lake import TABLE, Lake, events
 from tests.support.sensing import TASK, Sensing
 
@@ -24,10 +24,9 @@ HOUR = {"consumer_group": "g", "kafka_conn_id": "kafka_default", "complete_throu
 
 
 @pytest.fixture
-def name(lake: Lake, topic: Topics, produce: Producing, connections: Connections) -> str:
+def name(lake: Lake, topic_of: TopicOf, connections: Connections) -> str:
     """Give a topic with two records of an hour and one behind it; the table has the first."""
-    given = topic(1, retention_ms=-1)
-    produce(given, 0, events(0, 0, 3), timestamps=[DAY + minute * 60_000 for minute in (10, 50, 70)])
+    given = topic_of(events(0, 0, 3), timestamps=[DAY + minute * 60_000 for minute in (10, 50, 70)], retention_ms=-1)
     lake.land(given, max_records=1)
     return given
 

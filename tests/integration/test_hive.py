@@ -24,20 +24,17 @@ from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.hive_lake import SPAWN, HiveLake, land_each, land_paused, wait_until_stopped
-from tests.support.lake import GROUP, TABLE, append_foreign_rows, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import GROUP, TABLE, assert_files_are_whole, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
 LANDINGS, EACH = 8, 5
 
 
-def test_a_writer_paused_until_its_lock_has_expired_takes_out_nothing(
-    hive_lake: HiveLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 30))
+def test_a_writer_paused_until_its_lock_has_expired_takes_out_nothing(hive_lake: HiveLake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 30))
     hive_lake.land(name, mode="ranges", ranges=[[0, 0, 10]])
     answers = SPAWN.Queue()
     paused = SPAWN.Process(target=land_paused, args=(hive_lake, name, [[0, 10, 20]], answers))
@@ -79,7 +76,7 @@ def test_two_processes_that_land_at_once_each_keep_what_they_land(
 
 
 def foreign_rows(lake: HiveLake) -> None:
-    append_foreign_rows(lake.table())
+    lake.append_foreign()
 
 
 def a_property(name: str = TABLE) -> Callable[[HiveLake], None]:
@@ -127,15 +124,14 @@ COMMITS = {
 @pytest.mark.parametrize(("commit", "between", "table", "rows"), COMMITS.values(), ids=COMMITS)
 def test_what_another_commits_while_a_commit_is_held_up_stays(
     hive_lake: HiveLake,
-    topic: Topics,
+    topic_of: TopicOf,
     produce: Producing,
     commit: Callable[..., None],
     between: Callable[[HiveLake], None],
     table: str,
     rows: int,
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 10), *(["no JSON"] if table != TABLE else [])])
+    name = topic_of([*events(0, 0, 10), *(["no JSON"] if table != TABLE else [])])
     hive_lake.land(name, mode="ranges", ranges=[[0, 0, 5]])
     hive_lake.land(name)
     if commit is lands:
@@ -152,10 +148,9 @@ def test_what_another_commits_while_a_commit_is_held_up_stays(
 
 
 def test_a_lock_that_a_dead_writer_left_is_no_doubt_about_the_commit(
-    hive_lake: HiveLake, topic: Topics, produce: Producing, caplog: pytest.LogCaptureFixture
+    hive_lake: HiveLake, topic_of: TopicOf, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     hive_lake.land(name, mode="ranges", ranges=[[0, 0, 5]])
     # Its lock is there for some seconds; nobody waits for it that long here.
     hasty = hive_lake.catalog(**{"lock-check-retries": "1", "lock-check-min-wait-time": "0.5"})
@@ -170,11 +165,10 @@ def test_a_lock_that_a_dead_writer_left_is_no_doubt_about_the_commit(
 
 
 def test_an_older_metastore_is_refused_before_anything_is_read(
-    old_metastore: Metastore, kafka: Kafka, tmp_path: Path, topic: Topics, produce: Producing
+    old_metastore: Metastore, kafka: Kafka, tmp_path: Path, topic_of: TopicOf
 ) -> None:
     lake = HiveLake(tmp_path, kafka.client_config(), old_metastore)
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     try:
         with pytest.raises(
             MetastoreDoesNotCompare, match=r"lake\.events: .*its version \(3\.0\) does not tell.*2\.3\.10"

@@ -18,9 +18,10 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, DataLoss, RangesGone
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ports import CannotReplace
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +65,7 @@ def test_intervals_tile_in_any_order_with_records_late_and_out_of_order(
     lake.land(name, **interval(5, 9))
 
     assert_landed_once(lake, name, {0: 100, 1: 100})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_intervals_at_the_same_time_land_every_record_once(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -79,7 +80,7 @@ def test_intervals_at_the_same_time_land_every_record_once(lake: Lake, topic: To
 
     assert_landed_once(lake, name, {0: 480, 1: 480})
     assert sum(report.counts.written for report in reports) == 960
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_topic_with_the_brokers_time(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -94,11 +95,8 @@ def test_a_topic_with_the_brokers_time(lake: Lake, topic: Topics, produce: Produ
     assert_landed_once(lake, name, {0: 20})
 
 
-def test_an_interval_that_is_over_is_complete_and_landed_again_adds_nothing(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 4), timestamps=minutes(5, 50, 70, 130))
+def test_an_interval_that_is_over_is_complete_and_landed_again_adds_nothing(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 4), timestamps=minutes(5, 50, 70, 130), **KEPT)
 
     report = lake.land(name, **interval(0))
     assert landed(report) == [[0, 0, 2]]
@@ -113,10 +111,9 @@ def test_an_interval_that_is_over_is_complete_and_landed_again_adds_nothing(
 
 
 def test_an_interval_whose_end_is_open_is_not_complete_and_its_seam_is_closed_later(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 2), timestamps=minutes(5, 50))
+    name = topic_of(events(0, 0, 2), timestamps=minutes(5, 50), **KEPT)
     assert not lake.land(name, **interval(0)).completes
 
     # Two late ones of the first hour, then one of the second, one of the third.
@@ -141,11 +138,8 @@ def test_a_record_dated_far_beyond_now_does_not_hold_back_those_behind_it(
     assert landed(lake.land(name, **interval(1))) == [[0, 3, 4]]
 
 
-def test_an_interval_below_what_retention_left(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient
-) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 6), timestamps=minutes(5, 20, 35, 50, 70, 130))
+def test_an_interval_below_what_retention_left(lake: Lake, topic_of: TopicOf, admin: AdminClient) -> None:
+    name = topic_of(events(0, 0, 6), timestamps=minutes(5, 20, 35, 50, 70, 130), **KEPT)
     admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0)].result(30)
 
     with pytest.raises(BeginningLost, match=rf"{name}\[0\] \[0,2\)"):
@@ -158,9 +152,8 @@ def test_an_interval_below_what_retention_left(
     assert landed(lake.land(name, **interval(1))) == [[0, 4, 5]]
 
 
-def test_resume_lands_the_holes_that_intervals_left(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 60), timestamps=[DAY + n * 10 * 60_000 for n in range(60)])
+def test_resume_lands_the_holes_that_intervals_left(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 60), timestamps=[DAY + n * 10 * 60_000 for n in range(60)], **KEPT)
     lake.land(name, **interval(2))
     lake.land(name, **interval(5))
 
@@ -170,10 +163,9 @@ def test_resume_lands_the_holes_that_intervals_left(lake: Lake, topic: Topics, p
     assert lake.committed_offsets(name) == {0: 60}
 
 
-def test_ranges_by_hand(lake: Lake, topic: Topics, produce: Producing, admin: AdminClient) -> None:
-    name = topic(2, **KEPT)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 50))
+@EACH_FORMAT
+def test_ranges_by_hand(lake: Lake, topic_of: TopicOf, admin: AdminClient) -> None:
+    name = topic_of(events(0, 0, 50), events(1, 0, 50), **KEPT)
     report = lake.land(name, mode="ranges", ranges="[[0, 10, 20], [1, 5, 6]]")
     assert landed(report) == [[0, 10, 20], [1, 5, 6]]
     assert landed(lake.land(name, mode="ranges", ranges=[[0, 5, 25]])) == [[0, 5, 10], [0, 20, 25]]
@@ -188,6 +180,7 @@ def test_ranges_by_hand(lake: Lake, topic: Topics, produce: Producing, admin: Ad
 # Replace
 
 
+@EACH_FORMAT
 def test_replace_reads_an_interval_again_in_one_snapshot(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(2, **KEPT)
     for partition in (0, 1):
@@ -200,15 +193,14 @@ def test_replace_reads_an_interval_again_in_one_snapshot(lake: Lake, topic: Topi
     assert landed(report) == [[0, 18, 30], [1, 18, 30]]
     assert report.counts.written == 24
     assert len(lake.snapshots()) == len(before) + 1
-    assert lake.table().current_snapshot().summary.operation.value == "overwrite"
     assert_landed_once(lake, name, {0: 60, 1: 60})
     entry = next(iter(lake.ledger().topics.values()))
     assert entry.counts.written == 120
+    lake.assert_whole()
 
 
-def test_replace_lands_what_was_not_there_too(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 30), timestamps=[DAY + n * 10 * 60_000 for n in range(30)])
+def test_replace_lands_what_was_not_there_too(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 30), timestamps=[DAY + n * 10 * 60_000 for n in range(30)], **KEPT)
     lake.land(name, mode="ranges", ranges=[[0, 3, 9]])
 
     report = lake.land(name, replace=True, **interval(0, 2))
@@ -232,11 +224,8 @@ def test_replace_with_another_schema_decodes_anew(lake: Lake, topic: Topics, pro
     assert found["name"].to_pylist() == ["one", "two"]
 
 
-def test_what_kafka_no_longer_has_is_not_replaced(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient
-) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 20))
+def test_what_kafka_no_longer_has_is_not_replaced(lake: Lake, topic_of: TopicOf, admin: AdminClient) -> None:
+    name = topic_of(events(0, 0, 20), **KEPT)
     lake.land(name)
     before = lake.snapshots()
     admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(30)
@@ -248,10 +237,9 @@ def test_what_kafka_no_longer_has_is_not_replaced(
 
 
 def test_an_interval_whose_beginning_kafka_no_longer_has_is_not_replaced(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient
+    lake: Lake, topic_of: TopicOf, admin: AdminClient
 ) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 6), timestamps=minutes(5, 20, 35, 50, 70, 130))
+    name = topic_of(events(0, 0, 6), timestamps=minutes(5, 20, 35, 50, 70, 130), **KEPT)
     lake.land(name)
     admin.delete_records([TopicPartition(name, 0, 2)])[TopicPartition(name, 0)].result(30)
     before = lake.snapshots()
@@ -265,24 +253,22 @@ def test_an_interval_whose_beginning_kafka_no_longer_has_is_not_replaced(
     assert_landed_once(lake, name, {0: 6})
 
 
-def test_a_table_without_the_metadata_columns_is_not_replaced(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 10))
+def test_a_table_without_the_metadata_columns_is_not_replaced(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 10), **KEPT)
     lake.land(name, metadata_columns=["offset"])
     before = lake.snapshots()
     with pytest.raises(CannotReplace, match="metadata"):
         lake.land(name, replace=True, mode="ranges", ranges=[[0, 0, 5]], metadata_columns=["offset"])
     assert lake.snapshots() == before
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_another_writer_in_the_middle_of_a_replacement(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1, **KEPT)
-    produce(name, 0, events(0, 0, 40))
+def test_another_writer_in_the_middle_of_a_replacement(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 40), **KEPT)
     lake.land(name, mode="ranges", ranges=[[0, 0, 30]])
     job = lake.job(name, replace=True, mode="ranges", ranges=[[0, 10, 20]])
     reader = InterposedReader(job.reader, lambda: lake.land(name))
     report = land(replace(job, reader=reader))
     assert report.counts.written == 10
     assert_landed_once(lake, name, {0: 40})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()

@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.errors import ReadFailed
 from airflow_lakestream.kafka.reader import KafkaReader
 from tests.support.airflow_home import AirflowHome, Connections, Run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import assert_files_are_whole, events
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
@@ -115,9 +115,8 @@ def test_four_tasks_read_and_one_commits(written: Written, name: str) -> None:
     assert all("/lakestream-" in task.file.file_path for task in table.scan().plan_files())
 
 
-def test_a_read_task_that_fails_for_good_lands_nothing(written: Written, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 50_000), '{"id": "no number"}'])
+def test_a_read_task_that_fails_for_good_lands_nothing(written: Written, topic_of: TopicOf) -> None:
+    name = topic_of([*events(0, 0, 50_000), '{"id": "no number"}'])
     run = written.run(
         written.dag("group_fails", topic=name, schema="id bigint, name string, score double", on_error="fail")
     )
@@ -155,9 +154,8 @@ def test_a_read_task_that_fails_once_is_retried(written: Written, name: str, mon
     assert_files_are_whole(written.table())
 
 
-def test_default_args_can_not_loosen_the_rules_inside(written: Written, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, ['{"id": 1}', '{"id": "no number"}'])
+def test_default_args_can_not_loosen_the_rules_inside(written: Written, topic_of: TopicOf) -> None:
+    name = topic_of(['{"id": 1}', '{"id": "no number"}'])
     defaults = {"retries": 0, "trigger_rule": "all_done"}
     run = written.run(written.dag("group_rules", defaults, topic=name, schema="id bigint", on_error="fail"))
     assert states(run, "land.commit") == ["upstream_failed"]

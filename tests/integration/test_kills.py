@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support.broker import Producing, Topics
-from tests.support.killed_run import POINTS, run_until_killed
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.broker import TopicOf
+from tests.support.killed_run import DEADLY, POINTS, run_until_killed
+from tests.support.lake import Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -26,27 +26,26 @@ def commits_before(point: str, number: int) -> int:
     return number if point == "just after the commit" else number - 1
 
 
-CASES = [(point, number) for point in POINTS for number in (1, 2)]
+CASES = [("iceberg", point, number) for point in POINTS for number in (1, 2)]
+CASES += [("delta", point, number) for point in DEADLY for number in (1, 2)]
 # These come once in a run.
-CASES.remove(("after the plan", 2))
-CASES.remove(("before the mirror", 1))
+CASES.remove(("iceberg", "after the plan", 2))
+CASES.remove(("iceberg", "before the mirror", 1))
 
 
-@pytest.mark.parametrize(("point", "number"), CASES, ids=[f"{point} ({number})" for point, number in CASES])
+@pytest.mark.parametrize(("lake", "point", "number"), CASES, indirect=["lake"])
 def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
-    lake: Lake, topic: Topics, produce: Producing, point: str, number: int
+    lake: Lake, topic_of: TopicOf, point: str, number: int
 ) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, point, number)
     landed = commits_before(point, number)
-    assert landed == (len(lake.snapshots()) if lake.catalog().table_exists("lake.events") else 0)
+    assert landed == len(lake.snapshots())
 
     report = lake.land(name, "r", **CONFIG)
 
     assert_landed_once(lake, name, {0: EACH, 1: EACH})
-    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+    lake.assert_whole(leftovers_of_a_kill=True)
     assert report.recovered == landed
     assert report.snapshot_ids == lake.snapshots()
     assert report.counts.written == 2 * EACH
@@ -57,11 +56,9 @@ def test_a_killed_run_tried_again_lands_every_record_once_and_reports_all(
 
 @pytest.mark.parametrize("point", ["just after the commit", "before the mirror"])
 def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
-    lake: Lake, topic: Topics, produce: Producing, point: str
+    lake: Lake, topic_of: TopicOf, point: str
 ) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, point, COMMITS)
     snapshots = lake.snapshots()
     assert len(snapshots) == COMMITS
@@ -84,10 +81,8 @@ def test_the_retry_of_a_try_that_landed_all_returns_its_report_and_adds_nothing(
     assert lake.committed_offsets(name) == {0: EACH, 1: EACH}
 
 
-def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
+def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, EACH), events(1, 0, EACH))
     kill(lake, name, "just before the commit", 1)
     kill(lake, name, "just after the commit", 1)
     kill(lake, name, "after the data files", 1)
@@ -95,4 +90,4 @@ def test_a_run_killed_again_and_again_gets_there(lake: Lake, topic: Topics, prod
     assert_landed_once(lake, name, {0: EACH, 1: EACH})
     assert report.snapshot_ids == lake.snapshots()
     assert report.counts.written == 2 * EACH
-    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+    lake.assert_whole(leftovers_of_a_kill=True)

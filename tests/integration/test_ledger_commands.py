@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from airflow_lakestream.cli.app import run
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.landing.report import LandingReport
@@ -22,10 +23,10 @@ from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.job import build_job
 from dev.services.kafka import Kafka
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import Fault, FaultyCatalog, applied, unapplied
 from tests.support.lake import assert_files_are_whole, compact
 from tests.support.lake_reading import numbers
@@ -105,10 +106,9 @@ def test_a_plan_says_what_the_next_run_lands_and_writes_nothing(
 
 
 def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
-    connections: Connections, topic: Topics, produce: Producing, told: Told
+    connections: Connections, topic_of: TopicOf, told: Told
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(4))
+    name = topic_of(numbers(4))
     code, text = told("plan", *ON, "--topic", name, "--max-records", "3", "--json")
     plan = json.loads(text)
     assert (code, plan["ranges"], plan["origin"], plan["records_at_most"]) == (0, [[0, 0, 4]], {"0": 0}, 3)
@@ -116,10 +116,9 @@ def test_a_plan_for_a_table_that_is_not_there_says_where_it_begins(
 
 
 def test_a_plan_from_before_1970_begins_at_the_beginning(
-    connections: Connections, topic: Topics, produce: Producing, told: Told
+    connections: Connections, topic_of: TopicOf, told: Told
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(4))
+    name = topic_of(numbers(4))
     for start in ("-1", "-2", "-5000", "1969-12-31T23:59:59.999Z"):
         given = ("--start-offset", "timestamp", f"--start-timestamp={start}", "--json")
         code, text = told("plan", *ON, "--topic", name, *given)

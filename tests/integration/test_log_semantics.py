@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -16,19 +15,15 @@ from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.faults import InterposedSource
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake import Lake
+from tests.support.lake_reading import at, numbers
 from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
 
 SCHEMA = "n bigint"
-
-
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
 
 
 @pytest.fixture
@@ -58,10 +53,9 @@ def readable(kafka: Kafka, topic: str, partition: int = 0) -> list[int]:
 
 
 def test_aborted_records_do_not_land_and_committed_ones_around_them_do(
-    lake: OpenLake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic_of: TopicOf, produce: Producing, transaction: Transaction
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     transaction.begin(name, 0, numbers(4, 100))
     transaction.abort()
     transaction.begin(name, 0, numbers(2, 200))
@@ -79,11 +73,9 @@ def test_aborted_records_do_not_land_and_committed_ones_around_them_do(
 
 
 def test_an_open_transaction_holds_back_what_comes_after_it_and_lands_after_its_commit(
-    lake: OpenLake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic_of: TopicOf, produce: Producing, transaction: Transaction
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(2))
+    name = topic_of(numbers(3), numbers(2))
     transaction.begin(name, 0, numbers(4, 100))
     produce(name, 0, numbers(2, 200))
 
@@ -102,7 +94,7 @@ def test_an_open_transaction_holds_back_what_comes_after_it_and_lands_after_its_
 
 
 def test_an_open_transaction_that_is_aborted_in_the_end_never_lands(
-    lake: OpenLake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
 ) -> None:
     name = topic(partitions=1)
     transaction.begin(name, 0, numbers(4))
@@ -118,7 +110,7 @@ def test_an_open_transaction_that_is_aborted_in_the_end_never_lands(
 
 
 def test_a_range_that_ends_in_a_marker_ends_and_is_not_read_again(
-    lake: OpenLake, topic: Topics, transaction: Transaction
+    lake: Lake, topic: Topics, transaction: Transaction
 ) -> None:
     name = topic(partitions=1)
     transaction.begin(name, 0, numbers(3))
@@ -134,7 +126,7 @@ def test_a_range_that_ends_in_a_marker_ends_and_is_not_read_again(
     assert len(lake.snapshots()) == snapshots
 
 
-def test_many_markers_in_a_row_at_the_end_are_passed(lake: OpenLake, topic: Topics, transaction: Transaction) -> None:
+def test_many_markers_in_a_row_at_the_end_are_passed(lake: Lake, topic: Topics, transaction: Transaction) -> None:
     name = topic(partitions=1)
     transaction.begin(name, 0, numbers(1))
     transaction.commit()
@@ -149,7 +141,7 @@ def test_many_markers_in_a_row_at_the_end_are_passed(lake: OpenLake, topic: Topi
 
 
 def test_a_range_of_aborted_records_alone_is_covered_without_a_row(
-    lake: OpenLake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
 ) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(2))
@@ -166,7 +158,7 @@ def test_a_range_of_aborted_records_alone_is_covered_without_a_row(
 
 
 def test_aborted_records_alone_make_a_table_only_when_the_schema_is_given(
-    lake: OpenLake, topic: Topics, transaction: Transaction
+    lake: Lake, topic: Topics, transaction: Transaction
 ) -> None:
     name = topic(partitions=1)
     transaction.begin(name, 0, numbers(5))
@@ -181,7 +173,7 @@ def test_aborted_records_alone_make_a_table_only_when_the_schema_is_given(
 
 
 def test_read_uncommitted_comes_from_the_connection(
-    lake: OpenLake, topic: Topics, produce: Producing, transaction: Transaction
+    lake: Lake, topic: Topics, produce: Producing, transaction: Transaction
 ) -> None:
     name = topic(partitions=1)
     transaction.begin(name, 0, numbers(2))
@@ -201,7 +193,7 @@ def test_read_uncommitted_comes_from_the_connection(
 
 
 def test_a_compacted_topic_lands_what_is_left_tombstones_included(
-    lake: OpenLake, kafka: Kafka, topic: Topics, produce: Producing
+    lake: Lake, kafka: Kafka, topic: Topics, produce: Producing
 ) -> None:
     name = topic(
         partitions=1,
@@ -240,7 +232,7 @@ def test_a_compacted_topic_lands_what_is_left_tombstones_included(
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_an_empty_topic_with_a_schema_makes_the_table_and_records_the_origin(
-    lake: OpenLake, topic: Topics, produce: Producing, start: str
+    lake: Lake, topic: Topics, produce: Producing, start: str
 ) -> None:
     name = topic(partitions=2)
 
@@ -254,7 +246,7 @@ def test_an_empty_topic_with_a_schema_makes_the_table_and_records_the_origin(
 
 
 def test_an_empty_topic_without_a_schema_leaves_nothing_and_loses_nothing(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic: Topics, produce: Producing
 ) -> None:
     name = topic(partitions=2)
 
@@ -266,14 +258,14 @@ def test_an_empty_topic_without_a_schema_leaves_nothing_and_loses_nothing(
     assert lake.offsets() == at(0, range(3))
 
 
-def test_latest_on_an_empty_topic_without_a_schema_is_refused(lake: OpenLake, topic: Topics) -> None:
+def test_latest_on_an_empty_topic_without_a_schema_is_refused(lake: Lake, topic: Topics) -> None:
     with pytest.raises(InvalidArgument, match=r"the offsets where the group begins.* Give a schema") as caught:
         lake.land(topic(partitions=2), start_offset="latest")
     assert caught.value.argument == "schema"
     assert lake.has_nothing()
 
 
-def test_latest_on_a_full_topic_without_a_schema_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_latest_on_a_full_topic_without_a_schema_is_refused(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(3))
     with pytest.raises(InvalidArgument, match="Give a schema"):
@@ -282,7 +274,7 @@ def test_latest_on_a_full_topic_without_a_schema_is_refused(lake: OpenLake, topi
 
 
 def test_an_empty_topic_into_an_existing_table_records_its_origin_once(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic: Topics, produce: Producing
 ) -> None:
     full, empty = topic(partitions=1), topic(partitions=1)
     produce(full, 0, numbers(2))
@@ -307,10 +299,9 @@ def test_an_empty_topic_into_an_existing_table_records_its_origin_once(
 
 
 def test_a_partition_added_later_begins_at_0_whatever_start_offset_says(
-    lake: OpenLake, kafka: Kafka, topic: Topics, produce: Producing
+    lake: Lake, kafka: Kafka, topic_of: TopicOf, topic: Topics, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name, schema=SCHEMA, start_offset="latest")
     topic.add_partitions(name, 2)
     # The session's producer knows the topic as it was.
@@ -324,7 +315,7 @@ def test_a_partition_added_later_begins_at_0_whatever_start_offset_says(
     assert lake.landed(name) == {0: [(2, 3)], 1: [(0, 3)]}
 
 
-def test_a_partition_with_nothing_new_does_not_hold_up_a_run(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_partition_with_nothing_new_does_not_hold_up_a_run(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=3)
     produce(name, 0, numbers(2))
     produce(name, 1, numbers(2))
@@ -338,10 +329,9 @@ def test_a_partition_with_nothing_new_does_not_hold_up_a_run(lake: OpenLake, top
 
 
 def test_a_run_lands_up_to_the_ends_at_its_start_however_the_topic_grows(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+    name = topic_of(numbers(5))
     job = lake.job(name)
 
     def grow() -> None:
@@ -354,10 +344,8 @@ def test_a_run_lands_up_to_the_ends_at_its_start_however_the_topic_grows(
     assert report.remaining_lag == 3
 
 
-def test_holes_in_the_ledger_are_read_exactly(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=2)
-    for partition in (0, 1):
-        produce(name, partition, numbers(700))
+def test_holes_in_the_ledger_are_read_exactly(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(*(numbers(700) for partition in (0, 1)))
     job = lake.job(name)
     state = job.source.look()
     holes = [(0, 10), (20, 30), (400, 401), (600, 700)]
@@ -376,7 +364,7 @@ def test_holes_in_the_ledger_are_read_exactly(lake: OpenLake, topic: Topics, pro
 # What a record carries
 
 
-def test_keys_headers_and_null_keys_land(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_keys_headers_and_null_keys_land(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1)
     headers = [("trace", b"\x00\xff"), ("trace", None), ("é", b"")]
     produce(name, 0, numbers(3), keys=[b"a\xff", None, b""], headers=[headers, [], [("x", b"1")]])
@@ -390,7 +378,7 @@ def test_keys_headers_and_null_keys_land(lake: OpenLake, topic: Topics, produce:
     assert rows[2]["_kafka_headers"] == [{"key": "x", "value": b"1"}]
 
 
-def test_timestamps_of_the_producer_land_to_the_millisecond(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_timestamps_of_the_producer_land_to_the_millisecond(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1, retention_ms=-1)
     times = [1_700_000_000_123, 1, 1_700_000_000_122]
     produce(name, 0, numbers(3), timestamps=times)
@@ -401,7 +389,7 @@ def test_timestamps_of_the_producer_land_to_the_millisecond(lake: OpenLake, topi
     assert lake.column("_kafka_timestamp") == [epoch + timedelta(milliseconds=t) for t in times]
 
 
-def test_log_append_time_is_the_brokers(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_log_append_time_is_the_brokers(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=1, message_timestamp_type="LogAppendTime")
     before = datetime.now(UTC) - timedelta(seconds=1)
     produce(name, 0, numbers(2), timestamps=[1_000, 2_000])

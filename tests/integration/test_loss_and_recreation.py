@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -19,20 +18,14 @@ from airflow_lakestream.core.ports import Chunk, Reader
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.kafka.errors import StalledPartition, TopicMissing
-from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedReader, InterposedSink, WrappedSource
-from tests.support.lake import assert_files_are_whole
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.lake import Lake
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
 DeleteBelow = Callable[[str, int, int], None]
-
-
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
 
 
 @pytest.fixture
@@ -65,11 +58,9 @@ class Before:
 
 
 def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_remedy(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(10))
-    produce(name, 1, numbers(10))
+    name = topic_of(numbers(10), numbers(10))
     lake.land(name)
     produce(name, 0, numbers(10, 10))
     produce(name, 1, numbers(10, 10))
@@ -87,10 +78,9 @@ def test_offsets_lost_before_the_run_are_refused_with_the_exact_range_and_the_re
 
 
 def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_again(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     lake.land(name)
     produce(name, 0, numbers(10, 10))
     delete_below(name, 0, 14)
@@ -111,10 +101,9 @@ def test_a_recorded_loss_is_in_the_ledger_and_the_report_and_never_brought_up_ag
 
 
 def test_a_loss_with_nothing_left_is_recorded_too(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(4))
+    name = topic_of(numbers(4))
     lake.land(name)
     produce(name, 0, numbers(4, 4))
     delete_below(name, 0, 8)
@@ -128,10 +117,9 @@ def test_a_loss_with_nothing_left_is_recorded_too(
 
 
 def test_retention_of_offsets_that_are_landed_already_is_no_loss(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     lake.land(name)
     delete_below(name, 0, 10)
     produce(name, 0, numbers(2, 10))
@@ -141,11 +129,8 @@ def test_retention_of_offsets_that_are_landed_already_is_no_loss(
     assert lake.offsets() == at(0, range(12))
 
 
-def test_a_first_run_begins_where_the_log_begins(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(10))
+def test_a_first_run_begins_where_the_log_begins(lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow) -> None:
+    name = topic_of(numbers(10))
     delete_below(name, 0, 6)
 
     report = lake.land(name)
@@ -156,10 +141,9 @@ def test_a_first_run_begins_where_the_log_begins(
 
 
 def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_them(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, produce: Producing, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+    name = topic_of(numbers(5))
     lake.land(name)
     produce(name, 0, numbers(20, 5))
     job = lake.job(name)
@@ -169,15 +153,13 @@ def test_offsets_lost_between_plan_and_fetch_are_refused_and_nothing_lands_past_
 
     assert caught.value.ranges == RangeSet.of(name, 0, 5, 12)
     assert lake.landed(name) == {0: [(0, 5)]}
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(20))
-    produce(name, 1, numbers(20))
+    name = topic_of(numbers(20), numbers(20))
     lake.land(name, max_records=1)
     [(first_partition, _)] = lake.offsets()
     lost_one = 1 - first_partition
@@ -188,14 +170,13 @@ def test_offsets_lost_between_plan_and_fetch_are_recorded_and_the_rest_lands(
     assert report.to_dict()["lost"] == [[lost_one, 0, 12]]
     assert sorted(lake.offsets()) == sorted(at(first_partition, range(20)) + at(lost_one, range(12, 20)))
     assert lake.entry(name).lost == RangeSet.of(name, lost_one, 0, 12)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
-    lake: OpenLake, topic: Topics, produce: Producing, delete_below: DeleteBelow
+    lake: Lake, topic_of: TopicOf, delete_below: DeleteBelow
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(20))
+    name = topic_of(numbers(20))
     job = lake.job(name)
 
     report = land(replace(job, sink=InterposedSink(job.sink, lambda: delete_below(name, 0, 20))))
@@ -208,10 +189,9 @@ def test_offsets_that_were_read_before_retention_took_them_are_no_loss(
 
 
 def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, topic: Topics, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     lake.land(name)
     old = lake.job(name).source.identity()
     topic.delete(name)
@@ -233,11 +213,8 @@ def test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy(
     assert sorted(lake.column("n")) == [0, 1, 2, *range(100, 109)]
 
 
-def test_a_topic_created_anew_between_plan_and_commit_is_refused(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+def test_a_topic_created_anew_between_plan_and_commit_is_refused(lake: Lake, topic_of: TopicOf, topic: Topics) -> None:
+    name = topic_of(numbers(3))
     job = lake.job(name)
 
     def recreate() -> None:
@@ -250,11 +227,9 @@ def test_a_topic_created_anew_between_plan_and_commit_is_refused(
 
 
 def test_a_topic_deleted_before_it_is_read_ends_the_run_and_the_retry_says_why(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, topic: Topics
 ) -> None:
-    name = topic(partitions=2)
-    produce(name, 0, numbers(3))
-    produce(name, 1, numbers(3))
+    name = topic_of(numbers(3), numbers(3))
     job = lake.job(name, poll_timeout=3)
 
     # To the consumer a deleted topic is one that says nothing for a while.
@@ -278,9 +253,8 @@ class OtherCluster(WrappedSource):
         return replace(self._source.identity(), cluster_id=self.CLUSTER)
 
 
-def test_another_clusters_id_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+def test_another_clusters_id_is_refused(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(numbers(3))
     lake.land(name)
     produce(name, 0, numbers(3, 3))
     job = lake.job(name)
@@ -303,9 +277,8 @@ class ShorterLog(WrappedSource):
         return replace(state, marks={p: replace(m, end=self.END) for p, m in state.marks.items()})
 
 
-def test_a_log_shorter_than_the_ledger_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+def test_a_log_shorter_than_the_ledger_is_refused(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(numbers(5))
     lake.land(name)
     job = lake.job(name)
 

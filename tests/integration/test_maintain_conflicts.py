@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.broker import poll_until
-from tests.support.lake import TABLE, Lake, assert_files_are_whole, compact
+from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings
 from tests.support.maintaining import maintenance
 
@@ -77,7 +77,7 @@ def test_it_is_begun_anew_where_another_took_its_files_out(
     lake: Lake, landings: Landings, spark: SparkSession, tmp_path: Path
 ) -> None:
     landings(4)
-    procedures = compact_beside(lake, spark, tmp_path, lambda: compact(lake.table()), tries=2)
+    procedures = compact_beside(lake, spark, tmp_path, lambda: lake.compact(), tries=2)
     assert procedures.size().files == 1
     summary = lake.table().current_snapshot()
     assert summary is not None
@@ -92,8 +92,8 @@ def test_after_so_many_tries_it_says_that_it_was_lost_and_leaves_nothing(
 ) -> None:
     landings(4)
     with pytest.raises(CompactionLost, match=rf"{TABLE}: not compacted, since in each of 1 tries another writer"):
-        compact_beside(lake, spark, tmp_path, lambda: compact(lake.table()), tries=1)
-    assert_files_are_whole(lake.table())
+        compact_beside(lake, spark, tmp_path, lambda: lake.compact(), tries=1)
+    lake.assert_whole()
     landings.assert_once()
 
 

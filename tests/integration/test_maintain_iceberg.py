@@ -12,15 +12,15 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ledger import Ledger
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.upkeep.expiry import SUMMARY_EXPIRING
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.tables import NoIcebergTable
 from airflow_lakestream.spark.maintenance.work import TableNotMaintained
 from tests.support.broker import Producing
-from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_landed_once, compact
+from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_landed_once
 from tests.support.landings import Landings
 from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained
 
@@ -80,7 +80,7 @@ def test_a_table_rolled_back_to_a_snapshot_that_was_kept_has_its_ledger_of_then(
         if number == 0:
             lake.land(name, consumer_group="other", allow_group_overlap=True)
         for _ in range(3):
-            compact(lake.table())
+            lake.compact()
         table = lake.table()
         head = lake.snapshots()[-1]
         with table.manage_snapshots() as manage:
@@ -89,7 +89,7 @@ def test_a_table_rolled_back_to_a_snapshot_that_was_kept_has_its_ledger_of_then(
         tagged[head] = landed
         land(1)
     for _ in range(8):
-        compact(lake.table())
+        lake.compact()
     before = {group: {at: _ledger_at(lake, at, group) for at in tagged} for group in (GROUP, "other")}
     [report] = maintained(lake, spark, expire=AT_ONCE)
     table = lake.table()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections, Run
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.lake import TABLE, Lake, events
 from tests.support.sensing import PATIENCE, TASK, Sensing
 from tests.support.spark_stream import Streams
@@ -58,10 +58,9 @@ def test_each_commit_of_a_landing_is_measured(
 
 
 def test_a_sensor_tells_how_fresh_the_table_is(
-    sensing: Sensing, lake: Lake, connections: Connections, statsd: StatsD, topic: Topics, produce: Producing
+    sensing: Sensing, lake: Lake, connections: Connections, statsd: StatsD, topic_of: TopicOf
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 3))
+    name = topic_of(events(0, 0, 3))
     lake.land(name)
     run, file = sensing.write("measured_freshness", FRESHNESS, table=TABLE, consumer_group="g", max_age="1h")
     sensing.work(run, file)
@@ -73,10 +72,9 @@ def test_a_sensor_tells_how_fresh_the_table_is(
 
 @pytest.mark.usefixtures("connections")
 def test_a_lag_sensor_tells_the_lag(
-    sensing: Sensing, lake: Lake, statsd: StatsD, topic: Topics, produce: Producing
+    sensing: Sensing, lake: Lake, statsd: StatsD, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 3))
+    name = topic_of(events(0, 0, 3))
     lake.land(name)
     produce(name, 0, events(0, 3, 4))
     run, file = sensing.write("measured_lag", table=TABLE, consumer_group="g", max_lag_records=10)
@@ -103,10 +101,9 @@ def test_a_stream_on_spark_tells_its_batches_and_restarts(streams: Streams, stat
 
 
 def test_deferred_sensors_tell_from_the_triggerer_what_they_see_there(
-    sensing: Sensing, lake: Lake, connections: Connections, statsd: StatsD, topic: Topics, produce: Producing
+    sensing: Sensing, lake: Lake, connections: Connections, statsd: StatsD, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 3))
+    name = topic_of(events(0, 0, 3))
     lake.land(name)
     produce(name, 0, events(0, 3, 4))
     stream = {"table": TABLE, "consumer_group": "g"}

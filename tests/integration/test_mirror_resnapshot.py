@@ -75,7 +75,7 @@ class Mirrors:
     def found(self, kind: str) -> list[dict[str, Any]]:
         """Return the rows as they are."""
         if kind == "delta":
-            return self.delta.all_rows().to_pylist()
+            return self.delta.scan().to_pylist()
         return self.lake.table(self.tables[kind]).scan().to_arrow().to_pylist()
 
     def rows(self, kind: str, *columns: str, key: str = "id") -> dict[Any, tuple[Any, ...]]:

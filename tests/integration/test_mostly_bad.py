@@ -5,31 +5,28 @@ from __future__ import annotations
 import json
 import struct
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from pyiceberg.exceptions import NoSuchTableError
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.policies import REJECTED
 from airflow_lakestream.exceptions import Terminal
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.replay import Replay
-from airflow_lakestream.tables.rejects.settlement import rejects_of
-from dev.services.kafka import Kafka
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import SmallChunks
 from tests.support.lake import GROUP, TABLE, Lake
-from tests.support.lake_reading import OpenLake, at, numbers, one_partition, open_lake
+from tests.support.lake_reading import at, numbers, one_partition
 from tests.support.parallel_run import ParallelRun
 from tests.support.shared_run import SharedRun
 
@@ -40,7 +37,7 @@ BAD = ["no JSON"]
 AVRO = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
 
 
-lake, name = open_lake, one_partition
+name = one_partition
 
 
 def mixed(bad: int, good: int) -> list[str]:
@@ -57,16 +54,11 @@ def has_nothing(lake: Lake) -> bool:
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@EACH_FORMAT
 def test_each_format_that_is_not_the_topics_fails_and_leaves_nothing(
-    tmp_path: Path,
-    kafka: Kafka,
-    topic: Topics,
-    produce: Producing,
-    registry: Registry,
-    kind: Callable[..., Any],
-    on_error: str,
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry, on_error: str
 ) -> None:
+    root = lake.folder
     framed = [
         struct.pack(">bI", 0, registry.register(f"t-{uuid.uuid4().hex}", AVRO)) + bytes([2 * n]) for n in range(20)
     ]
@@ -81,7 +73,7 @@ def test_each_format_that_is_not_the_topics_fails_and_leaves_nothing(
         (framed, "json_schema", 'try format="avro" or "protobuf"'),
     ):
         name = topic(partitions=1)
-        lake = kind(tmp_path / name, kafka.client_config())
+        lake.folder = root / name
         lake.folder.mkdir()
         produce(name, 0, values)
         given = {"format": of_format, "schema": SCHEMA, "on_error": on_error}
@@ -108,7 +100,7 @@ def test_each_format_that_is_not_the_topics_fails_and_leaves_nothing(
 )
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_most_is_more_than_half_and_ten_at_least(
-    lake: OpenLake, name: str, produce: Producing, on_error: str, bad: int, good: int, fails: bool
+    lake: Lake, name: str, produce: Producing, on_error: str, bad: int, good: int, fails: bool
 ) -> None:
     produce(name, 0, mixed(bad, good))
     if fails:
@@ -121,7 +113,7 @@ def test_most_is_more_than_half_and_ten_at_least(
 
 
 def test_tombstones_skipped_on_request_and_filtered_records_are_not_bad(
-    lake: OpenLake, name: str, produce: Producing
+    lake: Lake, name: str, produce: Producing
 ) -> None:
     produce(name, 0, [*numbers(2), *([None] * 20), *numbers(20)])
     config = {
@@ -137,7 +129,7 @@ def test_tombstones_skipped_on_request_and_filtered_records_are_not_bad(
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_what_was_committed_before_stays_and_the_next_run_reads_the_rest_again(
-    lake: OpenLake, name: str, produce: Producing, on_error: str
+    lake: Lake, name: str, produce: Producing, on_error: str
 ) -> None:
     produce(name, 0, [*numbers(10), *mixed(5, 5), *(BAD * 20)])
     config = {"schema": SCHEMA, "on_error": on_error}
@@ -156,19 +148,13 @@ def test_what_was_committed_before_stays_and_the_next_run_reads_the_rest_again(
 
 
 def number_of_rejected(lake: Lake) -> int:
-    try:
-        return lake.table(rejects_of(TABLE)).scan().to_arrow().num_rows
-    except NoSuchTableError:
-        return 0
+    return lake.scan(REJECTED).num_rows
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
-def test_tries_of_one_run_are_counted_together(
-    tmp_path: Path, kafka: Kafka, name: str, produce: Producing, kind: Callable[..., Any], on_error: str
-) -> None:
+@EACH_FORMAT
+def test_tries_of_one_run_are_counted_together(lake: Lake, name: str, produce: Producing, on_error: str) -> None:
     """What was skipped as bad by an earlier try is told by its snapshot, beside tombstones."""
-    lake = kind(tmp_path, kafka.client_config())
     produce(name, 0, [*numbers(20), *(BAD * 9), None, *(BAD * 4), *numbers(20)])
     config = {"schema": SCHEMA, "on_error": on_error, "max_rejected": 12, "tombstones": "skip"}
     lake.land(name, "r", max_records=30, **config)
@@ -179,7 +165,7 @@ def test_tries_of_one_run_are_counted_together(
     assert (report.counts.read, report.bad.count) == (24, 4)
 
 
-def test_max_rejected_goes_with_skip(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_max_rejected_goes_with_skip(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, mixed(3, 10))
     with pytest.raises(TooManyRejected, match=r"3 of 13 records .* more than max_rejected=2"):
         lake.land(name, schema=SCHEMA, on_error="skip", max_rejected=2)
@@ -188,12 +174,8 @@ def test_max_rejected_goes_with_skip(lake: OpenLake, name: str, produce: Produci
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-def test_processes_that_read_side_by_side_are_counted_together(
-    lake: OpenLake, topic: Topics, produce: Producing, on_error: str
-) -> None:
-    name = topic(partitions=3)
-    for partition in range(3):
-        produce(name, partition, mixed(40, 20))
+def test_processes_that_read_side_by_side_are_counted_together(lake: Lake, topic_of: TopicOf, on_error: str) -> None:
+    name = topic_of(*(mixed(40, 20) for partition in range(3)))
     config = {"schema": SCHEMA, "on_error": on_error}
     with pytest.raises(TooManyRejected, match=r"120 of 180 records .* at stage decode: .*no JSON"):
         ParallelRun(lake, name, config).land()
@@ -206,11 +188,10 @@ def test_processes_that_read_side_by_side_are_counted_together(
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@EACH_FORMAT
 def test_the_commit_of_a_group_decides_and_deletes_what_was_handed_over(
-    tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, kind: Callable[..., Any], on_error: str
+    lake: Lake, topic: Topics, produce: Producing, on_error: str
 ) -> None:
-    lake = kind(tmp_path, kafka.client_config())
     name = topic(partitions=2)
     # One share alone has no bad record, the other one nothing else.
     produce(name, 0, numbers(20))
@@ -229,7 +210,7 @@ def test_the_commit_of_a_group_decides_and_deletes_what_was_handed_over(
     assert (report.counts.written, report.bad.count) == (20, 30)
 
 
-def test_records_that_no_table_may_be_had_for_count(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_records_that_no_table_may_be_had_for_count(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, ['{"n": 1, "kind": "a"}'] * 10 + ['{"n": 1}'] * 12)
     config = {"table": "lake.{kind}", "schema": "n bigint, kind string", "new_tables": "create"}
     with pytest.raises(TooManyRejected, match=r"12 of 22 records .* 12 at stage route: .* it has no field 'kind'"):
@@ -238,11 +219,10 @@ def test_records_that_no_table_may_be_had_for_count(lake: OpenLake, name: str, p
     assert lake.land(name, max_rejected=1.0, **config).counts == Counts(read=22, written=10, rejected=12)
 
 
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@EACH_FORMAT
 def test_a_replace_that_would_put_rejected_records_in_the_place_of_rows_changes_nothing(
-    tmp_path: Path, kafka: Kafka, name: str, produce: Producing, registry: Registry, kind: Callable[..., Any]
+    lake: Lake, name: str, produce: Producing, registry: Registry
 ) -> None:
-    lake = kind(tmp_path, kafka.client_config())
     produce(name, 0, numbers(20))
     lake.land(name, schema=SCHEMA)
     before = lake.snapshots()
@@ -252,7 +232,7 @@ def test_a_replace_that_would_put_rejected_records_in_the_place_of_rows_changes_
     assert lake.snapshots() == before
 
 
-def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, BAD * 20)
     lake.land(name, schema=SCHEMA, max_rejected=1.0)
     done = Replay(table=TABLE, consumer_group=GROUP).run(lake.catalog())
@@ -261,29 +241,18 @@ def test_a_replay_that_rejects_all_of_them_again_is_no_failure(lake: OpenLake, n
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
-@pytest.mark.parametrize("kind", [OpenLake, DeltaLake])
+@EACH_FORMAT
 def test_a_mirror_of_a_topic_without_events_fails_and_leaves_nothing(
-    tmp_path: Path, kafka: Kafka, name: str, produce: Producing, kind: Callable[..., Any], on_error: str
+    lake: Lake, name: str, produce: Producing, on_error: str
 ) -> None:
-    lake = kind(tmp_path, kafka.client_config())
     event = '{"before": null, "after": {"id": 1}, "op": "c", "source": {"lsn": 1, "ts_ms": 1}}'
     produce(name, 0, [*numbers(20), event])
-    given: dict[str, Any] = {
-        "topic": name,
-        "table": TABLE,
-        "consumer_group": GROUP,
-        "key": ["id"],
-        "on_error": on_error,
-    }
-    catalog: Any = lake.catalog()
-    if kind is DeltaLake:
-        from airflow_lakestream.delta.storage import DeltaStorage
-
-        given |= {"table": lake.place, "table_format": "delta"}
-        catalog = DeltaStorage()
+    given = {"topic": name, "table": lake.name, "consumer_group": GROUP, "key": ["id"], "on_error": on_error}
+    form = lake_of(lake.name).format
 
     def mirror(**more: Any) -> Any:
-        return land(build_job(MirrorConfig(**given, **more), lake.kafka, catalog, run_id=uuid.uuid4().hex))
+        config = MirrorConfig(**given, table_format=form, **more)
+        return land(build_job(config, lake.kafka, lake.catalog(), run_id=uuid.uuid4().hex))
 
     with pytest.raises(TooManyRejected, match=r"20 of 21 records .* no change events of Debezium"):
         mirror()
@@ -291,7 +260,7 @@ def test_a_mirror_of_a_topic_without_events_fails_and_leaves_nothing(
     assert mirror(max_rejected=1.0).counts.written == 1
 
 
-def test_a_regex_counts_each_topic_for_itself(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_regex_counts_each_topic_for_itself(lake: Lake, topic: Topics, produce: Producing) -> None:
     from airflow_lakestream.run.topics import land_run
 
     good, bad = topic(partitions=1), topic(partitions=1)
@@ -306,15 +275,13 @@ def test_a_regex_counts_each_topic_for_itself(lake: OpenLake, topic: Topics, pro
     assert report["bad"] == 20
 
 
-def test_a_delta_table_that_is_there_gets_no_version(
-    tmp_path: Path, kafka: Kafka, name: str, produce: Producing
-) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
+@EACH_FORMAT
+def test_a_table_that_is_there_gets_no_commit(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, numbers(5))
     lake.land(name, schema=SCHEMA)
     produce(name, 0, BAD * 20)
     with pytest.raises(TooManyRejected):
         lake.land(name)
-    assert DeltaTable(lake.place).version() == 0
-    assert not lake.stray()
-    assert not Path(f"{lake.place}__rejected").exists()
+    assert len(lake.snapshots()) == 1
+    lake.assert_whole()
+    assert not number_of_rejected(lake)

@@ -11,21 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 
-from airflow_lakestream.audit.delta import DeltaAudit
 from airflow_lakestream.audit.result import AuditResult, AuditVerdict
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.run.repair import FilesLost
-from dev.services.kafka import Kafka
-from tests.integration.test_audit import audit, data_files, found
+from tests.integration.test_audit import data_files, found
 from tests.integration.test_repair import repair, repaired
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing
 from tests.support.delete_files import delete_positions
-from tests.support.delta_lake import DeltaLake
-from tests.support.delta_table import live_files
-from tests.support.lake import GROUP, Lake, append_foreign_rows, assert_landed_once, events
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import TABLE, Lake, assert_landed_once, events
 
 pytestmark = pytest.mark.integration
 
@@ -38,36 +33,7 @@ Position = tuple[str | None, int | None, int | None]
 def append(lake: Lake, positions: list[Position]) -> None:
     """Append rows at these positions, as another writer would."""
     rows = [{"id": 1, "name": "x", "score": 0.0, **dict(zip(POSITION, one, strict=True))} for one in positions]
-    if isinstance(lake, DeltaLake):
-        schema = pa.schema(DeltaTable(lake.place).schema())
-        write_deltalake(lake.place, pa.Table.from_pylist(rows, schema=schema), mode="append")
-    else:
-        lake.table().append(pa.Table.from_pylist(rows, schema=lake.table().schema().as_arrow()))
-
-
-def looked_at(lake: Lake, *, full: bool) -> AuditResult:
-    if isinstance(lake, DeltaLake):
-        return DeltaAudit(table=lake.place, consumer_group=GROUP, full=full, kafka=lake.kafka).run(DeltaStorage())
-    return audit(lake, full=full)
-
-
-@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
-def either(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
-    """Give an empty lake of either table format."""
-    made: Lake = request.param(tmp_path, kafka.client_config())
-    return made
-
-
-@pytest.fixture
-def name(either: Lake, topic: Topics, produce: Producing) -> str:
-    """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
-    made = topic(partitions=2)
-    produce(made, 0, events(0, 0, 20))
-    produce(made, 1, events(1, 0, 10))
-    either.land(made)
-    produce(made, 0, events(0, 20, 10))
-    either.land(made)
-    return made
+    lake.append(pa.Table.from_pylist(rows, schema=lake.columns()))
 
 
 def table_of_cases(topic: str) -> list[list[Position]]:
@@ -96,33 +62,34 @@ def named(result: AuditResult, position: Position) -> bool:
     return bool(found(result, "unexpected") & RangeSet.of(*key, offset, offset + 1))
 
 
-def test_each_row_that_no_record_has_is_unexpected_and_a_repair_takes_it_out(either: Lake, name: str) -> None:
-    cases = table_of_cases(name)
-    append(either, cases[0])
-    assert looked_at(either, full=False).verdict is DAMAGE
+@EACH_FORMAT
+def test_each_row_that_no_record_has_is_unexpected_and_a_repair_takes_it_out(lake: Lake, landed: str) -> None:
+    cases = table_of_cases(landed)
+    append(lake, cases[0])
+    assert lake.audit(full=False).verdict is DAMAGE
     for case in cases[-6:]:
-        append(either, case)
-    append(either, [one for case in cases for one in case])
-    assert "unexpected" in looked_at(either, full=False).render()
+        append(lake, case)
+    append(lake, [one for case in cases for one in case])
+    assert "unexpected" in lake.audit(full=False).render()
 
-    result = looked_at(either, full=True)
+    result = lake.audit(full=True)
 
     assert result.verdict is DAMAGE
     assert [one for case in cases for one in case if not named(result, one)] == []
     json.dumps(result.to_dict())
     assert "unexpected" in result.render()
-    if isinstance(either, DeltaLake):
+    if lake.name != TABLE:
         return
-    done = repair(either)
+    done = repair(lake)
     assert done.verdict is CLEAN, done.render()
-    assert looked_at(either, full=False).verdict is CLEAN
-    assert_landed_once(either, name, {0: 30, 1: 10})
+    assert lake.audit(full=False).verdict is CLEAN
+    assert_landed_once(lake, landed, {0: 30, 1: 10})
     assert any("-9223372036854775808" in text for text in repaired(done).removed)
 
 
 def test_rows_of_no_topic_and_of_another_are_named_and_left(lake: Lake, landed: str) -> None:
     append(lake, [(None, 0, 5), ("another", 0, -1), ("another", 3, 3), (landed, 0, -1)])
-    append_foreign_rows(lake.table(), 3)
+    lake.append_foreign(3)
 
     result = repair(lake)
 
@@ -154,12 +121,8 @@ def test_a_repair_spares_what_lands_behind_the_log_that_it_saw(
 
 
 def paths(lake: Lake) -> list[Path]:
-    """Return the live data files, the fullest first."""
-    if isinstance(lake, DeltaLake):
-        files = [Path(lake.place, path) for path in live_files(lake.place)]
-    else:
-        files = [Path(file.file_path.removeprefix("file://")) for file in data_files(lake.table())]
-    return sorted(files, key=lambda path: path.stat().st_size)
+    """Return the live data files, the smallest first."""
+    return sorted(map(Path, lake.live_files()), key=lambda path: path.stat().st_size)
 
 
 def delete(path: Path) -> None:
@@ -174,42 +137,43 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+@EACH_FORMAT
 @pytest.mark.parametrize("lose", [delete, cut_short, empty])
-def test_a_file_that_is_lost_is_damage_with_its_ranges(either: Lake, name: str, lose: Callable[[Path], None]) -> None:
-    last = Path(str(max(paths(either), key=lambda path: path.stat().st_mtime_ns)))
+def test_a_file_that_is_lost_is_damage_with_its_ranges(lake: Lake, landed: str, lose: Callable[[Path], None]) -> None:
+    last = Path(str(max(paths(lake), key=lambda path: path.stat().st_mtime_ns)))
     lose(last)
 
     for full in (False, True):
-        result = looked_at(either, full=full)
+        result = lake.audit(full=full)
         assert result.verdict is DAMAGE
         [lost] = result.lost_files
         assert (lost.path.endswith(last.name), lost.rows) == (True, 10)
-        assert lost.ranges == RangeSet.of(name, 0, 20, 30)
-        assert f"{name}[0] [20,30)" in result.render()
+        assert lost.ranges == RangeSet.of(landed, 0, 20, 30)
+        assert f"{landed}[0] [20,30)" in result.render()
         assert sum(count.expected - count.found for count in result.counts if count.topic) == (0 if full else 10)
-    assert found(result, "missing") == RangeSet.of(name, 0, 20, 30)
+    assert found(result, "missing") == RangeSet.of(landed, 0, 20, 30)
 
-    if isinstance(either, DeltaLake):
+    if lake.name != TABLE:
         # As docs/delta.md says.
         last.unlink(missing_ok=True)
-        DeltaTable(either.place).repair()
-        either.land(name, mode="ranges", ranges=[[0, 20, 30]], replace=True)
-        assert_landed_once(either, name, {0: 30, 1: 10})
+        lake.table().repair()
+        lake.land(landed, mode="ranges", ranges=[[0, 20, 30]], replace=True)
+        assert_landed_once(lake, landed, {0: 30, 1: 10})
         for full in (False, True):
-            assert looked_at(either, full=full).verdict is CLEAN, looked_at(either, full=full).render()
+            assert lake.audit(full=full).verdict is CLEAN, lake.audit(full=full).render()
         return
-    done = repair(either)
+    done = repair(lake)
     assert done.verdict is CLEAN, done.render()
-    assert repaired(done).landed == RangeSet.of(name, 0, 20, 30)
-    assert looked_at(either, full=False).verdict is CLEAN
-    assert_landed_once(either, name, {0: 30, 1: 10})
+    assert repaired(done).landed == RangeSet.of(landed, 0, 20, 30)
+    assert lake.audit(full=False).verdict is CLEAN
+    assert_landed_once(lake, landed, {0: 30, 1: 10})
 
 
 def test_of_a_file_whose_bounds_leave_it_open_the_rows_that_are_lacking_are_named(lake: Lake, landed: str) -> None:
     first = paths(lake)[-1]
     first.unlink()
 
-    quick, full = audit(lake, full=False), audit(lake)
+    quick, full = lake.audit(full=False), lake.audit()
 
     assert quick.verdict is DAMAGE
     [lost] = full.lost_files
@@ -220,10 +184,10 @@ def test_of_a_file_whose_bounds_leave_it_open_the_rows_that_are_lacking_are_name
 
 
 def test_rows_of_other_writers_in_a_lost_file_are_given_up_only_when_told(lake: Lake, landed: str) -> None:
-    append_foreign_rows(lake.table(), 3)
+    lake.append_foreign(3)
     [foreign] = [file for file in data_files(lake.table()) if file.record_count == 3]
     Path(foreign.file_path.removeprefix("file://")).unlink()
-    assert audit(lake, full=False).verdict is DAMAGE
+    assert lake.audit(full=False).verdict is DAMAGE
     with pytest.raises(FilesLost, match=r'on_data_loss="record"'):
         repair(lake)
     assert repair(lake, on_data_loss="record").verdict is CLEAN
@@ -236,7 +200,7 @@ def test_without_a_delete_file_nothing_is_guessed(lake: Lake, landed: str) -> No
     [deletes] = Path(lake.table().location().removeprefix("file://"), "data").glob("deletes-*")
     deletes.unlink()
     for full in (False, True):
-        result = audit(lake, full=full)
+        result = lake.audit(full=full)
         assert result.verdict is DAMAGE
         assert any("delete file" in text for text in result.findings)
         assert result.blind

@@ -99,10 +99,9 @@ def test_a_plain_cron_schedule_has_no_interval_and_says_what_to_do(airflow: Airf
 
 
 def test_every_argument_that_a_run_may_vary_is_a_template(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     given = {
         "topic": name,
         "table": "other.place",
@@ -176,10 +175,9 @@ def _each(value: Any, field: str) -> Any:
 
 @pytest.mark.parametrize("native", [False, True], ids=["as text", "as native objects"])
 def test_params_left_empty_are_as_if_not_given(
-    native: bool, airflow: AirflowHome, connections: Connections, topic, produce
+    native: bool, airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     optional = ("max_records", "start_timestamp", "schema", "partition_by", "sort_order")
     dag = extract_dag(
         f"empty_params_{native}",
@@ -202,10 +200,9 @@ def iceberg_schema() -> Any:
 
 @pytest.mark.parametrize("make", [arrow_schema, iceberg_schema])
 def test_a_schema_may_be_an_object(
-    make: Callable[[], Any], airflow: AirflowHome, connections: Connections, topic, produce
+    make: Callable[[], Any], airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     run = airflow.run(extract_dag("schema_object", schema=make()), {"topic": name})
     assert run.errors == []
     assert run.task().rendered["schema"] == "table {\n  1: n: optional long\n}"
@@ -241,10 +238,9 @@ def test_a_retry_whose_earlier_try_landed_returns_that_report(
 
 
 def test_a_run_that_is_cleared_lands_nothing_again(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of, produce
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     dag = extract_dag("cleared", outlets=[Asset("iceberg://lake/t")])
     run = airflow.run(dag, {"topic": name})
     first = run.task()
@@ -261,11 +257,8 @@ def test_a_run_that_is_cleared_lands_nothing_again(
     assert landed(connections) == [(0, n) for n in range(15)]
 
 
-def test_a_run_with_nothing_to_land_can_be_skipped(
-    airflow: AirflowHome, connections: Connections, topic, produce
-) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(3))
+def test_a_run_with_nothing_to_land_can_be_skipped(airflow: AirflowHome, connections: Connections, topic_of) -> None:
+    name = topic_of(numbers(3))
     dag = extract_dag("skips_when_empty", on_empty="skip", outlets=[AssetAlias("skips_when_empty")])
     assert airflow.run(dag, {"topic": name}).task().state == "success"
     empty = airflow.run(dag, {"topic": name})
@@ -285,10 +278,9 @@ def test_what_may_pass_is_retried(
 
 
 def test_a_schema_that_contradicts_the_table_fails_without_a_retry(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     airflow.run(extract_dag("contradiction"), {"topic": name})
     before = connections.catalog.load_table(TABLE).metadata
     run = airflow.run(extract_dag("contradiction", schema="n string", retries=2), {"topic": name})
@@ -301,10 +293,9 @@ def test_a_schema_that_contradicts_the_table_fails_without_a_retry(
 
 
 def test_a_run_that_would_reject_most_fails_without_a_retry_unless_it_is_told_to(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [b'{"N": 1}'] * 20)
+    name = topic_of([b'{"N": 1}'] * 20)
     most = {"max_rejected": "{{ params.most }}", "params": {"most": None}}
     dag = extract_dag("mostly_bad", schema="n bigint not null", retries=2, **most)
     dag_again = extract_dag("mostly_bad", schema="n bigint not null", on_error="skip", max_rejected="1.0")
@@ -358,10 +349,9 @@ def _data_files(connections: Connections) -> list[Path]:
 
 
 def test_a_worker_that_is_drained_stops_the_landing_and_leaves_nothing(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(1000))
+    name = topic_of(numbers(1000))
     file = airflow.write("drained", _FILE.format(dag_id="drained", extra=_LINGER, options="retries=1"))
     run = airflow.start(airflow.dag(file), {"topic": name})
     with airflow.process(run, file) as process:
@@ -374,10 +364,9 @@ def test_a_worker_that_is_drained_stops_the_landing_and_leaves_nothing(
 
 
 def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
-    airflow: AirflowHome, connections: Connections, topic, produce
+    airflow: AirflowHome, connections: Connections, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     file = airflow.write("followed", _FILE.format(dag_id="followed", extra="", options="idle_timeout=600"))
     run = airflow.start(airflow.dag(file), {"topic": name})
     with airflow.process(run, file) as process:
@@ -389,15 +378,14 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
 
 
 def test_a_landing_that_takes_too_long_leaves_nothing(
-    airflow: AirflowHome, connections: Connections, topic, produce, monkeypatch: pytest.MonkeyPatch
+    airflow: AirflowHome, connections: Connections, topic_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_lakestream.run import job as extract
     from tests.support import lingering
 
     monkeypatch.setattr(extract, "build_job", extract.build_job)
     lingering.install()
-    name = topic(1)
-    produce(name, 0, numbers(1000))
+    name = topic_of(numbers(1000))
     run = airflow.run(extract_dag("takes_too_long", execution_timeout=timedelta(seconds=3)), {"topic": name})
     assert run.state == "failed"
     assert [type(error) for error in run.errors] == [AirflowTaskTimeout]
@@ -408,10 +396,9 @@ def test_a_landing_that_takes_too_long_leaves_nothing(
 
 
 def test_lands_through_sasl_ssl_and_shows_no_secret_anywhere(
-    airflow: AirflowHome, connections: Connections, kafka: Kafka, topic, produce
+    airflow: AirflowHome, connections: Connections, kafka: Kafka, topic_of
 ) -> None:
-    name = topic(1)
-    produce(name, 0, numbers(10))
+    name = topic_of(numbers(10))
     connections.kafka(kafka.secure_client_config())
     file = airflow.write("secure", _FILE.format(dag_id="secure", extra=_TELL_TALE, options=""))
     run = airflow.start(airflow.dag(file), {"topic": name})

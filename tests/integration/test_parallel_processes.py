@@ -8,17 +8,19 @@ import time
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import FIRST_OFFSETS
 from airflow_lakestream.core.landing.job import Stopped
+from airflow_lakestream.core.policies import REJECTED
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.registry.schemas import RegistryUnavailable
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.runtime.processes import FailedInChild, ProcessDied
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
-from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.parallel_run import ParallelRun
 from tests.support.transactions import Transaction
 
@@ -42,12 +44,13 @@ def produced(topic: Topics, produce: Producing) -> str:
     return name
 
 
+@EACH_FORMAT
 def test_each_record_lands_once(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = produced(topic, produce)
     report = ParallelRun(lake, name).land()
     assert (report["processes"], report["rows"], report["remaining_lag"]) == (2, sum(COUNTS.values()), 0)
     assert_landed_once(lake, name, COUNTS)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
     assert len(lake.snapshots()) == 1
     # The schema of the first run came from records that the parent read; the next takes the table's.
     produce(name, 1, events(1, COUNTS[1], 50))
@@ -117,7 +120,7 @@ def test_the_limits_cut_what_all_processes_read_into_whole_commits(
     assert report["rows"] == sum(COUNTS.values())
     assert 2 <= len(lake.snapshots()) <= 6
     assert_landed_once(lake, name, COUNTS)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_most_records_are_kept_to(lake: Lake, topic: Topics, produce: Producing) -> None:
@@ -151,13 +154,14 @@ def test_a_bad_record_is_the_same_error_as_in_one_process(
     assert lake.has_nothing()
 
 
+@EACH_FORMAT
 def test_rejected_records_are_kept_with_the_commit(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = produced(topic, produce)
     for partition in COUNTS:
         produce(name, partition, ["no JSON"] * 2)
     report = ParallelRun(lake, name, {"schema": SCHEMA}).land()
     assert (report["rows"], report["rejected"]) == (sum(COUNTS.values()), 6)
-    kept = lake.table(f"{TABLE}__rejected").scan().to_arrow()
+    kept = lake.scan(REJECTED)
     assert sorted(zip(kept["_kafka_partition"].to_pylist(), kept["_kafka_offset"].to_pylist(), strict=True)) == [
         (partition, count + n) for partition, count in COUNTS.items() for n in range(2)
     ]
@@ -174,7 +178,7 @@ def test_a_process_that_is_killed_fails_the_run_and_leaves_nothing(
     again = ParallelRun(lake, name, run.config, run.run_id)
     assert again.land()["rows"] == sum(COUNTS.values())
     assert_landed_once(lake, name, COUNTS)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_the_processes_of_a_killed_run_end_and_delete_what_they_wrote(

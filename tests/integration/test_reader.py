@@ -15,8 +15,8 @@ from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.kafka import reader
 from airflow_lakestream.kafka.messages import Positions
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
-from tests.support.lake_reading import OpenLake
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.lake import Lake
 from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ def test_many_partitions_together_hold_no_more_than_they_may(
         produce(name, partition, [b"%d" % n + bytes(1000) for n in range(RECORDS)])
     monkeypatch.setattr(reader, "HELD_BYTES", 20_000)
     monkeypatch.setattr(reader, "CONSUME", 200)
-    job = OpenLake(tmp_path, kafka.client_config()).job(name)
+    job = Lake(tmp_path, kafka.client_config()).job(name)
     plan = Plan(job.source.look(), RangeSet(OffsetRange(name, p, 0, RECORDS) for p in range(PARTITIONS)))
 
     offsets, chunks = defaultdict(list), defaultdict(int)
@@ -48,7 +48,7 @@ def test_many_partitions_together_hold_no_more_than_they_may(
 
 
 def test_no_more_records_are_asked_for_than_are_left(
-    kafka: Kafka, tmp_path: Path, topic: Topics, produce: Producing, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, tmp_path: Path, topic_of: TopicOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -59,9 +59,8 @@ def test_no_more_records_are_asked_for_than_are_left(
 
     monkeypatch.setattr(reader, "Consumer", Asked)
     monkeypatch.setattr(reader, "CONSUME", 400)
-    name = topic(partitions=1)
-    produce(name, 0, [b"%d" % n for n in range(RECORDS)])
-    job = OpenLake(tmp_path, kafka.client_config()).job(name)
+    name = topic_of([b"%d" % n for n in range(RECORDS)])
+    job = Lake(tmp_path, kafka.client_config()).job(name)
     # Behind the range the log goes on, as it does for the share of one of several processes.
     plan = Plan(job.source.look(), RangeSet([OffsetRange(name, 0, 0, RECORDS - 50)]))
 
@@ -77,7 +76,7 @@ def test_records_whose_sizes_change_from_small_to_large_and_back(
     name = topic(partitions=1)
     sizes = [10] * 1500 + [600_000] * 30 + [0] * 1500
     produce(name, 0, [bytes(size) for size in sizes])
-    job = OpenLake(tmp_path, kafka.client_config()).job(name)
+    job = Lake(tmp_path, kafka.client_config()).job(name)
 
     chunks = list(job.reader.read(Plan(job.source.look(), RangeSet([OffsetRange(name, 0, 0, len(sizes))])), Event()))
 
@@ -113,7 +112,7 @@ def test_records_are_of_the_partition_that_they_were_written_to_however_the_fetc
 
     monkeypatch.setattr(reader, "Positions", Asked)
     monkeypatch.setattr(reader, "CONSUME", 100)
-    job = OpenLake(tmp_path, {**kafka.client_config(), "max.partition.fetch.bytes": "4000"}).job(name)
+    job = Lake(tmp_path, {**kafka.client_config(), "max.partition.fetch.bytes": "4000"}).job(name)
     state = job.source.look()
     plan = Plan(state, RangeSet(OffsetRange(name, p, 0, marks.end) for p, marks in state.marks.items()))
 

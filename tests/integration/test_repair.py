@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,22 +24,13 @@ from airflow_lakestream.iceberg.replace.repair import DoublesDiffer
 from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.run.repair import NotRepaired, Repair, RowsLost, RowsNowBad
 from dev.services.kafka import Kafka
-from tests.integration.test_audit import append_rows, audit, data_files, remove_property, trim
+from tests.integration.test_audit import append_rows, data_files, remove_property, trim
 from tests.integration.test_log_semantics import Transaction
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delete_files import delete_positions
-from tests.support.faults import BeforeCommit, DyingCatalog, WatchedFileIO, WrappedCatalog
-from tests.support.lake import (
-    GROUP,
-    TABLE,
-    Lake,
-    append_foreign_rows,
-    assert_files_are_whole,
-    assert_landed_once,
-    compact,
-    events,
-)
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.faults import DyingCatalog, WatchedFileIO, WrappedCatalog, before
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
@@ -69,7 +59,7 @@ def assert_repaired_in_one_snapshot(lake: Lake, topic: str, counts: dict[int, in
     [entry] = lake.ledger().topics.values()
     assert entry.counts == Counts(sum(counts.values()), sum(counts.values()))
     # Delete files stay in the table, and keep the quick audit from counting.
-    assert audit(lake, full=False).verdict is not DAMAGE
+    assert lake.audit(full=False).verdict is not DAMAGE
     again = repaired(repair(lake))
     assert (again.snapshot_id, again.rows_in, again.rows_out) == (None, 0, 0)
     assert lake.snapshots() == [*before, done.snapshot_id]
@@ -161,14 +151,14 @@ def test_all_damage_at_once_on_tables_of_other_designs(
     produce(name, 1, events(1, 0, 10))
     lake.land(name, **design)
     before = in_order(lake)
-    compact(lake.table())
+    lake.compact()
     everything(lake, name)
 
     done = assert_repaired_in_one_snapshot(lake, name, {0: 30, 1: 10})
 
     assert done.landed == ranges_of(name, 0, 0, 2, 7, 8, 29) | ranges_of(name, 1, 4)
     assert in_order(lake) == before
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def in_order(lake: Lake) -> list[dict[str, Any]]:
@@ -191,13 +181,13 @@ def test_rows_without_a_ledger_are_put_right_and_landed(lake: Lake, landed: str,
     assert lake.landed(landed) == {0: [(0, 32), (34, 35)], 1: [(0, 10)]}
     lake.land(landed)
     assert_landed_once(lake, landed, {0: 35, 1: 10})
-    assert audit(lake).verdict is CLEAN
+    assert lake.audit().verdict is CLEAN
 
 
 def test_rows_of_no_record_are_reported_and_left(
-    tmp_path: Path, kafka: Kafka, admin: AdminClient, topic: Topics, produce: Producing
+    lake: Lake, kafka: Kafka, admin: AdminClient, topic: Topics, produce: Producing
 ) -> None:
-    lake, name = OpenLake(tmp_path, kafka.client_config()), topic(partitions=1)
+    name = topic(partitions=1)
     transaction = Transaction(kafka, admin)
     transaction.begin(name, 0, numbers(3))
     transaction.abort()
@@ -332,20 +322,19 @@ def test_several_topics_are_repaired_in_one_snapshot(
     assert_landed_once(lake, second, {1: 8})
 
 
-def test_one_topic_alone_is_repaired_when_asked(lake: Lake, landed: str, topic: Topics, produce: Producing) -> None:
-    second = topic(partitions=1)
-    produce(second, 0, events(0, 0, 8))
+def test_one_topic_alone_is_repaired_when_asked(lake: Lake, landed: str, topic_of: TopicOf) -> None:
+    second = topic_of(events(0, 0, 8))
     lake.land(second)
     lake.table().delete("_kafka_offset = 4")
     assert repair(lake, topic=second).verdict is CLEAN
     assert_landed_once(lake, second, {0: 8})
-    assert audit(lake).verdict is DAMAGE
+    assert lake.audit().verdict is DAMAGE
 
 
 def test_foreign_rows_stay_and_stop_only_what_they_make_doubtful(lake: Lake, landed: str) -> None:
-    append_foreign_rows(lake.table(), 3)
+    lake.append_foreign(3)
     rows_doubled(lake, landed)
-    compact(lake.table())
+    lake.compact()
     assert repair(lake).verdict is CLEAN
     assert_landed_once(lake, landed, {0: 30, 1: 10})
     assert pc.sum(lake.table().scan().to_arrow()["_kafka_offset"].is_null()).as_py() == 3
@@ -370,7 +359,7 @@ def test_a_landing_between_audit_and_commit_stays(lake: Lake, landed: str, produ
     rows_deleted(lake, landed)
     rows_doubled(lake, landed)
     produce(landed, 0, events(0, 30, 5))
-    racing = BeforeCommit(lake.catalog(), lambda: lake.land(landed))
+    racing = lake.failing(before(lambda: lake.land(landed)))
     assert repair(lake, racing).verdict is CLEAN
     assert_landed_once(lake, landed, {0: 35, 1: 10})
 
@@ -380,7 +369,7 @@ def test_ranges_landed_between_audit_and_commit_make_the_repair_look_again(
 ) -> None:
     produce(landed, 0, events(0, 30, 5))
     append_rows(lake, landed, 0, [30, 31])
-    racing = BeforeCommit(lake.catalog(), lambda: lake.land(landed))
+    racing = lake.failing(before(lambda: lake.land(landed)))
     result = repair(lake, racing)
     assert (result.verdict, repaired(result).undoubled) == (CLEAN, RangeSet.of(landed, 0, 30, 32))
     assert_landed_once(lake, landed, {0: 35, 1: 10})
@@ -389,11 +378,11 @@ def test_ranges_landed_between_audit_and_commit_make_the_repair_look_again(
 def test_another_repair_in_between_leaves_nothing_to_do(lake: Lake, landed: str) -> None:
     everything(lake, landed)
     before = lake.snapshots()
-    result = repair(lake, BeforeCommit(lake.catalog(), lambda: repair(lake)))
+    result = repair(lake, lake.failing(before(lambda: repair(lake))))
     assert (result.verdict, repaired(result).snapshot_id) == (CLEAN, None)
     assert len(lake.snapshots()) == len(before) + 1
     assert_landed_once(lake, landed, {0: 30, 1: 10})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def interrupt() -> None:
@@ -416,7 +405,7 @@ def test_killed_in_the_commit_it_is_done_or_not_done_and_then_done_once(lake: La
     everything(lake, landed)
     before = lake.snapshots()
     with pytest.raises(KeyboardInterrupt):
-        repair(lake, BeforeCommit(lake.catalog(), interrupt))
+        repair(lake, lake.failing(before(interrupt)))
     assert lake.snapshots() == before
     with pytest.raises(CommitOutcomeUnknown):
         repair(lake, DyingCatalog(lake.catalog(), applied=True))

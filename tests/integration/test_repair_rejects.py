@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -13,11 +11,10 @@ from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.run.repair import Repair, RowsLost, RowsNowBad
 from airflow_lakestream.tables.rejects.settlement import rejects_of
-from dev.services.kafka import Kafka
 from dev.services.registry import Registry
-from tests.support.broker import Producing, Topics
-from tests.support.lake import GROUP, TABLE
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.broker import TopicOf
+from tests.support.lake import GROUP, TABLE, Lake
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
@@ -29,35 +26,29 @@ ROWS, REJECTED = at(0, [0, 2, 4, 6]), [1, 3, 5]
 
 
 @pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
-def name(lake: OpenLake, topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
+def name(lake: Lake, topic_of: TopicOf) -> str:
+    made = topic_of(VALUES)
     lake.land(made, schema="n bigint", tombstones="reject")
     return made
 
 
-def repair(lake: OpenLake, **options: str) -> AuditResult:
+def repair(lake: Lake, **options: str) -> AuditResult:
     audit = Audit(table=TABLE, consumer_group=GROUP, kafka=lake.kafka)
     return Repair(audit=audit, tombstones="reject", **options).run(lake.catalog())
 
 
-def rejected(lake: OpenLake) -> list[int]:
+def rejected(lake: Lake) -> list[int]:
     return sorted(lake.table(REJECTS).scan().to_arrow()["_kafka_offset"].to_pylist())
 
 
-def assert_whole(lake: OpenLake, name: str) -> None:
+def assert_whole(lake: Lake, name: str) -> None:
     assert lake.offsets() == ROWS
     assert rejected(lake) == REJECTED
     assert lake.entry(name).counts == WHOLE
 
 
 @pytest.mark.parametrize("drop", [False, True], ids=["a record is gone", "the table is gone"])
-def test_rejected_records_that_are_gone_are_rejected_again(lake: OpenLake, name: str, drop: bool) -> None:
+def test_rejected_records_that_are_gone_are_rejected_again(lake: Lake, name: str, drop: bool) -> None:
     if drop:
         lake.catalog().drop_table(REJECTS)
     else:
@@ -73,7 +64,7 @@ def test_rejected_records_that_are_gone_are_rejected_again(lake: OpenLake, name:
     assert repair(lake).repaired.snapshot_id is None
 
 
-def test_a_row_beside_its_rejected_record_goes(lake: OpenLake, name: str) -> None:
+def test_a_row_beside_its_rejected_record_goes(lake: Lake, name: str) -> None:
     row = lake.table().scan(row_filter="_kafka_offset = 4").to_arrow()
     moved = row.set_column(row.column_names.index("_kafka_offset"), row.schema.field("_kafka_offset"), [[3]])
     lake.table().append(moved)
@@ -85,7 +76,7 @@ def test_a_row_beside_its_rejected_record_goes(lake: OpenLake, name: str) -> Non
     assert_whole(lake, name)
 
 
-def test_what_is_right_can_not_be_told_once_kafka_has_lost_it(lake: OpenLake, name: str, admin: AdminClient) -> None:
+def test_what_is_right_can_not_be_told_once_kafka_has_lost_it(lake: Lake, name: str, admin: AdminClient) -> None:
     row = lake.table().scan(row_filter="_kafka_offset = 4").to_arrow()
     moved = row.set_column(row.column_names.index("_kafka_offset"), row.schema.field("_kafka_offset"), [[3]])
     lake.table().append(moved)
@@ -100,7 +91,7 @@ def test_what_is_right_can_not_be_told_once_kafka_has_lost_it(lake: OpenLake, na
 
 
 def test_rejected_records_that_nobody_has_any_more_are_lost_by_receipt(
-    lake: OpenLake, name: str, admin: AdminClient
+    lake: Lake, name: str, admin: AdminClient
 ) -> None:
     lake.table(REJECTS).delete("_kafka_offset = 3")
     admin.delete_records([TopicPartition(name, 0, 7)])[TopicPartition(name, 0, 7)].result(30)
@@ -112,9 +103,8 @@ def test_rejected_records_that_nobody_has_any_more_are_lost_by_receipt(
     assert rejected(lake) == [1, 5]
 
 
-def test_missing_rows_beside_skipped_ones_are_left_alone(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, VALUES)
+def test_missing_rows_beside_skipped_ones_are_left_alone(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(VALUES)
     lake.land(made, schema="n bigint", tombstones="skip")
     lake.table().delete("_kafka_offset = 2")
     result = repair(lake)
@@ -125,10 +115,9 @@ def test_missing_rows_beside_skipped_ones_are_left_alone(lake: OpenLake, topic: 
 
 
 def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
-    lake: OpenLake, topic: Topics, produce: Producing, registry: Registry
+    lake: Lake, topic_of: TopicOf, registry: Registry
 ) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, numbers(40))
+    made = topic_of(numbers(40))
     lake.land(made, schema="n bigint")
     lake.table().delete("_kafka_offset < 12")
     lake.table().append(lake.table().scan(row_filter="_kafka_offset >= 30").to_arrow())
@@ -140,11 +129,8 @@ def test_a_repair_by_another_format_does_not_turn_rows_into_rejected_records(
     assert lake.offsets() == at(0, range(40))
 
 
-def test_records_that_were_rejected_before_may_all_be_rejected_again(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ["bad"] * 40)
+def test_records_that_were_rejected_before_may_all_be_rejected_again(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(["bad"] * 40)
     lake.land(made, schema="n bigint", max_rejected=1.0)
     lake.table(REJECTS).delete("_kafka_offset < 30")
     assert repair(lake).verdict is AuditVerdict.CLEAN

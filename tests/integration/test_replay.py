@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +12,17 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
-from airflow_lakestream.iceberg.reject_table import counting_rows, pending_in
+from airflow_lakestream.iceberg.reject_table import pending_in
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.run.replay import CannotReplay, Chosen, Replay
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics
-from tests.support.faults import BeforeCommit
-from tests.support.lake import GROUP, TABLE
-from tests.support.lake_reading import OpenLake, at
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.faults import before, passed
+from tests.support.lake import GROUP, TABLE, Lake
+from tests.support.lake_reading import at
 
 pytestmark = pytest.mark.integration
 
@@ -32,12 +31,7 @@ VALUES = ['{"n": 0}', '{"n": 1, "x": 1}', '{"n": 2}', "broken", '{"n": 4, "y": 1
 
 
 @pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
-@pytest.fixture
-def name(lake: OpenLake, topic: Topics, produce: Producing) -> str:
+def name(lake: Lake, topic: Topics, produce: Producing) -> str:
     """Give a topic whose records 1, 3 and 4 are rejected; Kafka has it no more."""
     # The records are years old by their timestamps.
     made = topic(partitions=1, retention_ms=-1)
@@ -53,16 +47,15 @@ def replay(catalog: Any, *chosen: Any, **decoding: Any) -> Counts:
     return Replay(table=TABLE, consumer_group=GROUP, chosen=Chosen(*chosen), decoding=decoding).run(catalog).counts
 
 
-def rejected(lake: OpenLake) -> dict[int, str]:
+def rejected(lake: Lake) -> dict[int, str]:
     """Return the reason by offset of all that stands in the reject table and counts; nothing else may stand there."""
-    rejects, main = lake.table(rejects_of(TABLE)), lake.table()
-    found = [row for part in counting_rows(rejects, main, GROUP) for row in part.to_pylist()]
+    found = lake.counting()
     reasons = {row["_kafka_offset"]: row["error"] for row in found}
     assert len(reasons) == len(found)
     return reasons
 
 
-def test_what_fits_now_is_a_row_and_the_rest_stays_with_its_new_reason(lake: OpenLake, name: str) -> None:
+def test_what_fits_now_is_a_row_and_the_rest_stays_with_its_new_reason(lake: Lake, name: str) -> None:
     before = rejected(lake)
     assert sorted(before) == [1, 3, 4]
 
@@ -94,7 +87,7 @@ def test_what_fits_now_is_a_row_and_the_rest_stays_with_its_new_reason(lake: Ope
         ((None, "nothing like that", None), []),
     ],
 )
-def test_only_the_chosen_ones(lake: OpenLake, name: str, chosen: tuple[Any, ...], taken: list[int]) -> None:
+def test_only_the_chosen_ones(lake: Lake, name: str, chosen: tuple[Any, ...], taken: list[int]) -> None:
     reasons = rejected(lake)
     replay(lake.catalog(), *chosen)
     assert [offset for _, offset in lake.offsets()] == sorted({0, 2, *taken})
@@ -105,7 +98,7 @@ def test_only_the_chosen_ones(lake: OpenLake, name: str, chosen: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("applies", [False, True])
-def test_a_replay_that_ends_between_the_two_commits(lake: OpenLake, name: str, applies: bool) -> None:
+def test_a_replay_that_ends_between_the_two_commits(lake: Lake, name: str, applies: bool) -> None:
     with pytest.raises(CommitOutcomeUnknown):
         replay(FailingMain(lake.catalog(), applies=applies))
     assert lake.offsets() == at(0, [0, 1, 2, 4] if applies else [0, 2])
@@ -117,29 +110,18 @@ def test_a_replay_that_ends_between_the_two_commits(lake: OpenLake, name: str, a
     assert lake.entry(name).counts == Counts(read=5, written=4, rejected=1)
 
 
-class BeforeCommitOf(BeforeCommit):
-    """Does something right before the first commit of one table."""
-
-    def __init__(self, catalog: Any, table: str, action: Any) -> None:
-        super().__init__(catalog, action)
-        self._name = table
-
-    def commit_table(self, *request: Any) -> Any:
-        is_it = ".".join(request[0].name()) == self._name
-        return super().commit_table(*request) if is_it else self.real.commit_table(*request)
-
-
-@pytest.mark.parametrize("before", [rejects_of(TABLE), TABLE])
-def test_two_replays_at_once(lake: OpenLake, name: str, before: str) -> None:
+@pytest.mark.parametrize("commits", [0, 1], ids=["before the reject table's commit", "before the table's"])
+def test_two_replays_at_once(lake: Lake, name: str, commits: int) -> None:
     other: list[Counts] = []
-    replay(BeforeCommitOf(lake.catalog(), before, lambda: other.append(replay(lake.catalog()))))
+    meanwhile = before(lambda: other.append(replay(lake.catalog())))
+    replay(lake.failing(*[passed] * commits, meanwhile))
     assert other == [Counts(read=3, written=2, rejected=1)]
     assert lake.offsets() == at(0, [0, 1, 2, 4])
     assert sorted(rejected(lake)) == [3]
     assert lake.entry(name).counts == Counts(read=5, written=4, rejected=1)
 
 
-def test_a_new_column_by_the_way(lake: OpenLake, name: str) -> None:
+def test_a_new_column_by_the_way(lake: Lake, name: str) -> None:
     assert replay(lake.catalog(), schema="n bigint, x int, y int", schema_evolution="add").written == 2
     assert lake.column("x") == [None, 1, None, None]
     assert lake.column("y") == [None, None, None, 1]
@@ -160,9 +142,8 @@ def test_a_group_that_was_renamed_keeps_its_rejected_records(
     assert connections.catalog.load_table(rejects_of(TABLE)).scan().to_arrow().num_rows == 3
 
 
-def test_a_fan_out_is_refused(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ['{"n": 1, "kind": "a"}', "broken"])
+def test_a_fan_out_is_refused(lake: Lake, topic_of: TopicOf) -> None:
+    made = topic_of(['{"n": 1, "kind": "a"}', "broken"])
     settings = {"table": "lake.{kind}", "home_table": "lake.home", "new_tables": "create"}
     lake.land(made, schema="n bigint, kind string", **settings)
     with pytest.raises(CannotReplay, match="fan-out"):
@@ -173,9 +154,8 @@ def test_a_fan_out_is_refused(lake: OpenLake, topic: Topics, produce: Producing)
 
 
 @pytest.fixture
-def landed(connections: Connections, kafka: Kafka, topic: Topics, produce: Producing) -> str:
-    made = topic(partitions=1)
-    produce(made, 0, [*VALUES, '{"n": "six"}', '{"n": "seven"}'])
+def landed(connections: Connections, kafka: Kafka, topic_of: TopicOf) -> str:
+    made = topic_of([*VALUES, '{"n": "six"}', '{"n": "seven"}'])
     config = ExtractConfig(topic=made, table=TABLE, consumer_group=GROUP, schema="n bigint", unknown_fields="fail")
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="the-run"))
     return made
@@ -226,10 +206,9 @@ def test_wrong_arguments_are_one_line(
 
 
 def test_the_command_takes_what_says_how_records_are_decoded(
-    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing
+    connections: Connections, kafka: Kafka, topic_of: TopicOf
 ) -> None:
-    made = topic(partitions=1)
-    produce(made, 0, ["a;1", "b;2"])
+    made = topic_of(["a;1", "b;2"])
     # The wrong delimiter.
     config = {"topic": made, "table": TABLE, "consumer_group": GROUP, "format": "csv", "max_rejected": 1.0}
     given = ExtractConfig(**config, schema="name string, n bigint")

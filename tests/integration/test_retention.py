@@ -10,16 +10,7 @@ from airflow_lakestream.iceberg.commit import retention
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.upkeep.ledger_edit import restate_ledgers
 from tests.support.broker import Producing
-from tests.support.lake import (
-    GROUP,
-    QUICK_RETRIES,
-    TABLE,
-    Lake,
-    assert_files_are_whole,
-    assert_landed_once,
-    compact,
-    events,
-)
+from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
 from tests.support.landings import Landings
 
 pytestmark = pytest.mark.integration
@@ -93,7 +84,7 @@ def test_rolled_back_to_a_snapshot_that_is_kept_the_ledger_is_rewound(
     # The ledger has to be found without any older metadata file.
     with table.transaction() as transaction:
         transaction.set_properties({"write.metadata.previous-versions-max": "1"})
-    lake.table().manage_snapshots().rollback_to_snapshot(target).commit()
+    lake.roll_back(target)
     assert lake.landed(name) == {0: [(0, landed - back * EACH)]}
     lake.land(name)
     assert_landed_once(lake, name, {0: landed})
@@ -122,7 +113,7 @@ def test_tags_and_branches_outlive_expiry_with_all_their_files(lake: Lake, name:
 
 def test_an_expired_compaction_takes_no_file_that_is_in_use(lake: Lake, name: str, land_some: Landings) -> None:
     land_some(3)
-    compact(lake.table())
+    lake.compact()
     landed = land_some(3 * KEEP)
     table = lake.table()
     assert table.inspect.snapshots()["operation"].to_pylist() == ["append"] * len(table.snapshots())

@@ -15,7 +15,7 @@ from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.spark.checkpoint import read_checkpoint
 from dev.services.s3 import S3
 from dev.stack import Stack
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.spark import SparkRun
 
@@ -37,11 +37,8 @@ def place(s3: S3) -> str:
 
 
 @pytest.fixture
-def filled(topic: Topics, produce: Producing) -> str:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, EACH))
-    return name
+def filled(topic_of: TopicOf) -> str:
+    return topic_of(events(0, 0, EACH), events(1, 0, EACH))
 
 
 def test_a_query_killed_with_its_checkpoint_on_s3_goes_on_from_there(

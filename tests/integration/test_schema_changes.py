@@ -6,7 +6,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +19,13 @@ from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, pla
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.tables.schema.types import schema_text
-from dev.services.kafka import Kafka
 from dev.services.registry import Registry
-from tests.integration.test_concurrency import MeetingCatalog
 from tests.integration.test_formats import avro_bytes, framed
-from tests.support.broker import Producing, Topics
-from tests.support.faults import InterposedSink, SmallChunks
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.faults import InterposedSink, SmallChunks, before
 from tests.support.killed_run import POINTS, run_until_killed
-from tests.support.lake import GROUP, TABLE, assert_files_are_whole
-from tests.support.lake_reading import OpenLake
+from tests.support.lake import GROUP, TABLE, Lake
 from tests.support.parallel_run import ParallelRun
 
 pytestmark = pytest.mark.integration
@@ -37,32 +34,24 @@ FIRST = "id int, name string"
 WIDER = "id bigint, name string, score double"
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    """Give an empty lake beside the session's broker."""
-    return OpenLake(tmp_path, kafka.client_config())
-
-
 def values(start: int, count: int, **more: Any) -> list[str]:
     return [json.dumps({"id": n, "name": f"n{n}", **more}) for n in range(start, start + count)]
 
 
-def schema_of(lake: OpenLake) -> str:
+def schema_of(lake: Lake) -> str:
     whole = lake.table().schema()
     return schema_text(type(whole)(*(f for f in whole.fields if not f.name.startswith("_kafka_"))))
 
 
 @pytest.fixture
-def name(lake: OpenLake, topic: Topics, produce: Producing) -> str:
+def name(lake: Lake, topic_of: TopicOf) -> str:
     """Give a topic of two partitions with ten records each, landed as `id int, name string`."""
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, values(0, 10, score=0.5))
+    name = topic_of(*(values(0, 10, score=0.5) for partition in (0, 1)))
     lake.land(name, schema=FIRST, on_error="fail")
     return name
 
 
-def test_a_landing_changes_the_schema_and_says_so(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_a_landing_changes_the_schema_and_says_so(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, [json.dumps({"id": 2**40, "score": 1.5})])
 
     report = lake.land(name, schema=WIDER, schema_evolution="widen")
@@ -73,25 +62,25 @@ def test_a_landing_changes_the_schema_and_says_so(lake: OpenLake, name: str, pro
     assert len(lake.snapshots()) == 2
     assert lake.column("id") == [*range(10), 2**40, *range(10)]
     assert lake.column("score") == [*[None] * 10, 1.5, *[None] * 10]
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
     produce(name, 0, [json.dumps({"id": 1})])
     assert lake.land(name, schema=WIDER, schema_evolution="widen").schema_changes == []
 
 
-def test_a_retry_of_a_run_that_landed_reports_its_change(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_a_retry_of_a_run_that_landed_reports_its_change(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 1))
     first = lake.land(name, "r", schema=WIDER, schema_evolution="widen")
 
     assert lake.land(name, "r", schema=WIDER, schema_evolution="widen").schema_changes == first.schema_changes != []
 
 
-def test_a_run_with_nothing_to_land_changes_no_schema(lake: OpenLake, name: str) -> None:
+def test_a_run_with_nothing_to_land_changes_no_schema(lake: Lake, name: str) -> None:
     report = lake.land(name, schema=WIDER, schema_evolution="widen")
 
     assert (report.schema_changes, report.snapshot_ids, schema_of(lake)) == ([], [], FIRST)
 
 
-def test_what_can_not_be_had_is_an_error_and_changes_nothing(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_what_can_not_be_had_is_an_error_and_changes_nothing(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 1))
     with pytest.raises(InvalidArgument, match="'name' is string in the table and int is given"):
         lake.land(name, schema="id int, name int", schema_evolution="widen")
@@ -99,16 +88,19 @@ def test_what_can_not_be_had_is_an_error_and_changes_nothing(lake: OpenLake, nam
     assert (schema_of(lake), len(lake.snapshots())) == (FIRST, 1)
 
 
-def test_runs_that_add_the_same_columns_at_once_all_land_once_each(
-    lake: OpenLake, name: str, produce: Producing
-) -> None:
+def test_runs_that_add_the_same_columns_at_once_all_land_once_each(lake: Lake, name: str, produce: Producing) -> None:
     for partition in (0, 1):
         produce(name, partition, values(10, 20, score=1.5))
-    barrier = threading.Barrier(2, timeout=60)
+    meeting = before(threading.Barrier(2, timeout=60).wait)
     settings = {"schema": WIDER, "schema_evolution": "widen", "max_batch_bytes": 300}
     jobs = [
         lake.job(
-            name, f"run-{n}", catalog=MeetingCatalog(lake, barrier), mode="ranges", ranges=[[n, 10, 30]], **settings
+            name,
+            f"run-{n}",
+            catalog=lake.failing(meeting),
+            mode="ranges",
+            ranges=[[n, 10, 30]],
+            **settings,
         )
         for n in (0, 1)
     ]
@@ -121,7 +113,7 @@ def test_runs_that_add_the_same_columns_at_once_all_land_once_each(
     assert len(lake.table().schemas()) == 2
     assert lake.offsets() == [(partition, offset) for partition in (0, 1) for offset in range(30)]
     assert lake.column("score") == [*[None] * 10, *[1.5] * 20] * 2
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,7 @@ def test_runs_that_add_the_same_columns_at_once_all_land_once_each(
 )
 @pytest.mark.parametrize("mine", [{"schema": f"{FIRST}, score double", "schema_evolution": "add"}, {}])
 def test_a_run_beside_another_that_changes_the_schema_between_its_plan_and_its_commit(
-    lake: OpenLake, name: str, produce: Producing, other: dict[str, str], theirs: str, mine: dict[str, str]
+    lake: Lake, name: str, produce: Producing, other: dict[str, str], theirs: str, mine: dict[str, str]
 ) -> None:
     for partition in (0, 1):
         produce(name, partition, values(10, 5, score=1.5))
@@ -153,7 +145,7 @@ def test_a_run_beside_another_that_changes_the_schema_between_its_plan_and_its_c
     assert lake.column("id") == [*range(15)] * 2
     if mine:
         assert lake.column("score") == [*[None] * 10, *[1.5] * 5, *[None] * 15]
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,7 @@ def test_a_run_beside_another_that_changes_the_schema_between_its_plan_and_its_c
     [(point, point in ("just after the commit", "before the mirror")) for point in POINTS],
 )
 def test_a_killed_run_leaves_schema_and_rows_or_neither(
-    lake: OpenLake, name: str, produce: Producing, point: str, applied: bool
+    lake: Lake, name: str, produce: Producing, point: str, applied: bool
 ) -> None:
     produce(name, 0, values(10, 20, score=1.5))
     config = {"schema": WIDER, "schema_evolution": "widen", "unknown_fields": "rescue"}
@@ -175,11 +167,11 @@ def test_a_killed_run_leaves_schema_and_rows_or_neither(
     assert schema_of(lake) == after
     assert lake.offsets() == [(0, n) for n in range(30)] + [(1, n) for n in range(10)]
     assert [text.split()[0] for text in report.schema_changes] == ["widen", "add", "add"]
-    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+    lake.assert_whole(leftovers_of_a_kill=True)
 
 
 def test_a_new_version_in_the_registry_adds_and_widens_columns(
-    lake: OpenLake, topic: Topics, produce: Producing, registry: Registry
+    lake: Lake, topic: Topics, produce: Producing, registry: Registry
 ) -> None:
     name = topic(1)
     fields = [{"name": "id", "type": "int"}, {"name": "name", "type": "string"}]
@@ -217,10 +209,9 @@ NESTED: list[dict[str, Any]] = [
 ]
 
 
-def test_what_has_no_column_is_rescued_whole(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(
-        name, 0, [*map(json.dumps, NESTED), '{"id":5,"big":1e400,"exact":0.1000,"neg":-0,"n":123456789012345678901}']
+def test_what_has_no_column_is_rescued_whole(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(
+        [*map(json.dumps, NESTED), '{"id":5,"big":1e400,"exact":0.1000,"neg":-0,"n":123456789012345678901}']
     )
 
     schema = "id int, s struct<a: int>, l array<struct<a: int>>"
@@ -239,7 +230,7 @@ def test_what_has_no_column_is_rescued_whole(lake: OpenLake, topic: Topics, prod
     assert lake.column("l")[2] == [{"a": 1}, {"a": None}, None]
 
 
-def test_many_records_of_one_layout_are_rescued_too(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_many_records_of_one_layout_are_rescued_too(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     documents = [{"id": n, "name": f"n{n}", "more": {"n": n, "t": f"t{n}"}, "f": n / 4} for n in range(5_000)]
     produce(name, 0, map(json.dumps, documents))
@@ -249,7 +240,7 @@ def test_many_records_of_one_layout_are_rescued_too(lake: OpenLake, topic: Topic
     assert [{**d, **json.loads(text)} for d, text in zip(documents, lake.column(RESCUED), strict=True)] == documents
 
 
-def test_the_rescued_column_comes_to_a_table_that_lacks_it(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_the_rescued_column_comes_to_a_table_that_lacks_it(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 2, other=[1]))
 
     report = lake.land(name, unknown_fields="rescue")
@@ -258,9 +249,8 @@ def test_the_rescued_column_comes_to_a_table_that_lacks_it(lake: OpenLake, name:
     assert lake.column(RESCUED) == [*[None] * 10, *['{"other":[1]}'] * 2, *[None] * 10]
 
 
-def test_an_inferred_table_that_rescues(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, values(0, 3))
+def test_an_inferred_table_that_rescues(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(values(0, 3))
     lake.land(name, unknown_fields="rescue")
     produce(name, 0, values(3, 1, late=1.50))
     lake.land(name, unknown_fields="rescue")
@@ -272,7 +262,8 @@ def test_an_inferred_table_that_rescues(lake: OpenLake, topic: Topics, produce: 
 EVOLVE = {"unknown_fields": "evolve", "schema_evolution": "add"}
 
 
-def test_fields_without_a_column_become_columns(lake: OpenLake, name: str, produce: Producing) -> None:
+@EACH_FORMAT
+def test_fields_without_a_column_become_columns(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, [json.dumps({"id": 10, "at": "2026-11-22T00:00:00Z", "s": {"a": 1}})])
     produce(name, 1, [json.dumps({"id": 11, "s": {"a": 2, "b": [True]}, "nothing": None}), '{"id":12,"s":{"a":"x"}}'])
     job = lake.job(name, **EVOLVE)
@@ -280,15 +271,14 @@ def test_fields_without_a_column_become_columns(lake: OpenLake, name: str, produ
     report = land(replace(job, reader=SmallChunks(job.reader, 1)))
 
     assert report.counts.rejected == 1
-    assert lake.table().schema().find_field("s.b").field_type.is_struct is False
     rows = [row for row in lake.records() if row["id"] >= 10]
     assert [(row["id"], row["s"]) for row in rows] == [(10, {"a": 1, "b": None}), (11, {"a": 2, "b": [True]})]
     assert "add column at timestamp" in report.schema_changes
     assert not any("nothing" in text for text in report.schema_changes)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_a_table_that_grows_over_several_commits_of_one_run(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_a_table_that_grows_over_several_commits_of_one_run(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(1)
     documents = [{"id": n, f"f{n // 10}": n} for n in range(40)]
     produce(name, 0, map(json.dumps, documents))
@@ -301,15 +291,15 @@ def test_a_table_that_grows_over_several_commits_of_one_run(lake: OpenLake, topi
     assert report.schema_changes == ["add column f1 bigint", "add column f2 bigint", "add column f3 bigint"]
     found = [{k: v for k, v in row.items() if v is not None and not k.startswith("_kafka")} for row in lake.records()]
     assert found == documents
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_runs_that_infer_another_type_for_the_same_field_at_once(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_runs_that_infer_another_type_for_the_same_field_at_once(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 5, x=1))
     produce(name, 1, values(10, 5, x="text"))
-    barrier = threading.Barrier(2, timeout=60)
+    meeting = before(threading.Barrier(2, timeout=60).wait)
     jobs = [
-        lake.job(name, f"run-{n}", catalog=MeetingCatalog(lake, barrier), mode="ranges", ranges=[[n, 10, 15]], **EVOLVE)
+        lake.job(name, f"run-{n}", catalog=lake.failing(meeting), mode="ranges", ranges=[[n, 10, 15]], **EVOLVE)
         for n in (0, 1)
     ]
 
@@ -320,10 +310,10 @@ def test_runs_that_infer_another_type_for_the_same_field_at_once(lake: OpenLake,
     # Numbers have a place in a string, texts have none among numbers.
     assert [report.counts.rejected for report in reports] == ([0, 5] if kind == "long" else [0, 0])
     assert len(lake.offsets()) == (25 if kind == "long" else 30)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_replace_and_the_rows_of_an_evolved_table(lake: OpenLake, name: str) -> None:
+def test_replace_and_the_rows_of_an_evolved_table(lake: Lake, name: str) -> None:
     settings = {"schema": WIDER, "schema_evolution": "widen", "mode": "ranges", "ranges": [[0, 2, 5]], "replace": True}
 
     report = lake.land(name, **settings)
@@ -333,10 +323,10 @@ def test_replace_and_the_rows_of_an_evolved_table(lake: OpenLake, name: str) -> 
     assert lake.column("id") == [*range(10)] * 2
     lake.land(name, **(settings | {"ranges": [[0, 0, 10], [1, 0, 10]]}))
     assert lake.column("score") == [0.5] * 20
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_audit_and_repair_over_rows_of_several_schemas(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_audit_and_repair_over_rows_of_several_schemas(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 5, score=1.5, more=1))
     lake.land(name, schema=WIDER, schema_evolution="widen", unknown_fields="rescue")
     look = Audit(table=TABLE, consumer_group=GROUP, full=True, kafka=lake.kafka)
@@ -354,7 +344,7 @@ def test_audit_and_repair_over_rows_of_several_schemas(lake: OpenLake, name: str
 
 
 def test_several_workers_write_for_the_schema_that_their_commit_brings(
-    lake: OpenLake, name: str, produce: Producing
+    lake: Lake, name: str, produce: Producing
 ) -> None:
     for partition in (0, 1):
         produce(name, partition, values(10, 50, score=1.5))
@@ -375,7 +365,7 @@ def test_several_workers_write_for_the_schema_that_their_commit_brings(
     assert lake.offsets() == [(partition, offset) for partition in (0, 1) for offset in range(60)]
 
 
-def test_workers_whose_schema_is_no_more_are_read_again(lake: OpenLake, name: str, produce: Producing) -> None:
+def test_workers_whose_schema_is_no_more_are_read_again(lake: Lake, name: str, produce: Producing) -> None:
     produce(name, 0, values(10, 5, score=1.5))
     settings = {"schema": f"{FIRST}, score double", "schema_evolution": "add"}
     plan = plan_shares(lake.job(name, "r", **settings), 1, least_width=1)
@@ -388,9 +378,7 @@ def test_workers_whose_schema_is_no_more_are_read_again(lake: OpenLake, name: st
     assert lake.column("score") == [*[None] * 10, *[1.5] * 5, *[None] * 10]
 
 
-def test_child_processes_write_for_the_schema_that_the_commits_bring(
-    lake: OpenLake, name: str, produce: Producing
-) -> None:
+def test_child_processes_write_for_the_schema_that_the_commits_bring(lake: Lake, name: str, produce: Producing) -> None:
     for partition in (0, 1):
         produce(name, partition, values(10, 200, score=1.5, more=[1]))
     settings = {"schema": WIDER, "schema_evolution": "widen", "unknown_fields": "rescue", "max_batch_bytes": 6_000}
@@ -403,4 +391,4 @@ def test_child_processes_write_for_the_schema_that_the_commits_bring(
     assert lake.column("score") == [*[None] * 10, *[1.5] * 200] * 2
     assert lake.column(RESCUED) == [*[None] * 10, *['{"more":[1]}'] * 200] * 2
     assert len(lake.table().schemas()) == 2
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()

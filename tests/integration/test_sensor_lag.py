@@ -20,9 +20,9 @@ from airflow_lakestream.watching.asking import LookOutcome, Verdict, run_now
 from airflow_lakestream.watching.causes import Cause
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Looking
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import DeltaLake
-from tests.support.lake import GROUP, TABLE, Lake, compact, events
+from tests.support.lake import GROUP, TABLE, Lake, events
 from tests.support.sensing import commit, look
 from tests.support.spark import SparkRun
 from tests.support.transactions import Transaction
@@ -94,7 +94,7 @@ def test_a_compaction_is_no_landing(lake: Lake, name: str, produce: Producing) -
     lake.land(name)
     produce(name, 0, events(0, 10, 3))
     before = lag(lake, **OF_TABLE).value
-    compact(lake.table())
+    lake.compact()
     after = lag(lake, **OF_TABLE).value
     assert before is not None
     assert after is not None
@@ -185,11 +185,9 @@ def test_a_record_of_the_future_has_just_come(
 
 
 def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
-    lake: Lake, topic: Topics, produce: Producing, group: str, admin: AdminClient
+    lake: Lake, topic_of: TopicOf, group: str, admin: AdminClient
 ) -> None:
-    name = topic(2)
-    produce(name, 0, ["v"] * (MOST_READ + 1))
-    produce(name, 1, ["v"] * MOST_READ)
+    name = topic_of(["v"] * (MOST_READ + 1), ["v"] * MOST_READ)
     commit(admin, group, name, {0: 1, 1: 0})
     assert lag(lake, group_id=group, max_lag_seconds="10m").outcome is LookOutcome.DONE
     commit(admin, group, name, {0: 0})
@@ -200,11 +198,12 @@ def test_more_than_can_be_looked_at_counts_as_overdue_and_says_so(
 
 
 def test_one_watch_reads_each_record_once_and_notices_what_compaction_took(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
     settings = {"segment_ms": 100, "min_cleanable_dirty_ratio": 0.01, "max_compaction_lag_ms": 100}
-    name = topic(1, cleanup_policy="compact", **settings)
-    produce(name, 0, ["v"] * 3, keys=["a", "b", "c"], timestamps=stamps(0, 6 * HOUR, 0))
+    name = topic_of(
+        ["v"] * 3, keys=["a", "b", "c"], timestamps=stamps(0, 6 * HOUR, 0), cleanup_policy="compact", **settings
+    )
     watch = KafkaWatch(lake.kafka, "the broker")
     before = stamps(HOUR)[0]
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.support.airflow_home import Connections, Run
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.sensing import TASK, Sensing, commit
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
@@ -36,10 +36,8 @@ class Consumer:
 
 
 @pytest.fixture
-def consumer(connections: Connections, admin: AdminClient, topic: Topics, produce: Producing) -> Consumer:
-    name = topic(2)
-    for p in (0, 1):
-        produce(name, p, ["a", "b"])
+def consumer(connections: Connections, admin: AdminClient, topic_of: TopicOf) -> Consumer:
+    name = topic_of(*(["a", "b"] for p in (0, 1)))
     return Consumer(admin, name)
 
 

@@ -11,12 +11,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.watching.asking import LookOutcome, Verdict
 from airflow_lakestream.watching.causes import Cause
 from tests.support.airflow_home import Connections
-from tests.support.broker import Producing, Topics, poll_until
-from tests.support.delta_lake import DeltaLake
-from tests.support.lake import GROUP, TABLE, Lake, events
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import GROUP, Lake, events
 from tests.support.sensing import TASK, Sensing, commit, look
 
 pytestmark = pytest.mark.integration
@@ -40,10 +41,9 @@ def lowest(lake: Lake, name: str) -> int:
 
 
 def test_it_fires_before_a_real_topic_loses_the_first_record(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient, group: str
+    lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str
 ) -> None:
-    name = topic(1, retention_ms=KEPT_MS)
-    produce(name, 0, events(0, 0, 50))
+    name = topic_of(events(0, 0, 50), retention_ms=KEPT_MS)
     commit(admin, group, name, {0: 10})
     verdicts: list[Verdict] = []
 
@@ -65,11 +65,8 @@ def test_it_fires_before_a_real_topic_loses_the_first_record(
     assert f"{name}[0] [10,50)" in gone.text
 
 
-def test_who_has_read_all_has_nothing_to_lose(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient, group: str
-) -> None:
-    name = topic(1, retention_ms=KEPT_MS)
-    produce(name, 0, events(0, 0, 50))
+def test_who_has_read_all_has_nothing_to_lose(lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str) -> None:
+    name = topic_of(events(0, 0, 50), retention_ms=KEPT_MS)
     commit(admin, group, name, {0: 50})
     verdict = risk(lake, group_id=group, min_time_left="1h")
     assert verdict.outcome is LookOutcome.DONE
@@ -79,19 +76,17 @@ def test_who_has_read_all_has_nothing_to_lose(
 
 @pytest.mark.parametrize("config", [{"retention_ms": -1}, {"cleanup_policy": "compact"}])
 def test_a_topic_that_keeps_all_has_no_risk(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient, group: str, config: dict[str, Any]
+    lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str, config: dict[str, Any]
 ) -> None:
-    name = topic(1, **config)
-    produce(name, 0, ["a"], keys=["k"], timestamps=[1_000_000_000_000])
+    name = topic_of(["a"], keys=["k"], timestamps=[1_000_000_000_000], **config)
     commit(admin, group, name, {0: 0})
     assert risk(lake, group_id=group, min_time_left="1h").outcome is LookOutcome.DONE
 
 
 def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
-    lake: Lake, topic: Topics, produce: Producing, admin: AdminClient, group: str
+    lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str
 ) -> None:
-    name = topic(1, retention_bytes=4 * 2**20, segment_bytes=2**20)
-    produce(name, 0, [os.urandom(1000) for _ in range(3000)])
+    name = topic_of([os.urandom(1000) for _ in range(3000)], retention_bytes=4 * 2**20, segment_bytes=2**20)
     commit(admin, group, name, {0: 0})
     # 3 of 4 MiB came within the last 15 minutes: the rest is full within another 5.
     assert risk(lake, group_id=group, min_time_left="10m").outcome is LookOutcome.FAILED
@@ -101,12 +96,9 @@ def test_a_limit_by_size_is_a_limit_of_time_at_the_rate_of_today(
     assert 200 < near.value["time_left"] < 400
 
 
-@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
-def test_it_says_how_large_a_run_would_have_to_be(
-    lake: Lake, topic: Topics, produce: Producing, table_format: str
-) -> None:
-    lake = DeltaLake(lake.folder, lake.kafka) if table_format == "delta" else lake
-    table = lake.place if isinstance(lake, DeltaLake) else TABLE
+@EACH_FORMAT
+def test_it_says_how_large_a_run_would_have_to_be(lake: Lake, topic: Topics, produce: Producing) -> None:
+    table, table_format = lake.name, lake_of(lake.name).format
     name = topic(1, retention_ms=3_600_000)
     half_an_hour_ago = int((time.time() - 1800) * 1000)
     produce(name, 0, events(0, 0, 2000), timestamps=[half_an_hour_ago] * 2000)
@@ -126,16 +118,9 @@ def test_it_says_how_large_a_run_would_have_to_be(
 @pytest.mark.airflow
 @pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}])
 def test_it_watches_for_a_while_in_each_way_of_waiting(
-    sensing: Sensing,
-    connections: Connections,
-    topic: Topics,
-    produce: Producing,
-    admin: AdminClient,
-    group: str,
-    mode: dict[str, Any],
+    sensing: Sensing, connections: Connections, topic_of: TopicOf, admin: AdminClient, group: str, mode: dict[str, Any]
 ) -> None:
-    name = topic(1, retention_ms=KEPT_MS)
-    produce(name, 0, events(0, 0, 5))
+    name = topic_of(events(0, 0, 5), retention_ms=KEPT_MS)
     commit(admin, group, name, {0: 5})
     given = {"group_id": group, "watch_for": "3s", "min_time_left": "10s", **mode}
     calm = sensing.run(f"calm_{group.replace('-', '_')}", RISK, **given)

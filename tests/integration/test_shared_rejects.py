@@ -8,13 +8,13 @@ import pytest
 
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.policies import REJECTED
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
-from airflow_lakestream.iceberg.reject_table import counting_rows
-from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.integration.test_rejects import FailingMain
 from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader, SmallChunks
-from tests.support.lake import GROUP, TABLE, Lake, events
+from tests.support.lake import Lake, events
 from tests.support.shared_run import SharedRun, read_until_killed
 
 pytestmark = pytest.mark.integration
@@ -35,20 +35,18 @@ def name(topic: Topics, produce: Producing) -> str:
 
 
 def assert_kept_once(lake: Lake, run: SharedRun) -> None:
-    found = lake.table().scan().to_arrow()["_kafka_offset"].to_pylist()
-    assert sorted(found) == [n for n in range(1000) if n not in BAD]
-    rejects = lake.table(rejects_of(TABLE))
-    assert sorted(rejects.scan().to_arrow()["_kafka_offset"].to_pylist()) == BAD
-    counting = [o for part in counting_rows(rejects, lake.table(), GROUP) for o in part["_kafka_offset"].to_pylist()]
-    assert sorted(counting) == BAD
+    assert sorted(lake.scan()["_kafka_offset"].to_pylist()) == [n for n in range(1000) if n not in BAD]
+    assert sorted(lake.scan(REJECTED)["_kafka_offset"].to_pylist()) == BAD
+    assert sorted(row["_kafka_offset"] for row in lake.counting()) == BAD
     [entry] = lake.ledger().topics.values()
     assert entry.counts == COUNTS
     # What was handed over is swept: the records are in the reject table.
     assert not [path for path in run.files() if path.endswith(".arrows")]
 
 
+@EACH_FORMAT
 def test_those_of_all_workers_land_once(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name, CONFIG)
+    run = SharedRun(lake, name, {**CONFIG, "partition_by": ["_kafka_partition"]})
     plan = run.plan(3)
     pieces = run.read_all(plan)
     assert [path for path in run.files() if path.endswith(".arrows")]

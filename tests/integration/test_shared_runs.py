@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import StringType
 
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import DataLoss, Plan, TopicReplaced
@@ -24,10 +22,11 @@ from airflow_lakestream.core.sharing.parallel import TableGone, plan_shares
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.tables import row_buffer
-from tests.support.broker import Producing, Topics
-from tests.support.faults import BeforeCommit, DyingCatalog, FaultyCatalog, InterposedReader, SmallChunks, unapplied
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
-from tests.support.shared_run import SharedRun, live_files, read_until_killed
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.faults import FAILED, DyingCatalog, InterposedReader, SmallChunks, before, unapplied
+from tests.support.lake import Lake, assert_landed_once, events
+from tests.support.shared_run import SharedRun, read_until_killed
 
 pytestmark = pytest.mark.integration
 
@@ -81,6 +80,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_buffer, "FILE_BYTES", 1)
 
 
+@EACH_FORMAT
 def test_all_shares_land_in_one_snapshot_and_nothing_is_read_again(lake: Lake, name: str) -> None:
     run = SharedRun(lake, name)
     plan = run.plan(4)
@@ -95,8 +95,8 @@ def test_all_shares_land_in_one_snapshot_and_nothing_is_read_again(lake: Lake, n
     assert lake.snapshots() == [*founded, *report.snapshot_ids]
     assert len(report.snapshot_ids) == 1
     assert (report.counts.read, report.remaining_lag) == (1000, 0)
-    assert live_files(lake) == run.files()
-    assert_files_are_whole(lake.table())
+    assert lake.live_files() == run.files()
+    lake.assert_whole()
     assert lake.committed_offsets(name) == COUNTS
 
 
@@ -109,6 +109,7 @@ def test_a_share_becomes_several_pieces_as_the_limits_ask(lake: Lake, name: str)
     assert_landed_once(lake, name, COUNTS)
 
 
+@EACH_FORMAT
 def test_what_was_read_twice_lands_once_and_the_other_files_go(lake: Lake, name: str) -> None:
     run = SharedRun(lake, name)
     plan = run.plan(2)
@@ -118,7 +119,7 @@ def test_what_was_read_twice_lands_once_and_the_other_files_go(lake: Lake, name:
     # The first share once more, as if both tries had been heard of.
     run.commit(plan, [*pieces, *run.read(plan.shares[0])], without_reading)
     assert_landed_once(lake, name, COUNTS)
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 @pytest.mark.usefixtures("small_files")
@@ -153,7 +154,7 @@ def test_files_of_a_killed_reader_are_swept_by_the_commit(lake: Lake, name: str)
     run.commit(plan, run.read_all(plan), without_reading)
     assert_landed_once(lake, name, COUNTS)
     assert not left & run.files()
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake, name: str) -> None:
@@ -161,7 +162,7 @@ def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake
     plan = run.plan(4)
     pieces = run.read_all(plan)
     lake.land(name, mode="ranges", ranges=[[0, 300, 310]])
-    others = live_files(lake)
+    others = lake.live_files()
     reading: list[Recorded] = []
 
     def recorded(job: Job) -> Job:
@@ -171,9 +172,9 @@ def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake
     run.commit(plan, pieces, recorded)
     assert_landed_once(lake, name, COUNTS)
     assert reading[0].asked == [OffsetRange(name, 0, 250, 300), OffsetRange(name, 0, 310, 500)]
-    assert others <= live_files(lake)
-    assert run.files() <= live_files(lake)
-    assert_files_are_whole(lake.table())
+    assert others <= lake.live_files()
+    assert run.files() <= lake.live_files()
+    lake.assert_whole()
 
 
 def test_another_landing_at_the_moment_of_the_commit_changes_nothing(lake: Lake, name: str) -> None:
@@ -182,22 +183,27 @@ def test_another_landing_at_the_moment_of_the_commit_changes_nothing(lake: Lake,
     pieces = run.read_all(plan)
 
     def raced(job: Job) -> Job:
-        land = BeforeCommit(lake.catalog(), lambda: lake.land(name, mode="ranges", ranges=[[0, 300, 310]]))
+        land = lake.failing(before(lambda: lake.land(name, mode="ranges", ranges=[[0, 300, 310]])))
         return replace(job, sink=lake.job(name, run.run_id, catalog=land).sink)
 
     run.commit(plan, pieces, raced)
     assert_landed_once(lake, name, COUNTS)
-    assert run.files() <= live_files(lake)
+    assert run.files() <= lake.live_files()
     assert len(run.files()) >= 3
 
 
+def partition_anew(lake: Lake) -> None:
+    lake.table().update_spec().add_field("id", BucketTransform(4)).commit()
+
+
+def add_a_column(lake: Lake) -> None:
+    lake.add_column("more")
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda lake: lake.table().update_schema().add_column("more", StringType()).commit(),
-        lambda lake: lake.table().update_spec().add_field("id", BucketTransform(4)).commit(),
-    ],
-    ids=["schema", "partition spec"],
+    ("lake", "change"),
+    [("iceberg", add_a_column), ("iceberg", partition_anew), ("delta", add_a_column)],
+    indirect=["lake"],
 )
 def test_files_for_another_schema_or_spec_are_not_used(
     lake: Lake, name: str, change: Callable[[Lake], None], caplog: pytest.LogCaptureFixture
@@ -211,7 +217,7 @@ def test_files_for_another_schema_or_spec_are_not_used(
     assert "was changed since they were written" in caplog.text
     assert_landed_once(lake, name, COUNTS)
     assert run.files() == set()
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_a_table_dropped_meanwhile_gets_none_of_the_files(lake: Lake, name: str) -> None:
@@ -228,6 +234,7 @@ def test_a_table_dropped_meanwhile_gets_none_of_the_files(lake: Lake, name: str)
     assert run.files() == set()
 
 
+@EACH_FORMAT
 def test_a_commit_run_again_keeps_what_it_landed_and_says_so_again(lake: Lake, name: str) -> None:
     run = SharedRun(lake, name)
     plan = run.plan(2)
@@ -237,7 +244,7 @@ def test_a_commit_run_again_keeps_what_it_landed_and_says_so_again(lake: Lake, n
     assert again.snapshot_ids == first.snapshot_ids
     assert again.counts == first.counts
     assert_landed_once(lake, name, COUNTS)
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 def test_a_rolled_back_landing_lands_again_from_its_files(lake: Lake, name: str) -> None:
@@ -246,10 +253,10 @@ def test_a_rolled_back_landing_lands_again_from_its_files(lake: Lake, name: str)
     founded = lake.snapshots()[-1]
     pieces = run.read_all(plan)
     run.commit(plan, pieces)
-    lake.table().manage_snapshots().rollback_to_snapshot(founded).commit()
+    lake.roll_back(founded)
     run.commit(plan, pieces, without_reading)
     assert_landed_once(lake, name, COUNTS)
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 def test_files_in_a_snapshot_that_was_rolled_back_are_never_swept(lake: Lake, name: str) -> None:
@@ -258,7 +265,7 @@ def test_files_in_a_snapshot_that_was_rolled_back_are_never_swept(lake: Lake, na
     founded = lake.snapshots()[-1]
     run.commit(plan, run.read_all(plan))
     landed, files = lake.snapshots()[-1], run.files()
-    lake.table().manage_snapshots().rollback_to_snapshot(founded).commit()
+    lake.roll_back(founded)
     run.commit(plan, run.read_all(plan))
     assert files < run.files()
     lake.table().manage_snapshots().set_current_snapshot(landed).commit()
@@ -296,7 +303,7 @@ def test_an_unknown_outcome_deletes_nothing_and_the_next_try_finds_out(lake: Lak
     assert run.files() == files
     run.commit(plan, pieces, without_reading)
     assert_landed_once(lake, name, COUNTS)
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_files(lake: Lake, name: str) -> None:
@@ -305,12 +312,12 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(lake: Lake, name: s
     pieces = run.read_all(plan)
 
     def refused(job: Job) -> Job:
-        catalog = FaultyCatalog(lake.catalog(), *[unapplied(CommitFailedException("no"))] * 3)
+        catalog = lake.failing(*[unapplied(FAILED)] * 3)
         return replace(job, sink=lake.job(name, run.run_id, catalog=catalog).sink)
 
     run.commit(plan, pieces, lambda job: without_reading(refused(job)))
     assert_landed_once(lake, name, COUNTS)
-    assert live_files(lake) == run.files()
+    assert lake.live_files() == run.files()
 
 
 def test_offsets_that_kafka_lost_after_they_were_read_land_all_the_same(
@@ -340,9 +347,8 @@ def test_an_interval_completes(lake: Lake, topic: Topics, produce: Producing) ->
     assert_landed_once(lake, name, {0: 180, 1: 180})
 
 
-def test_an_open_interval_is_covered_and_its_seam_is_closed(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 100), timestamps=[START + n for n in range(100)])
+def test_an_open_interval_is_covered_and_its_seam_is_closed(lake: Lake, topic_of: TopicOf, produce: Producing) -> None:
+    name = topic_of(events(0, 0, 100), timestamps=[START + n for n in range(100)])
     first = SharedRun(lake, name, {"mode": "interval", "interval_start": START, "interval_end": START + HOUR})
     plan = first.plan(2)
     pieces = first.read_all(plan)
@@ -400,11 +406,10 @@ def test_the_plan_writes_down_where_the_group_begins(lake: Lake, name: str, prod
 
 
 def test_what_kafka_lost_between_plan_and_commit_is_loud_though_nobody_landed_before(
-    lake: Lake, name: str, topic: Topics, produce: Producing, admin: AdminClient
+    lake: Lake, name: str, topic_of: TopicOf, admin: AdminClient
 ) -> None:
     # The table is there, the topic's beginning is not written down in it yet.
-    other = topic(1)
-    produce(other, 0, events(0, 0, 5))
+    other = topic_of(events(0, 0, 5))
     lake.land(other)
     run = SharedRun(lake, name)
     plan = run.plan(2)
@@ -417,17 +422,16 @@ def test_what_kafka_lost_between_plan_and_commit_is_loud_though_nobody_landed_be
 
 def test_another_run_that_creates_the_table_first_is_no_obstacle(lake: Lake, name: str) -> None:
     run = SharedRun(lake, name)
-    catalog = BeforeCommit(lake.catalog(), lambda: lake.land(name, mode="ranges", ranges=[[0, 0, 100]]))
+    catalog = lake.failing(before(lambda: lake.land(name, mode="ranges", ranges=[[0, 0, 100]])))
     plan = plan_shares(lake.job(name, run.run_id, catalog=catalog), 3, least_width=1)
     assert sum(share.ranges.width for share in plan.shares) == 900
     run.commit(plan, run.read_all(plan), without_reading)
     assert_landed_once(lake, name, COUNTS)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
-def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic: Topics, produce: Producing) -> None:
-    name = topic(1)
-    produce(name, 0, [*events(0, 0, 100), "not json"])
+def test_a_record_that_fits_no_row_leaves_nothing_of_its_share(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([*events(0, 0, 100), "not json"])
     run = SharedRun(lake, name, {"schema": "id bigint, name string, score double", "on_error": "fail"})
     plan = run.plan(1)
     with pytest.raises(BadRecord):

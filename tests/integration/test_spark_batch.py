@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.broker import Producing, Topics
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
+from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -65,7 +65,7 @@ def test_ranges_are_replaced_with_all_that_became_of_their_records(
     # Replaced by the whole again, the table is what it was.
     SparkRun(lake, name).run(spark, mode="ranges", ranges=[[0, 0, 200], [1, 0, 200]], replace=True)
     assert_landed_once(lake, name, {0: 200, 1: 200})
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_touched(lake: Lake, spark: SparkSession) -> None:

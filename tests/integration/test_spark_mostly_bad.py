@@ -18,14 +18,13 @@ from airflow_lakestream.driver.supervisor import Action, History, JobState, Limi
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from airflow_lakestream.tables.rejects.settlement import rejects_of
-from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing
 from tests.support.cdc import change, mirror_config
-from tests.support.delta_lake import DeltaLake
+from tests.support.delta_lake import DELTA, DeltaLake
 from tests.support.delta_table import GROUP
-from tests.support.lake import TABLE
-from tests.support.lake_reading import OpenLake, at, numbers, one_partition, open_lake
+from tests.support.lake import TABLE, Lake
+from tests.support.lake_reading import at, numbers, one_partition
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -34,7 +33,7 @@ SCHEMA = "n bigint not null"
 BAD = ["no JSON"]
 
 
-lake, name = open_lake, one_partition
+name = one_partition
 
 
 def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:
@@ -48,14 +47,14 @@ def assert_the_supervisor_gives_up(checkpoint: Path, cause: str) -> None:
     assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
 
 
-def files_of(lake: OpenLake) -> set[str]:
+def files_of(lake: Lake) -> set[str]:
     """Return the files that hold rows or records."""
     return {path for path in lake.files() if path.endswith((".parquet", ".arrows"))}
 
 
 @pytest.mark.parametrize("on_error", ["reject", "skip"])
 def test_a_stream_lands_good_batches_and_ends_before_a_bad_one(
-    lake: OpenLake, name: str, produce: Producing, spark: SparkSession, on_error: str
+    lake: Lake, name: str, produce: Producing, spark: SparkSession, on_error: str
 ) -> None:
     produce(name, 0, [*numbers(30), *(BAD * 5), *numbers(15), *(BAD * 50)])
     run = SparkRun(lake, name, {"schema": SCHEMA, "on_error": on_error})
@@ -74,7 +73,7 @@ def test_a_stream_lands_good_batches_and_ends_before_a_bad_one(
 
 
 def test_a_new_table_is_not_made_by_a_batch_of_another_format(
-    lake: OpenLake, name: str, produce: Producing, registry: Registry, spark: SparkSession
+    lake: Lake, name: str, produce: Producing, registry: Registry, spark: SparkSession
 ) -> None:
     produce(name, 0, numbers(40))
     run = SparkRun(lake, name, {"schema": SCHEMA, "format": "avro", "schema_registry": registry.url})
@@ -94,9 +93,8 @@ def test_a_new_table_is_not_made_by_a_batch_of_another_format(
     assert rejects_of(TABLE) not in {".".join(one) for one in lake.catalog().list_tables("lake")}
 
 
-def test_a_delta_table(tmp_path: Path, kafka: Kafka, name: str, produce: Producing, spark: SparkSession) -> None:
-    lake = DeltaLake(tmp_path, kafka.client_config())
-
+@DELTA
+def test_a_delta_table(lake: DeltaLake, name: str, produce: Producing, spark: SparkSession) -> None:
     def run(**landing: Any) -> None:
         given = {"topic": name, "table": lake.place, "consumer_group": GROUP, "schema": SCHEMA, **landing}
         place = str(lake.folder / "checkpoint")
@@ -114,7 +112,7 @@ def test_a_delta_table(tmp_path: Path, kafka: Kafka, name: str, produce: Produci
     assert DeltaTable(lake.place).version() == 0
 
 
-def test_a_mirror(lake: OpenLake, name: str, produce: Producing, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror(lake: Lake, name: str, produce: Producing, spark: SparkSession, tmp_path: Path) -> None:
     produce(name, 0, [*numbers(20), change("c", {"id": 1}, 1)])
     settings = {"key": ["id"], "on_error": "skip"}
     with pytest.raises(TooManyRejected, match=r"20 of 21 records .* no change events of Debezium"):

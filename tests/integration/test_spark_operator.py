@@ -16,7 +16,7 @@ import pytest
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseState
 from tests.support.airflow_home import CHECKOUT, AirflowHome, Connections
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.lake import events
 from tests.support.spark import SETTINGS
 
@@ -85,11 +85,9 @@ def test_a_run_lands_its_data_interval(
 
 @pytest.mark.usefixtures("local_spark")
 def test_ranges_of_the_trigger_form_are_landed(
-    airflow: AirflowHome, connections: Connections, topic: Topics, produce: Producing, tmp_path: Path
+    airflow: AirflowHome, connections: Connections, topic_of: TopicOf, tmp_path: Path
 ) -> None:
-    name = topic(partitions=2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 20))
+    name = topic_of(events(0, 0, 20), events(1, 0, 20))
     form = {"mode": "ranges", "ranges": "{{ params.ranges }}"}
     dag = written(airflow, tmp_path, "ranges_on_spark", "None", topic=name, **form)
     ranges = [[0, 5, 15], [1, 0, 3]]

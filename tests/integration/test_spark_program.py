@@ -16,8 +16,7 @@ from airflow_lakestream.spark.packages import kafka_packages, resolve
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
 from tests.support.flowing import flowing, kill_at_random
-from tests.support.lake import Lake, assert_files_are_whole, assert_landed_once, events
-from tests.support.lake_reading import OpenLake
+from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.spark import SETTINGS, SparkRun
 
 pytestmark = pytest.mark.integration
@@ -44,7 +43,7 @@ def test_a_driver_that_is_killed_at_random_over_a_flowing_topic_lands_each_recor
     last = run.start()
     assert last.wait(300) == 0, (lake.folder / "driver.log").read_text()[-3000:]
     assert_landed_once(lake, name, counts)
-    assert_files_are_whole(lake.table(), leftovers_of_a_kill=True)
+    lake.assert_whole(leftovers_of_a_kill=True)
 
 
 def submit(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +68,7 @@ def submit(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_plain_spark_submit_through_sasl_ssl_leaves_no_password_anywhere(
     tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing
 ) -> None:
-    lake, name = OpenLake(tmp_path, kafka.secure_client_config()), topic(partitions=2)
+    lake, name = Lake(tmp_path, kafka.secure_client_config()), topic(partitions=2)
     produce(name, 0, events(0, 0, 30))
     logs = tmp_path / "events"
     logs.mkdir()

@@ -23,9 +23,8 @@ from airflow_lakestream.spark.checkpoint import ForeignCheckpoint, read_checkpoi
 from airflow_lakestream.spark.inputs import fingerprint
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
-from tests.support.lake import GROUP, TABLE, Lake, assert_files_are_whole, assert_landed_once, events
-from tests.support.lake_reading import OpenLake
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
+from tests.support.lake import GROUP, TABLE, Lake, assert_landed_once, events
 from tests.support.spark import InterposedCrew, SparkRun
 
 pytestmark = pytest.mark.integration
@@ -69,7 +68,7 @@ def test_a_topic_lands_and_then_what_is_new(
     run.run(spark)
     assert_landed_once(lake, name, {0: 305, 1: 200, 2: 10})
     assert len(lake.snapshots()) == 2
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
     progress = read_progress(str(run.checkpoint))
     assert [(batch.batch_id, batch.rows_in, batch.rows_out, batch.lag) for batch in progress.last] == [
         (0, 500, 500, 0),
@@ -178,7 +177,7 @@ def test_an_extract_that_lands_between_plan_and_commit_is_respected(
     report = batches.land(uuid.uuid4().hex)
     assert report.counts.written == 400
     assert_landed_once(lake, name, COUNTS)
-    assert_files_are_whole(lake.table())
+    lake.assert_whole()
 
 
 def test_engines_are_switched_while_the_topic_flows(
@@ -241,14 +240,13 @@ def test_a_continuous_query_ends_after_its_batch_when_that_is_asked_for(
 
 
 def test_a_second_driver_and_another_topic_are_refused(
-    lake: Lake, landed_run: SparkRun, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, landed_run: SparkRun, topic_of: TopicOf, spark: SparkSession
 ) -> None:
     snapshots = lake.snapshots()
     held = Lease.take(str(landed_run.checkpoint), fingerprint(landed_run.config()), "the other one")
     with held, pytest.raises(LeaseHeld, match="the other one"):
         landed_run.run(spark)
-    other = topic(partitions=1)
-    produce(other, 0, events(0, 0, 1))
+    other = topic_of(events(0, 0, 1))
     shutil.rmtree(f"{landed_run.checkpoint}.lakestream")
     with pytest.raises(ForeignCheckpoint, match=other):
         SparkRun(lake, other).run(spark)
@@ -332,7 +330,7 @@ def test_columns_that_a_given_schema_adds_come_with_the_rows(
 def test_through_sasl_ssl_and_no_password_is_left_anywhere(
     tmp_path: Path, kafka: Kafka, topic: Topics, produce: Producing, spark: SparkSession
 ) -> None:
-    lake, name = OpenLake(tmp_path, kafka.secure_client_config()), topic(partitions=2)
+    lake, name = Lake(tmp_path, kafka.secure_client_config()), topic(partitions=2)
     produce(name, 0, events(0, 0, 30))
     run = SparkRun(lake, name)
     run.run(spark)

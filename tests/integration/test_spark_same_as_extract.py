@@ -19,7 +19,6 @@ from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.support.broker import Producing, Topics
 from tests.support.lake import TABLE, Lake
-from tests.support.lake_reading import OpenLake
 from tests.support.spark import SparkRun
 
 pytestmark = pytest.mark.integration
@@ -166,7 +165,7 @@ def assert_same(
 ) -> None:
     """Land by both engines, each into a lake of its own, and compare all that is there."""
     config = kafka.client_config()
-    by_extract, by_spark = (OpenLake(folder / engine, config) for engine in ("extract", "spark"))
+    by_extract, by_spark = (Lake(folder / engine, config) for engine in ("extract", "spark"))
     for lake in (by_extract, by_spark):
         lake.folder.mkdir()
     report = by_extract.land(name, **landing)
@@ -184,7 +183,7 @@ def assert_same(
             assert len(found) == report.counts.rejected
 
 
-def rows(lake: OpenLake, name: str) -> pa.Table:
+def rows(lake: Lake, name: str) -> pa.Table:
     """Return a table's rows in order of their records, without what is another in each landing."""
     try:
         found = lake.table(name).scan().to_arrow()

@@ -18,11 +18,10 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.run.repair import RecordsWithoutRow, Repair
-from dev.services.kafka import Kafka
 from tests.support.airflow_home import AirflowHome, Connections
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.lake import GROUP, TABLE, Lake
-from tests.support.lake_reading import OpenLake, at
+from tests.support.lake_reading import at
 from tests.support.parallel_run import ParallelRun
 from tests.support.spark import SparkRun
 
@@ -33,29 +32,22 @@ EVEN = """SELECT json_value(value, '$.n')::BIGINT AS n, upper(json_value(value, 
 ALL = "SELECT json_value(value, '$.n')::BIGINT AS n, json_value(value, '$.s') AS s FROM {{ input }}"
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
-
-
 def documents(count: int) -> list[str]:
     return [f'{{"n": {n}, "s": "s{n}"}}' for n in range(count)]
 
 
-def rejected_of(lake: OpenLake) -> list[dict[str, Any]]:
+def rejected_of(lake: Lake) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = lake.table("lake.events__rejected").scan().to_arrow().to_pylist()
     return sorted(rows, key=lambda row: row["_kafka_offset"])
 
 
 @pytest.fixture
-def ten(topic: Topics, produce: Producing) -> str:
-    name = topic(partitions=1)
-    produce(name, 0, documents(10))
-    return name
+def ten(topic_of: TopicOf) -> str:
+    return topic_of(documents(10))
 
 
 def test_raw_records_become_the_columns_of_the_statement_and_the_filtered_ones_are_counted(
-    lake: OpenLake, ten: str
+    lake: Lake, ten: str
 ) -> None:
     report = lake.land(ten, sql=EVEN)
 
@@ -68,7 +60,7 @@ def test_raw_records_become_the_columns_of_the_statement_and_the_filtered_ones_a
     assert lake.landed(ten) == {0: [(0, 10)]}
 
 
-def test_the_decoded_columns_with_the_metadata_columns(lake: OpenLake, ten: str) -> None:
+def test_the_decoded_columns_with_the_metadata_columns(lake: Lake, ten: str) -> None:
     sql = "SELECT s || '-' || _kafka_offset AS id, n::INT AS small FROM {{ input }} WHERE n > 6"
     lake.land(ten, sql=sql, sql_input="decoded", schema="n bigint not null, s string")
 
@@ -81,10 +73,9 @@ def test_the_decoded_columns_with_the_metadata_columns(lake: OpenLake, ten: str)
 
 
 def test_what_fails_to_decode_and_what_the_statement_fails_on_are_rejected_by_their_stages(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1, "s": "1"}', '{"n": "x"}', '{"n": 3, "s": "three"}', '{"n": 4, "s": "4"}'])
+    name = topic_of(['{"n": 1, "s": "1"}', '{"n": "x"}', '{"n": 3, "s": "three"}', '{"n": 4, "s": "4"}'])
 
     report = lake.land(
         name, sql="SELECT n, s::INT AS number FROM {{ input }}", sql_input="decoded", schema="n bigint, s string"
@@ -98,11 +89,8 @@ def test_what_fails_to_decode_and_what_the_statement_fails_on_are_rejected_by_th
     assert rejected[1]["error"].startswith("column number: ")
 
 
-def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(
-    lake: OpenLake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, [*documents(3), '{"n": "x"}', *documents(2)])
+def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of([*documents(3), '{"n": "x"}', *documents(2)])
 
     with pytest.raises(BadRecord) as caught:
         lake.land(name, sql=ALL, on_error="fail")
@@ -112,9 +100,8 @@ def test_a_bad_record_fails_the_run_with_its_place_where_it_shall(
     assert lake.has_nothing()
 
 
-def test_null_in_a_required_column_is_a_bad_record(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, ['{"n": 1}', '{"s": "x"}', None])
+def test_null_in_a_required_column_is_a_bad_record(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(['{"n": 1}', '{"s": "x"}', None])
 
     report = lake.land(name, sql=ALL, schema="n bigint not null, s string", tombstones="skip")
 
@@ -125,7 +112,7 @@ def test_null_in_a_required_column_is_a_bad_record(lake: OpenLake, topic: Topics
 
 
 def test_keys_and_headers_are_read_where_the_statement_asks_for_them(
-    lake: OpenLake, topic: Topics, produce: Producing
+    lake: Lake, topic: Topics, produce: Producing
 ) -> None:
     name, now = topic(partitions=1), time.time_ns() // 1_000_000
     headers = [[("kind", b"x"), ("kind", b"y")], []]
@@ -141,7 +128,7 @@ def test_keys_and_headers_are_read_where_the_statement_asks_for_them(
 
 
 def test_a_second_run_lands_nothing_and_another_statement_goes_on_behind_it(
-    lake: OpenLake, ten: str, produce: Producing
+    lake: Lake, ten: str, produce: Producing
 ) -> None:
     first = lake.land(ten, "a run", sql=EVEN)
     again = lake.land(ten, "a run", sql=EVEN)
@@ -153,14 +140,14 @@ def test_a_second_run_lands_nothing_and_another_statement_goes_on_behind_it(
     assert lake.offsets() == at(0, [0, 2, 4, 6, 8, 10, 11, 12])
 
 
-def test_a_run_that_filters_everything_is_done_with_it(lake: OpenLake, ten: str) -> None:
+def test_a_run_that_filters_everything_is_done_with_it(lake: Lake, ten: str) -> None:
     report = lake.land(ten, sql=ALL + " WHERE false")
     assert report.counts == Counts(read=10, filtered=10)
     assert lake.land(ten, sql=ALL).counts == Counts()
     assert lake.records() == []
 
 
-def test_an_interval_is_replaced_by_what_another_statement_makes_of_it(lake: OpenLake, ten: str) -> None:
+def test_an_interval_is_replaced_by_what_another_statement_makes_of_it(lake: Lake, ten: str) -> None:
     lake.land(ten, sql=ALL)
     replace: dict[str, Any] = {"mode": "ranges", "ranges": [[0, 2, 6]], "replace": True}
 
@@ -176,7 +163,7 @@ def test_an_interval_is_replaced_by_what_another_statement_makes_of_it(lake: Ope
     assert lake.entry(ten).counts == Counts(read=10, written=10)
 
 
-def test_a_statement_that_does_not_fit_the_table_changes_nothing(lake: OpenLake, ten: str, produce: Producing) -> None:
+def test_a_statement_that_does_not_fit_the_table_changes_nothing(lake: Lake, ten: str, produce: Producing) -> None:
     lake.land(ten, sql=ALL)
     produce(ten, 0, documents(1))
     with pytest.raises(InvalidArgument, match=r"sql: it contradicts the table lake\.events: 'x' \(int\) is not in"):
@@ -187,7 +174,7 @@ def test_a_statement_that_does_not_fit_the_table_changes_nothing(lake: OpenLake,
     assert [(row["n"], row["x"]) for row in lake.records()][9:] == [(9, None), (len(documents(1)[0]), 1)]
 
 
-def test_records_go_to_the_tables_that_the_statement_chooses_for_them(lake: OpenLake, ten: str) -> None:
+def test_records_go_to_the_tables_that_the_statement_chooses_for_them(lake: Lake, ten: str) -> None:
     sql = "SELECT CASE WHEN n < 3 THEN 'low' ELSE 'high' END AS band, n FROM {{ input }} WHERE n <> 5"
     lake.land(
         ten, table="lake.{band}", sql=sql, sql_input="decoded", schema="n bigint", new_tables="create", home_table=None
@@ -197,7 +184,7 @@ def test_records_go_to_the_tables_that_the_statement_chooses_for_them(lake: Open
 
 
 def test_an_audit_does_not_call_filtered_records_missing_and_a_repair_asks_for_the_statement(
-    lake: OpenLake, ten: str
+    lake: Lake, ten: str
 ) -> None:
     lake.land(ten, sql=EVEN)
     look = Audit(table=TABLE, consumer_group=GROUP, kafka=lake.kafka, full=True)
@@ -256,7 +243,7 @@ def assert_rejected_alone(lake: Lake, records: dict[int, str], bad: dict[str, in
 
 @pytest.mark.parametrize(("parallelism", "bad"), [(1, {"printf": 1_000_000_000, "long": 1_300}), (2, TOO_MUCH)])
 def test_a_record_that_takes_more_than_it_may_is_rejected_alone_and_the_task_stays_small(
-    lake: OpenLake, topic: Topics, produce: Producing, parallelism: int, bad: dict[str, int]
+    lake: Lake, topic: Topics, produce: Producing, parallelism: int, bad: dict[str, int]
 ) -> None:
     name, records = topic(partitions=1), hostile_documents(400, bad)
     produce(name, 0, list(records.values()))
@@ -283,7 +270,7 @@ def pyspark_memory(what: str) -> dict[int, int]:
 
 
 def test_spark_rejects_such_a_record_alone_and_its_workers_stay_small(
-    lake: OpenLake, topic: Topics, produce: Producing, spark: SparkSession
+    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession
 ) -> None:
     name, records = topic(partitions=1), hostile_documents(400, TOO_MUCH)
     produce(name, 0, list(records.values()))

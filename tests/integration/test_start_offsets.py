@@ -6,7 +6,6 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +14,15 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.exceptions import InvalidArgument
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics, poll_until
-from tests.support.lake_reading import OpenLake, at, numbers
+from tests.support.broker import Producing, TopicOf, Topics, poll_until
+from tests.support.lake import Lake
+from tests.support.lake_reading import at, numbers
 
 pytestmark = pytest.mark.integration
 
 SCHEMA = "n bigint"
 NOON = 1_763_640_000_000
 Committed = Callable[[str, str], dict[int, int]]
-
-
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> OpenLake:
-    return OpenLake(tmp_path, kafka.client_config())
 
 
 @pytest.fixture
@@ -62,9 +57,8 @@ def minutes_from_noon(minutes: Iterable[int]) -> list[int]:
 # Where a group begins
 
 
-def test_earliest_lands_all(lake: OpenLake, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(4))
+def test_earliest_lands_all(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(numbers(4))
 
     lake.land(name, start_offset="earliest")
 
@@ -72,7 +66,7 @@ def test_earliest_lands_all(lake: OpenLake, topic: Topics, produce: Producing) -
     assert lake.entry(name).origin == {0: 0}
 
 
-def test_latest_lands_only_what_comes_after_the_first_run(lake: OpenLake, topic: Topics, produce: Producing) -> None:
+def test_latest_lands_only_what_comes_after_the_first_run(lake: Lake, topic: Topics, produce: Producing) -> None:
     name = topic(partitions=2)
     produce(name, 0, numbers(4))
 
@@ -92,7 +86,7 @@ def test_latest_lands_only_what_comes_after_the_first_run(lake: OpenLake, topic:
     ids=["milliseconds", "text of milliseconds", "datetime", "ISO 8601"],
 )
 def test_timestamp_begins_at_the_first_record_at_or_after_it(
-    lake: OpenLake, topic: Topics, produce: Producing, start: Any
+    lake: Lake, topic: Topics, produce: Producing, start: Any
 ) -> None:
     name = topic(partitions=3, retention_ms=-1)
     produce(name, 0, numbers(4), timestamps=minutes_from_noon(range(4)))
@@ -107,12 +101,8 @@ def test_timestamp_begins_at_the_first_record_at_or_after_it(
     assert lake.entry(name).origin == {0: 2, 1: 1, 2: 2}
 
 
-def test_committed_takes_over_from_another_tool(
-    lake: OpenLake, topic: Topics, produce: Producing, admin: AdminClient, group: str
-) -> None:
-    name = topic(partitions=3)
-    for partition in range(3):
-        produce(name, partition, numbers(4))
+def test_committed_takes_over_from_another_tool(lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str) -> None:
+    name = topic_of(*(numbers(4) for partition in range(3)))
     commit(admin, group, name, {0: 3, 1: 4})
 
     lake.land(name, consumer_group=group, start_offset="committed")
@@ -123,10 +113,9 @@ def test_committed_takes_over_from_another_tool(
 
 
 def test_committed_without_any_committed_offset_is_refused_with_the_remedy(
-    lake: OpenLake, topic: Topics, produce: Producing, group: str
+    lake: Lake, topic_of: TopicOf, group: str
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(1))
+    name = topic_of(numbers(1))
 
     with pytest.raises(InvalidArgument, match=rf"^start_offset: .*{group}.*{name}.*earliest") as caught:
         lake.land(name, consumer_group=group, start_offset="committed")
@@ -149,10 +138,9 @@ def test_committed_without_any_committed_offset_is_refused_with_the_remedy(
     ids=lambda later: later["start_offset"],
 )
 def test_after_the_first_run_the_ledger_decides(
-    lake: OpenLake, topic: Topics, produce: Producing, admin: AdminClient, group: str, later: dict[str, Any]
+    lake: Lake, topic_of: TopicOf, produce: Producing, admin: AdminClient, group: str, later: dict[str, Any]
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(2))
+    name = topic_of(numbers(2))
     lake.land(name, consumer_group=group, schema=SCHEMA, start_offset="latest")
     produce(name, 0, numbers(4, 2))
     commit(admin, group, name, {0: 5})
@@ -167,7 +155,7 @@ def test_after_the_first_run_the_ledger_decides(
 
 
 def test_the_groups_committed_offsets_are_the_first_holes(
-    lake: OpenLake, topic: Topics, produce: Producing, group: str, committed: Committed
+    lake: Lake, topic: Topics, produce: Producing, group: str, committed: Committed
 ) -> None:
     name = topic(partitions=3)
     produce(name, 0, numbers(5))
@@ -183,10 +171,9 @@ def test_the_groups_committed_offsets_are_the_first_holes(
 
 
 def test_a_run_with_nothing_to_land_sets_the_mirror_right(
-    lake: OpenLake, topic: Topics, produce: Producing, admin: AdminClient, group: str, committed: Committed
+    lake: Lake, topic_of: TopicOf, admin: AdminClient, group: str, committed: Committed
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(5))
+    name = topic_of(numbers(5))
     lake.land(name, consumer_group=group)
     commit(admin, group, name, {0: 1})
 
@@ -195,10 +182,9 @@ def test_a_run_with_nothing_to_land_sets_the_mirror_right(
 
 
 def test_a_group_in_use_by_a_subscriber_only_warns(
-    lake: OpenLake, kafka: Kafka, topic: Topics, produce: Producing, group: str, caplog: pytest.LogCaptureFixture
+    lake: Lake, kafka: Kafka, topic_of: TopicOf, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, numbers(3))
+    name = topic_of(numbers(3))
     settings = {"group.id": group, "enable.auto.commit": False, "log_level": 2}
     subscriber = Consumer({**kafka.client_config(), **settings})
     subscriber.subscribe([name])

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +20,29 @@ from airflow_lakestream.driver.progress import read_progress
 from tests.support import spark_stand_in
 from tests.support.airflow_home import CHECKOUT
 from tests.support.broker import Producing, Topics, poll_until
-from tests.support.lake import TABLE, Lake, compact, events
+from tests.support.delta_lake import EACH_FORMAT
+from tests.support.lake import TABLE, Lake, events
+from tests.support.status import AT_ONCE, LONG, Told, causes, landings, old
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("connections")]
 
-DAY = 1_763_596_800_000
-KEPT = {"retention_ms": -1}
-# Older than this is all that took a commit; younger than that, all of this test.
-AT_ONCE, LONG = "1ms", "1h"
-
-Told = Callable[..., tuple[int, list[dict[str, Any]]]]
-
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Give `told(max_age, *arguments)`: the exit code, and what the JSON says of each stream of the test's table."""
-
-    def go(max_age: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        capsys.readouterr()
-        code = run(["status", "--json", "--max-age", max_age, *(arguments or ("--table", TABLE))])
-        printed = capsys.readouterr()
-        assert printed.out, printed.err
-        return code, json.loads(printed.out)["streams"]
-
-    return go
+def name(old_topic: str) -> str:
+    return old_topic
 
 
-def old(count: int) -> list[int]:
-    return [DAY + n for n in range(count)]
-
-
-def causes(stream: dict[str, Any]) -> list[str]:
-    return [reason["cause"] for reason in stream["reasons"]]
-
-
-@pytest.fixture
-def name(topic: Topics) -> str:
-    """Give a topic of two partitions that keeps old records."""
-    return topic(2, **KEPT)
-
-
+@EACH_FORMAT
 def test_a_stream_that_lands_and_an_idle_one(lake: Lake, name: str, produce: Producing, told: Told) -> None:
     produce(name, 0, [*events(0, 0, 5), "not JSON"], timestamps=old(6))
     lake.land(name)
     code, [stream] = told(LONG)
     assert (code, stream["state"], stream["engine"], stream["reasons"]) == (0, "landing", "extract", [])
-    assert (stream["topic"], stream["table"], stream["consumer_group"]) == (name, TABLE, "g")
+    assert (stream["topic"], stream["table"], stream["consumer_group"]) == (name, lake.name, "g")
     assert (stream["lag"], stream["overdue"], stream["rejected"]) == (0, 0, 1)
+    assert landings(stream) == lake.snapshots()
     assert [(one["rows"], one["rejected"]) for one in stream["landings"]] == [(5, 1)]
+    assert stream["age"] < 600
     assert stream["partitions"] == {
         "0": {"end": 6, "lag": 0, "overdue": 0},
         "1": {"end": 0, "lag": 0, "overdue": 0},
@@ -76,6 +51,7 @@ def test_a_stream_that_lands_and_an_idle_one(lake: Lake, name: str, produce: Pro
     assert (code, stream["state"], causes(stream)) == (0, "idle", ["idle topic"])
 
 
+@EACH_FORMAT
 def test_a_slow_consumer_and_a_stopped_one(lake: Lake, name: str, produce: Producing, told: Told) -> None:
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, 5), timestamps=old(5))
@@ -92,6 +68,7 @@ def test_a_slow_consumer_and_a_stopped_one(lake: Lake, name: str, produce: Produ
     assert (code, stream["state"], stream["lag"], stream["overdue"]) == (0, "landing", 3, 0)
 
 
+@EACH_FORMAT
 def test_a_late_partition_is_named(lake: Lake, name: str, produce: Producing, told: Told) -> None:
     for partition in (0, 1):
         produce(name, partition, events(partition, 0, 5), timestamps=old(5))
@@ -102,23 +79,53 @@ def test_a_late_partition_is_named(lake: Lake, name: str, produce: Producing, to
     assert f"{name}[1] [5,7)" in stream["reasons"][1]["text"]
 
 
-def test_a_compaction_and_a_rollback_are_told_apart(lake: Lake, name: str, produce: Producing, told: Told) -> None:
+@EACH_FORMAT
+def test_a_compaction_another_writer_and_a_rollback_are_told_apart(
+    lake: Lake, name: str, produce: Producing, told: Told
+) -> None:
     for first in (0, 5):
         produce(name, 0, events(0, first, 5), timestamps=old(5))
         lake.land(name)
     first, second = lake.snapshots()
-    compact(lake.table())
+    lake.compact()
     code, [stream] = told(AT_ONCE)
     assert (code, stream["state"], causes(stream)) == (0, "idle", ["idle topic", "compaction"])
-    assert [one["snapshot_id"] for one in stream["landings"]] == [str(second), str(first)]
+    assert landings(stream) == [second, first]
 
-    lake.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    lake.append_foreign()
+    _, [stream] = told(AT_ONCE)
+    assert causes(stream) == ["idle topic", "compaction", "other writer"]
+
+    lake.roll_back(first)
     code, [stream] = told(AT_ONCE)
-    assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped consumer", "late partition", "rollback"])
+    assert (code, stream["state"]) == (1, "stalled")
+    assert causes(stream)[:3] == ["stopped consumer", "late partition", "rollback"]
     assert str(second) in stream["reasons"][2]["text"]
     lake.land(name)
     code, [stream] = told(LONG)
-    assert (code, stream["state"], stream["reasons"]) == (0, "landing", [])
+    assert (code, stream["state"], stream["reasons"], stream["lag"]) == (0, "landing", [], 0)
+
+
+@EACH_FORMAT
+def test_topics_and_groups_of_one_table_are_streams_of_their_own(
+    lake: Lake, topic: Topics, produce: Producing, told: Told
+) -> None:
+    one, other = topic(1), topic(1)
+    for name in (one, other):
+        produce(name, 0, events(0, 0, 3))
+        lake.land(name)
+    produce(one, 0, events(0, 3, 4))
+    lake.land(one, consumer_group="h", mode="ranges", ranges=[[0, 3, 7]])
+    code, streams = told(LONG)
+    assert code == 0
+    first, second, third = lake.snapshots()
+    assert {(s["topic"], s["consumer_group"]): (landings(s), s["lag"]) for s in streams} == {
+        (one, "g"): ([first], 4),
+        (other, "g"): ([second], 0),
+        (one, "h"): ([third], 0),
+    }
+    _, [stream] = told(LONG, "--table", lake.name, "--group", "h")
+    assert (stream["topic"], causes(stream)) == (one, [])
 
 
 def test_a_topic_that_is_gone_fails_its_stream_alone(lake: Lake, topic: Topics, produce: Producing, told: Told) -> None:

@@ -16,7 +16,7 @@ from airflow_lakestream.driver.progress import read_progress
 from dev.services.yarn import YarnDaemon
 from dev.stack import Stack
 from tests.support.airflow_home import AirflowHome, Connections, TaskProcess
-from tests.support.broker import Producing, Topics, poll_until
+from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.lake import events
 from tests.support.spark_stream import PATIENCE, mark
 
@@ -110,10 +110,8 @@ def stream(airflow: AirflowHome, connections: Connections, yarn: YarnDaemon, tmp
     return YarnStream(airflow, connections, yarn, tmp_path)
 
 
-def test_a_topic_lands_by_a_driver_inside_yarn(stream: YarnStream, topic: Topics, produce: Producing) -> None:
-    name = topic(partitions=2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 20))
+def test_a_topic_lands_by_a_driver_inside_yarn(stream: YarnStream, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 20), events(1, 0, 20))
     run = stream.airflow.run(stream.airflow.dag(stream.dag("yarn_lands", name)))
     assert (run.state, run.errors) == ("success", [])
     report = run.task().xcom
@@ -132,10 +130,9 @@ def test_a_topic_lands_by_a_driver_inside_yarn(stream: YarnStream, topic: Topics
 
 
 def test_what_is_killed_on_yarn_is_restarted_and_what_a_person_ends_is_killed_there(
-    stream: YarnStream, topic: Topics, produce: Producing
+    stream: YarnStream, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(partitions=1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     file = stream.dag(
         "yarn_is_killed", name, trigger="1 second", on_kill_action="kill", restart_backoff="100ms", retries=0
     )

@@ -14,9 +14,9 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import LandedByAnotherGroup
 from airflow_lakestream.core.lineage import UndecidedLedger
-from tests.support.broker import Producing, Topics
+from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.faults import InterposedSink, SmallChunks
-from tests.support.lake import TABLE, Lake, append_foreign_rows, assert_landed_once, compact, events, rows_of_events
+from tests.support.lake import TABLE, Lake, assert_landed_once, events, rows_of_events
 
 pytestmark = pytest.mark.integration
 
@@ -96,11 +96,11 @@ def test_all_snapshots_expired_but_the_last(
 
 
 @EXPIRIES
-@pytest.mark.parametrize("change", [append_foreign_rows, compact])
+@pytest.mark.parametrize("change", [Lake.append_foreign, Lake.compact])
 def test_all_snapshots_expired_but_a_foreign_one(
-    lake: Lake, three_landings: str, produce: Producing, expire: Expiry, change: Callable[[Table], None]
+    lake: Lake, three_landings: str, produce: Producing, expire: Expiry, change: Callable[[Lake], None]
 ) -> None:
-    change(lake.table())
+    change(lake)
     expire(lake)
     assert len(lake.snapshots()) == 1
     assert_goes_on(lake, three_landings, produce)
@@ -109,15 +109,15 @@ def test_all_snapshots_expired_but_a_foreign_one(
 def test_a_dangling_parent_is_enough_below_a_foreign_snapshot(
     lake: Lake, three_landings: str, produce: Producing
 ) -> None:
-    append_foreign_rows(lake.table())
+    lake.append_foreign()
     expire_in_javas_manner(lake)
     forget_older_metadata(lake)
     assert_goes_on(lake, three_landings, produce)
 
 
 def test_a_history_that_no_longer_tells_is_an_error_and_not_a_fresh_start(lake: Lake, three_landings: str) -> None:
-    append_foreign_rows(lake.table())
-    append_foreign_rows(lake.table())
+    lake.append_foreign()
+    lake.append_foreign()
     expire_in_javas_manner(lake)
     forget_older_metadata(lake)
     before = lake.snapshots()
@@ -127,12 +127,17 @@ def test_a_history_that_no_longer_tells_is_an_error_and_not_a_fresh_start(lake: 
 
 
 @pytest.mark.parametrize("back_to", [0, 1])
-@pytest.mark.parametrize("expired", [False, True], ids=["snapshots kept", "then all others expired"])
+@pytest.mark.parametrize(
+    ("lake", "expired"),
+    [("iceberg", False), ("iceberg", True), ("delta", False)],
+    ids=["iceberg-snapshots kept", "iceberg-then all others expired", "delta"],
+    indirect=["lake"],
+)
 def test_a_table_rolled_back_lands_the_rolled_back_ranges_again(
     lake: Lake, three_landings: str, produce: Producing, back_to: int, expired: bool
 ) -> None:
     kept = 10 * (back_to + 1)
-    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[back_to]).commit()
+    lake.roll_back(lake.snapshots()[back_to])
     assert lake.rows(three_landings).num_rows == 2 * kept
     if expired:
         expire_in_pythons_manner(lake)
@@ -148,7 +153,7 @@ def test_rolled_back_landed_again_and_set_forward_to_what_was_there_before(
     lake: Lake, three_landings: str, produce: Producing
 ) -> None:
     snapshots = lake.snapshots()
-    lake.table().manage_snapshots().rollback_to_snapshot(snapshots[0]).commit()
+    lake.roll_back(snapshots[0])
     lake.land(three_landings)
     lake.table().manage_snapshots().set_current_snapshot(snapshots[1]).commit()
 
@@ -157,25 +162,24 @@ def test_rolled_back_landed_again_and_set_forward_to_what_was_there_before(
     assert_goes_on(lake, three_landings, produce)
 
 
-@pytest.mark.parametrize("change", [append_foreign_rows, compact])
+@pytest.mark.parametrize("change", [Lake.append_foreign, Lake.compact])
 def test_a_rollback_past_a_foreign_snapshot(
-    lake: Lake, three_landings: str, produce: Producing, change: Callable[[Table], None]
+    lake: Lake, three_landings: str, produce: Producing, change: Callable[[Lake], None]
 ) -> None:
-    change(lake.table())
-    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[1]).commit()
+    change(lake)
+    lake.roll_back(lake.snapshots()[1])
     assert lake.land(three_landings).to_dict()["ranges"] == [[0, 20, 30], [1, 20, 30]]
     assert_goes_on(lake, three_landings, produce)
 
 
 def test_the_retry_of_a_run_whose_landing_was_rolled_back_lands_it_again(
-    lake: Lake, topic: Topics, produce: Producing
+    lake: Lake, topic_of: TopicOf, produce: Producing
 ) -> None:
-    name = topic(1)
-    produce(name, 0, events(0, 0, 10))
+    name = topic_of(events(0, 0, 10))
     lake.land(name)
     produce(name, 0, events(0, 10, 10))
     first = lake.land(name, "r")
-    lake.table().manage_snapshots().rollback_to_snapshot(lake.snapshots()[0]).commit()
+    lake.roll_back(lake.snapshots()[0])
 
     again = lake.land(name, "r")
 
@@ -208,12 +212,8 @@ def test_each_landing_keeps_the_other_groups_ledger_within_reach(
     assert_landed_once(lake, busy, {0: 40}, "busy")
 
 
-def test_a_second_group_on_the_same_topic_and_table_is_refused_unless_told(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, 10))
+def test_a_second_group_on_the_same_topic_and_table_is_refused_unless_told(lake: Lake, topic_of: TopicOf) -> None:
+    name = topic_of(events(0, 0, 10), events(1, 0, 10))
     lake.land(name, consumer_group="first")
     before = lake.snapshots()
 

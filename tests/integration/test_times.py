@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from airflow_lakestream.kafka.source import CLOCK_SKEW_MS, KafkaSource, StartAt
 from airflow_lakestream.kafka.watch import KafkaWatch
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
-from tests.support.delta_lake import DeltaLake
+from tests.support.delta_lake import lake_of_each_format
 from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.spark import by_spark
 
@@ -38,10 +37,7 @@ YEAR_2025 = 1_735_689_600_000
 BEFORE_1970 = [-1, -2, -3, -4, -5, -6, -7, "-1", "1969-12-31T23:59:59.999Z", datetime(1, 1, 1, tzinfo=UTC)]
 
 
-@pytest.fixture(params=[Lake, DeltaLake], ids=["iceberg", "delta"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
-    made: Lake = request.param(tmp_path, kafka.client_config())
-    return made
+lake = lake_of_each_format
 
 
 def interval(start: Any, end: Any) -> dict[str, Any]:

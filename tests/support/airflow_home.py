@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[2]
 DAGS = CHECKOUT / "dags"
-CASES = CHECKOUT / "tests" / "dags"
 KAFKA_CONNECTION = "AIRFLOW_CONN_KAFKA_DEFAULT"
 ICEBERG_CONNECTION = "AIRFLOW_CONN_ICEBERG_DEFAULT"
 
@@ -43,8 +42,8 @@ _BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
 
 
 def settings(home: Path) -> dict[str, str]:
-    """Return the environment of an Airflow that lives in `home` and knows the DAGs of the checkout and of the tests."""
-    folders = {"dags-folder": DAGS, "cases": CASES / "failing", "written": home / "written"}
+    """Return the environment of an Airflow that lives in `home`: it knows the checkout's DAGs, and what tests write."""
+    folders = {"dags-folder": DAGS, "written": home / "written"}
     bundles = [{"name": name, "classpath": _BUNDLE, "kwargs": {"path": str(path)}} for name, path in folders.items()]
     return {
         "AIRFLOW_HOME": str(home),

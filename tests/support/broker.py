@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -155,3 +156,28 @@ def _for_each(headers: Headers | Iterable[Headers] | None) -> Iterable[Headers |
 def produce(kafka: Kafka) -> Producing:
     """Give the writer of records."""
     return Producing(kafka.client_config())
+
+
+TopicOf = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def topic_of(topic: Topics, produce: Producing) -> TopicOf:
+    """Give the maker of topics that have records: `topic_of(values, values)` returns the name of one of two partitions.
+
+    Keys, headers and timestamps are those of `Producing`, for each partition; all else are settings of the topic.
+    """
+
+    def make(
+        *partitions: Iterable[bytes | str | None],
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        **settings: Any,
+    ) -> str:
+        name = topic(len(partitions), **settings)
+        for number, values in enumerate(partitions):
+            produce(name, number, values, keys=keys, headers=headers, timestamps=timestamps)
+        return name
+
+    return make

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from obstore.store import LocalStore
 
-from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.landing.job import Job
-from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.policies import REJECTED
+from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.ledger_store import read_ledger
+from airflow_lakestream.delta.reject_table import DeltaBooks
 from airflow_lakestream.delta.storage import DeltaStorage
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.tables.coordinates import is_hit
+from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, pending_of
+from dev.services.kafka import Kafka
 from tests.support.delta_table import GROUP, live_files, stray_files
+from tests.support.faults import Fault
 from tests.support.lake import Lake
+
+
+class FaultyStore(LocalStore):
+    """A folder in which the next commits meet faults, one after the other."""
+
+    faults: Iterator[Fault]
+
+
+class FaultyStorage(DeltaStorage):
+    """Storage in which the first commits to one table meet faults; later ones, and those to others, go through."""
+
+    def __init__(self, place: str, *faults: Fault) -> None:
+        super().__init__()
+        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "faults", iter(faults))
+
+    def store(self, table: str) -> Any:
+        if table != self.place:  # type: ignore[attr-defined]
+            return super().store(table)
+        store = FaultyStore(table, mkdir=True)
+        store.faults = self.faults  # type: ignore[attr-defined]
+        return store
+
+
+_put_commit = committing.put_commit
+
+
+def _put_or_meet(store: Any, *request: Any) -> Any:
+    fault = next(store.faults, None) if isinstance(store, FaultyStore) else None
+    return _put_commit(store, *request) if fault is None else fault(lambda: _put_commit(store, *request))  # type: ignore[arg-type,return-value]
+
+
+# For good, in a process of tests: a store of any other kind notices nothing.
+committing.put_commit = _put_or_meet
 
 
 class DeltaLake(Lake):
@@ -30,55 +70,111 @@ class DeltaLake(Lake):
         """Where the table lies."""
         return str(self.folder / "events")
 
+    @property
+    def name(self) -> str:
+        return self.place
+
+    def catalog(self, **properties: str) -> Any:
+        """Return the storage, which stands in a catalog's place."""
+        return DeltaStorage(properties)
+
     def settings(self, topic: str, **config: Any) -> ExtractConfig:
-        """Return the configuration of a landing."""
         wanted: dict[str, Any] = {"table": self.place, "table_format": "delta", "consumer_group": GROUP}
         return ExtractConfig(topic=topic, **(wanted | config))
 
-    def job(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> Job:
-        """Return a job; give `run_id` to make it another try of a run."""
-        made = self.settings(topic, **config)
-        return build_job(made, self.kafka, catalog or DeltaStorage(), run_id=run_id or uuid.uuid4().hex)
+    def table(self, name: str = "") -> Any:
+        """Load the table anew, as delta-rs gives it."""
+        return DeltaTable(name or self.place)
 
-    def land(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> LandingReport:
-        """Land the topic."""
-        return land(self.job(topic, run_id, catalog=catalog, **config))
+    def failing(self, *faults: Fault) -> Any:
+        return FaultyStorage(self.place, *faults)
+
+    def append(self, rows: pa.Table) -> None:
+        write_deltalake(self.place, rows.cast(self.columns()), mode="append")
+
+    def columns(self) -> pa.Schema:
+        return pa.schema(self.table().schema())
+
+    def add_column(self, name: str) -> None:
+        self.table().alter.add_columns([Field(name, "string")])
+
+    def live_files(self) -> set[str]:
+        return {str(Path(self.place, path)) for path in live_files(self.place)}
+
+    def pending(self) -> list[Pending]:
+        rejects = DeltaStorage().open(f"{self.place}{REJECTED}")
+        return [] if rejects is None else pending_of(rejects.properties)
+
+    def counting(self, group: str = GROUP) -> list[dict[str, Any]]:
+        main = DeltaStorage().open(self.place)
+        assert main is not None
+        settlement, rows = Settlement.by(self.pending(), DeltaBooks(main)), self.scan(REJECTED)
+        in_doubt = pc.or_(settlement.stale(rows), settlement.undecided(rows))
+        topics = self.ledger(group).topics.items()
+        own = [pc.and_(settlement.is_of(rows, group, one), is_hit(rows, entry.landed)) for one, entry in topics]
+        return [row for one in own for row in rows.filter(pc.and_not(one, in_doubt)).to_pylist()]
+
+    def compact(self) -> None:
+        self.table().optimize.compact()
+
+    def roll_back(self, snapshot_id: int) -> None:
+        self.table().restore(snapshot_id)
+
+    def assert_whole(self, *, leftovers_of_a_kill: bool = False) -> None:
+        assert leftovers_of_a_kill or not self.stray()
+        assert all(Path(self.place, path).is_file() for path in live_files(self.place))
+
+    def has_nothing(self) -> bool:
+        return not Path(self.place).exists()
 
     def ledger(self, consumer_group: str = GROUP) -> Ledger:
-        """Read the ledger at the table's head."""
         return read_ledger(DeltaStorage().open(self.place), consumer_group)
 
     def snapshots(self) -> list[int]:
         """Return all versions."""
         return [int(path.stem) for path in sorted(Path(self.place, "_delta_log").glob("0*.json"))]
 
-    def all_rows(self, place: str = "") -> pa.Table:
+    def scan(self, behind: str = "") -> pa.Table:
         """Return the rows of the live files, by the log's own JSON and DuckDB."""
-        paths = [str(Path(place or self.place, path)) for path in live_files(place or self.place)]
+        place = f"{self.place}{behind}"
+        paths = [str(Path(place, path)) for path in live_files(place)]
+        if not paths:
+            return pa.table({})
         query = "select * from read_parquet($paths, union_by_name=true, hive_partitioning=false)"
         return duckdb.sql(query, params={"paths": paths}).to_arrow_table()
 
-    def rows(self, topic: str) -> pa.Table:
-        """Return the topic's rows by partition and offset, metadata columns first."""
-        found = self.all_rows()
-        found = found.filter(pc.equal(found["_kafka_topic"], topic))
-        found = found.select(["_kafka_partition", "_kafka_offset", "id", "name", "score"])
-        return found.sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
-
     def rejected(self, *columns: str) -> list[tuple[Any, ...]]:
         """Return the rows of the reject table, in offset order."""
-        place = f"{self.place}__rejected"
-        if not Path(place).exists() or not live_files(place):
+        found = self.scan(REJECTED)
+        if not found.num_rows:
             return []
-        found = self.all_rows(place).sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
+        found = found.sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
         return list(zip(*(found[name].to_pylist() for name in columns), strict=True))
 
     def stray(self) -> set[str]:
         """Return the files that no version of the table, or of its reject table, has."""
-        rejects = f"{self.place}__rejected"
+        rejects = f"{self.place}{REJECTED}"
         return stray_files(self.place) | (stray_files(rejects) if Path(rejects).exists() else set())
 
 
 def config_of(lake: DeltaLake) -> Mapping[str, Any]:
     """Return what another process needs to make the same lake."""
     return {"folder": str(lake.folder), "kafka": lake.kafka}
+
+
+LAKES = {"iceberg": Lake, "delta": DeltaLake}
+# Stories that hold for every format of a table are played over each of them.
+EACH_FORMAT = pytest.mark.parametrize("lake", LAKES, indirect=True)
+DELTA = pytest.mark.parametrize("lake", ["delta"], indirect=True)
+
+
+@pytest.fixture
+def lake(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
+    """Give an empty lake beside the session's broker: of Iceberg, where the test names no format."""
+    return LAKES[getattr(request, "param", "iceberg")](tmp_path, kafka.client_config())
+
+
+@pytest.fixture(params=LAKES)
+def lake_of_each_format(request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka) -> Lake:
+    """Give an empty lake of each format: for files all of whose tests are played over both."""
+    return LAKES[request.param](tmp_path, kafka.client_config())

@@ -1,77 +1,20 @@
-"""A table whose landings are made by hand, each with a schema of its own: for tests of schema changes."""
+"""Runs that land rows by hand, each with a schema of its own: for tests of schema changes."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
-from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.decode.metadata import metadata_schema
-from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.types import schema_text
-from tests.support.lake import QUICK_RETRIES, TABLE
-from tests.support.replacing import GROUP, ORDERS
+from tests.support.replacing import ORDERS
 
 METADATA = metadata_schema(("topic", "partition", "offset", "key"))
 Row = Mapping[str, Any]
-
-
-@dataclass
-class Evolving:
-    """A table in a folder."""
-
-    folder: Path
-
-    def catalog(self) -> SqlCatalog:
-        """Return a catalog client of its own, such as another process would have."""
-        uri = f"sqlite:///{self.folder}/catalog.db"
-        return SqlCatalog("iceberg_default", uri=uri, warehouse=f"file://{self.folder}/warehouse")
-
-    def table(self) -> Table:
-        return self.catalog().load_table(TABLE)
-
-    def schema(self) -> str:
-        """Return the payload's columns as DDL."""
-        whole = self.table().schema()
-        return schema_text(type(whole)(*(f for f in whole.fields if not f.name.startswith("_kafka_"))))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return all rows by offset, without the metadata columns; a record that is there twice is there twice."""
-        found = self.table().scan().to_arrow().sort_by("_kafka_offset").to_pylist()
-        return [{name: value for name, value in row.items() if not name.startswith("_kafka_")} for row in found]
-
-    def offsets(self) -> list[int]:
-        return sorted(self.table().scan().to_arrow()["_kafka_offset"].to_pylist())
-
-    def run(
-        self,
-        schema: str | None,
-        evolution: str = "none",
-        catalog: Catalog | None = None,
-        metadata: Sequence[str] = ("topic", "partition", "offset"),
-        **design: Any,
-    ) -> EvolvingRun:
-        """Begin a run: it has looked at the table."""
-        plan = TableDesign(
-            metadata_schema(metadata),
-            None if schema is None else parse_schema(schema),
-            properties=QUICK_RETRIES,
-            evolution=SchemaEvolution(evolution),
-            **design,
-        )
-        return EvolvingRun(IcebergSink(catalog or self.catalog(), TABLE, GROUP, plan), plan.metadata.names)
 
 
 class EvolvingRun:

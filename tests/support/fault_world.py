@@ -15,26 +15,19 @@ from typing import Any
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.table import Table
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.contention import Contention
 from airflow_lakestream.core.landing.plan import DataLoss, RangesGone
 from airflow_lakestream.core.ports import CannotReplace, ReplacedMeanwhile
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown, CommitRefused
-from airflow_lakestream.run.job import ExtractConfig, build_job
+from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from tests.support.fault_catalog import HarnessCatalog
 from tests.support.fault_log import EPOCH_MS, FIRST_MS
 from tests.support.fault_oracle import GROUP, Oracle, Violation
 from tests.support.fault_outside import Outside
 from tests.support.fault_ports import RunCatalog, RunDecoders, RunSink, RunSource
-from tests.support.fault_run import (
-    POINTS,
-    Asked,
-    Fate,
-    InjectedDiskFault,
-    InjectedFault,
-    PausesEverywhere,
-    Run,
-)
+from tests.support.fault_run import POINTS, Asked, Fate, InjectedDiskFault, InjectedFault, PausesEverywhere, Run
 from tests.support.fault_topics import ModelKafka, Topic
 from tests.support.fault_turns import Killed
 from tests.support.faults import CatalogDown, ReadTimeout

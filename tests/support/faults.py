@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import OutputFile
@@ -26,6 +27,12 @@ Fault = Callable[[Apply], CommitTableResponse]
 
 class ReadTimeout(Exception):
     """What an HTTP client raises when no answer came: the request may have been applied, or may yet be."""
+
+
+FAILED = CommitFailedException("somebody else was quicker")
+TIMEOUT = ReadTimeout("no answer within 60 s")
+# What a sink is told of a commit, whatever became of it.
+ERRORS = pytest.mark.parametrize("error", [FAILED, TIMEOUT], ids=["reported as failed", "timed out"])
 
 
 def unapplied(error: Exception) -> Fault:
@@ -53,6 +60,17 @@ def before(action: Callable[[], object]) -> Fault:
     def fault(apply: Apply) -> CommitTableResponse:
         action()
         return apply()
+
+    return fault
+
+
+def after(action: Callable[[], object]) -> Fault:
+    """Do something right after a commit."""
+
+    def fault(apply: Apply) -> CommitTableResponse:
+        response = apply()
+        action()
+        return response
 
     return fault
 
@@ -150,20 +168,6 @@ class DyingCatalog(WrappedCatalog):
             self.real.commit_table(*request)
         self._down = True
         raise CatalogDown
-
-
-class BeforeCommit(WrappedCatalog):
-    """Does something right before the first commit reaches the catalog, as another writer would."""
-
-    def __init__(self, catalog: Catalog, action: Callable[[], object]) -> None:
-        super().__init__(catalog)
-        self._action: Callable[[], object] | None = action
-
-    def commit_table(self, *request: Any) -> CommitTableResponse:
-        action, self._action = self._action, None
-        if action is not None:
-            action()
-        return self.real.commit_table(*request)
 
 
 class WatchedFileIO(PyArrowFileIO):

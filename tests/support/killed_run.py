@@ -10,19 +10,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from threading import Event, Semaphore
 from typing import Any
-
-from pyiceberg.catalog import Catalog
-from pyiceberg.table import CommitTableResponse
 
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import Chunk, Reader, Sink
-from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedCatalog, WrappedSource
+from tests.support.faults import InterposedReader, SmallChunks, WatchedFileIO, WrappedSource, after, before, passed
 from tests.support.lake import Lake
 
 
@@ -40,24 +36,6 @@ class KilledBeforeReading:
     def read(self, plan: Plan, cancelled: Event) -> Iterator[Chunk]:
         kill()
         return self._reader.read(plan, cancelled)
-
-
-class KilledAtCommit(WrappedCatalog):
-    """Kills the process right before, or right after, the commit with a given number."""
-
-    def __init__(self, catalog: Catalog, number: int, *, after: bool) -> None:
-        super().__init__(catalog)
-        self._left = number
-        self._after = after
-
-    def commit_table(self, *request: Any) -> CommitTableResponse:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            kill()
-        response = self.real.commit_table(*request)
-        if self._left == 0:
-            kill()
-        return response
 
 
 class KilledBeforeMirror(WrappedSource):
@@ -130,13 +108,16 @@ POINTS: dict[str, Callable[[Job, int], Job]] = {
     "before the mirror": _before_mirror,
 }
 
+# Commits that are the last that the process does.
+DEADLY = {"just before the commit": before(kill), "just after the commit": after(kill)}
+
 
 def run_until_killed(lake: Lake, **request: Any) -> None:
     """Run `main` in a process of its own, which has to die of its SIGKILL."""
     # Forked from a server that has imported everything and started nothing: seconds less than a new interpreter.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    process = context.Process(target=main, args=(str(lake.folder), lake.kafka, request))
+    process = context.Process(target=main, args=(lake, request))
     process.start()
     try:
         process.join(120)
@@ -145,13 +126,13 @@ def run_until_killed(lake: Lake, **request: Any) -> None:
         process.kill()
 
 
-def main(folder: str, kafka: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+def main(lake: Lake, request: Mapping[str, Any]) -> None:
     """Run until the kill: the process must not come to its end."""
-    lake = Lake(Path(folder), kafka)
     point, number = request["point"], request["number"]
-    catalog: Any = lake.catalog(**{"py-io-impl": "tests.support.faults.WatchedFileIO"})
-    if point.endswith("the commit"):
-        catalog = KilledAtCommit(catalog, number, after=point.startswith("just after"))
+    if point in DEADLY:
+        catalog = lake.failing(*[passed] * (number - 1), DEADLY[point])
+    else:
+        catalog = lake.catalog(**{"py-io-impl": "tests.support.faults.WatchedFileIO"})
     job = lake.job(request["topic"], request["run_id"], catalog=catalog, **request["config"])
     job = replace(job, reader=SmallChunks(job.reader, request["chunk"]))
     land(POINTS[point](job, number))

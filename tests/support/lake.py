@@ -9,6 +9,7 @@ import itertools
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,23 +19,31 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
-from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
+from pyiceberg.types import StringType
 
+from airflow_lakestream.audit.result import AuditResult
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.ledger import Ledger, TopicEntry
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.iceberg.write.files import write_data_files
-from airflow_lakestream.run.job import ExtractConfig, build_job
-from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from airflow_lakestream.lakes.formats import lake_of
+from airflow_lakestream.run.job import build_job
+from airflow_lakestream.tables.rejects.settlement import Pending, pending_of, rejects_of
+from tests.support.broker import Producing, TopicOf
+from tests.support.faults import Fault, FaultyCatalog
 
 GROUP = "g"
 TABLE = "lake.events"
+# The partition and the offset of a row.
+Position = tuple[int, int]
 # PyIceberg's pauses between two tries of a commit, as short as they can be set.
 QUICK_RETRIES = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "2"}
 
@@ -55,27 +64,105 @@ class Lake:
             **properties,
         )
 
-    def job(self, topic: str, run_id: str = "", *, catalog: Catalog | None = None, **config: Any) -> Job:
-        """Return a job; give `run_id` to make it another try of a run."""
-        settings: dict[str, Any] = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
-        return build_job(
-            ExtractConfig(topic=topic, **(settings | config)),
-            self.kafka,
-            catalog or self.catalog(),
-            run_id=run_id or uuid.uuid4().hex,
-        )
+    def settings(self, topic: str, **config: Any) -> ExtractConfig:
+        """Return the configuration of a landing."""
+        wanted: dict[str, Any] = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
+        return ExtractConfig(topic=topic, **(wanted | config))
 
-    def land(self, topic: str, run_id: str = "", *, catalog: Catalog | None = None, **config: Any) -> LandingReport:
-        """Land the topic."""
-        return land(self.job(topic, run_id, catalog=catalog, **config))
+    def job(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> Job:
+        """Return a job; give `run_id` to make it another try of a run."""
+        made = self.settings(topic, **config)
+        return build_job(made, self.kafka, catalog or self.catalog(), run_id=run_id or uuid.uuid4().hex)
+
+    def land(
+        self,
+        topic: str,
+        run_id: str = "",
+        *,
+        catalog: Any = None,
+        kafka: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> LandingReport:
+        """Land the topic; `kafka` adds to the client's configuration."""
+        lake = copy(self)
+        lake.kafka = {**self.kafka, **(kafka or {})}
+        return land(lake.job(topic, run_id, catalog=catalog, **config))
 
     def table(self, name: str = TABLE) -> Table:
         """Load the table anew."""
         return self.catalog().load_table(name)
 
+    @property
+    def name(self) -> str:
+        """The table, as a landing and a command name it."""
+        return TABLE
+
     def snapshots(self) -> list[int]:
-        """Return the ids of all snapshots, oldest first."""
+        """Return the ids of all snapshots, oldest first; none without a table."""
+        if not self.catalog().table_exists(TABLE):
+            return []
         return [s.snapshot_id for s in sorted(self.table().snapshots(), key=lambda s: s.sequence_number or 0)]
+
+    def scan(self, behind: str = "") -> pa.Table:
+        """Return all rows of the table, or of the one whose name has this behind it; none where there is none."""
+        try:
+            return self.table(TABLE + behind).scan().to_arrow()
+        except NoSuchTableError:
+            return pa.table({})
+
+    def failing(self, *faults: Fault) -> Any:
+        """Return a catalog client whose first commits meet faults, one after the other."""
+        return FaultyCatalog(self.catalog(), *faults)
+
+    def append(self, rows: pa.Table) -> None:
+        """Append rows, as another writer would."""
+        self.table().append(rows)
+
+    def append_foreign(self, count: int = 3) -> None:
+        """Append rows that come from no topic, as another writer would."""
+        rows = [{"id": -1 - n, "name": "foreign", "score": 0.0} for n in range(count)]
+        self.append(pa.Table.from_pylist(rows, schema=self.columns()))
+
+    def columns(self) -> pa.Schema:
+        """Return the table's columns."""
+        return self.table().schema().as_arrow()
+
+    def add_column(self, name: str) -> None:
+        """Add a column of strings, as a person would."""
+        with self.table().update_schema() as update:
+            update.add_column(name, StringType())
+
+    def live_files(self) -> set[str]:
+        """Return the paths of the table's live data files."""
+        return {task.file.file_path.removeprefix("file://") for task in self.table().scan().plan_files()}
+
+    def pending(self) -> list[Pending]:
+        """Return the landings that the reject table notes as pending."""
+        return pending_of(self.table(rejects_of(TABLE)).properties)
+
+    def counting(self, group: str = GROUP) -> list[dict[str, Any]]:
+        """Return the rows of the reject table that count: those of landings that the table has."""
+        found = counting_rows(self.table(rejects_of(TABLE)), self.table(), group)
+        return [row for part in found for row in part.to_pylist()]
+
+    def compact(self) -> None:
+        """Rewrite all files into one, as another tool would between two landings."""
+        compact(self.table())
+
+    def roll_back(self, snapshot_id: int) -> None:
+        """Take the table back to a snapshot."""
+        self.table().manage_snapshots().rollback_to_snapshot(snapshot_id).commit()
+
+    def audit(self, *, full: bool = True, group: str = GROUP, topic: str | None = None) -> AuditResult:
+        """Audit the table."""
+        audit = lake_of(self.name).part("audit")
+        look = audit(table=self.name, consumer_group=group, topic=topic, full=full, kafka=self.kafka)
+        found: AuditResult = look.run(self.catalog())
+        return found
+
+    def assert_whole(self, *, leftovers_of_a_kill: bool = False) -> None:
+        """Assert that no file of the table is over, or gone. See `assert_files_are_whole`."""
+        assert_files_are_whole(self.table(), leftovers_of_a_kill=leftovers_of_a_kill)
 
     def ledger(self, consumer_group: str = GROUP) -> Ledger:
         """Read the ledger at the table's head."""
@@ -91,10 +178,31 @@ class Lake:
 
     def rows(self, topic: str) -> pa.Table:
         """Return the topic's rows by partition and offset, metadata columns first."""
-        found = self.table().scan().to_arrow()
+        found = self.scan()
         found = found.filter(pc.equal(found["_kafka_topic"], topic))
         found = found.select(["_kafka_partition", "_kafka_offset", "id", "name", "score"])
         return found.sort_by([("_kafka_partition", "ascending"), ("_kafka_offset", "ascending")])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the table's rows, in order of partition and offset."""
+        return sorted(self.scan().to_pylist(), key=_position)
+
+    def offsets(self) -> list[Position]:
+        """Return (partition, offset) of every row, sorted; a row that is there twice stands twice."""
+        return [_position(row) for row in self.records()]
+
+    def column(self, name: str) -> list[Any]:
+        """Return one column, in order of partition and offset."""
+        return [row[name] for row in self.records()]
+
+    def entry(self, topic: str, consumer_group: str = GROUP) -> TopicEntry:
+        """Return the ledger's books of the topic's only incarnation; empty ones without a table."""
+        if not self.snapshots():
+            return TopicEntry()
+        topics = self.ledger(consumer_group).topics
+        entries = [entry for identity, entry in topics.items() if identity.topic == topic]
+        assert len(entries) <= 1, f"{topic} stands in the ledger under {len(entries)} ids"
+        return entries[0] if entries else TopicEntry()
 
     def committed_offsets(self, topic: str, consumer_group: str = GROUP) -> dict[int, int]:
         """Return what Kafka's group says: the mirror of the ledger."""
@@ -112,10 +220,8 @@ class Lake:
         return (str(path) for path in (self.folder / "warehouse").rglob("*") if path.is_file())
 
 
-@pytest.fixture
-def lake(tmp_path: Path, kafka: Kafka) -> Lake:
-    """Give an empty lake beside the session's broker."""
-    return Lake(tmp_path, kafka.client_config())
+def _position(row: Mapping[str, Any]) -> Position:
+    return row["_kafka_partition"], row["_kafka_offset"]
 
 
 def events(partition: int, first: int, count: int) -> list[str]:
@@ -203,19 +309,10 @@ def compact(table: Table) -> None:
             producer.append_data_file(file)
 
 
-def append_foreign_rows(table: Table, count: int = 3) -> None:
-    """Append rows that come from no topic, as another writer would."""
-    schema = table.schema().as_arrow()
-    rows = [{"id": -1 - n, "name": "foreign", "score": 0.0} for n in range(count)]
-    table.append(pa.Table.from_pylist(rows, schema=schema))
-
-
 @pytest.fixture
-def landed(lake: Lake, topic: Topics, produce: Producing) -> str:
+def landed(lake: Lake, topic_of: TopicOf, produce: Producing) -> str:
     """Give a topic of two partitions, landed by two runs: offsets 0 to 29 of partition 0, 0 to 9 of partition 1."""
-    name = topic(partitions=2)
-    produce(name, 0, events(0, 0, 20))
-    produce(name, 1, events(1, 0, 10))
+    name = topic_of(events(0, 0, 20), events(1, 0, 10))
     lake.land(name)
     produce(name, 0, events(0, 20, 10))
     lake.land(name)

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ports import Chunk
@@ -24,13 +25,12 @@ from airflow_lakestream.core.sharing import side_by_side
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.iceberg.write.handover import Outline
 from airflow_lakestream.run import job as extract
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.processes import reader_processes
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
-from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
+from tests.support.lake import Lake
 
 CHUNK = 10
 
@@ -80,7 +80,7 @@ class ParallelRun:
         # Forked from a server that has imported everything and has no threads.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        what = (str(self.lake.folder), self.lake.kafka, self.topic, self.config, self.run_id, self.fault)
+        what = (self.lake, self.topic, self.config, self.run_id, self.fault)
         process = context.Process(target=_main, args=(there, *what))
         process.start()
         there.close()
@@ -89,8 +89,7 @@ class ParallelRun:
 
 def _main(
     connection: Connection,
-    folder: str,
-    kafka: Mapping[str, Any],
+    lake: Lake,
     topic: str,
     arguments: dict[str, Any],
     run_id: str,
@@ -98,15 +97,14 @@ def _main(
 ) -> None:
     side_by_side.LEAST_WIDTH = 1
     row_buffer.FILE_BYTES = 1
-    lake, stop = Lake(Path(folder), kafka), threading.Event()
-    settings = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES, "parallelism": 2}
-    config = ExtractConfig(topic=topic, **(settings | arguments))
+    stop = threading.Event()
+    config = lake.settings(topic, **({"parallelism": 2} | arguments))
     _put_into_children(FAULTS[fault], os.getpid())
     try:
-        with reader_processes(config, kafka) as children:
+        with reader_processes(config, lake.kafka) as children:
             if fault == "stop":
                 signal.signal(signal.SIGUSR1, lambda *_: stop.set())
-            report = land_run(config, kafka, lake.catalog(), run_id=run_id, stop=stop, children=children)
+            report = land_run(config, lake.kafka, lake.catalog(), run_id=run_id, stop=stop, children=children)
         peaks = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         connection.send(report.to_dict() | {"processes": 0 if children is None else 2, "peak_mib": max(peaks)})
     except Exception as e:  # noqa: BLE001  # raised in the test

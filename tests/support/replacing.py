@@ -1,4 +1,4 @@
-"""A table whose landings are made by hand, and the rows that it has to hold: for tests of replace without a broker.
+"""Runs that land and replace by hand, and the rows that a table has to hold: for tests without a broker.
 
 A row says which records it is by its metadata columns, and by `version` which landing decoded it.
 """
@@ -9,25 +9,14 @@ import datetime as dt
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import Table
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
-from airflow_lakestream.iceberg.ledger_store import read_ledger
-from airflow_lakestream.iceberg.sink import IcebergSink
-from airflow_lakestream.tables.design import TableDesign
-from airflow_lakestream.tables.schema.ddl import parse_schema
-from tests.support.lake import QUICK_RETRIES, TABLE
 
 TOPIC = "orders"
 ORDERS = TopicIdentity(TOPIC, "id-1", "cluster")
@@ -46,6 +35,13 @@ def offsets_of(these: RangeSet) -> list[tuple[int, int]]:
     return [(r.partition, offset) for r in these for offset in range(r.from_offset, r.until_offset)]
 
 
+def versions(*parts: tuple[tuple[int, int, int], str], foreign: tuple[str, ...] = ()) -> list[Row]:
+    """Return a table's rows: for each record the last version that is given for it, and rows of no record."""
+    rows = {key: version for part, version in parts for key in offsets_of(ranges(part))}
+    strange = [(None, None, version) for version in foreign]
+    return sorted([*((*key, version) for key, version in rows.items()), *strange], key=repr)
+
+
 def rows(these: Iterable[tuple[int, int]], version: str, columns: Iterable[str], topic: str = TOPIC) -> pa.Table:
     """Return rows as a decoder gives them. Scores are NaN or NULL here and there, which partitions have to bear."""
     keys = list(these)
@@ -62,58 +58,6 @@ def rows(these: Iterable[tuple[int, int]], version: str, columns: Iterable[str],
         }
     )
     return table.select([name for name in table.column_names if name in columns or not name.startswith("_kafka_")])
-
-
-@dataclass
-class HandMade:
-    """A table in a folder, landed by hand."""
-
-    folder: Path
-    partition_by: tuple[str, ...] | None = None
-    sort_order: tuple[str, ...] | None = None
-    metadata: tuple[str, ...] = COORDINATES
-    properties: Mapping[str, str] = field(default_factory=dict)
-    _reading: Catalog | None = None
-
-    def catalog(self) -> SqlCatalog:
-        """Return a catalog client of its own, such as another process would have."""
-        uri = f"sqlite:///{self.folder}/catalog.db"
-        return SqlCatalog("iceberg_default", uri=uri, warehouse=f"file://{self.folder}/warehouse")
-
-    def table(self) -> Table:
-        if self._reading is None:
-            self._reading = self.catalog()
-        return self._reading.load_table(TABLE)
-
-    def ledger(self, group: str = GROUP, identity: TopicIdentity = ORDERS) -> TopicEntry:
-        return read_ledger(self.table(), group).entry(identity)
-
-    def rows(self) -> list[Row]:
-        """Return all rows, sorted; a record that is there twice is there twice."""
-        found = self.table().scan().to_arrow()
-        names = [name if name in found.column_names else None for name in ("_kafka_partition", "_kafka_offset")]
-        keys = [found[name].to_pylist() if name else [None] * found.num_rows for name in names]
-        return sorted(zip(*keys, found["version"].to_pylist(), strict=True), key=repr)
-
-    def run(
-        self,
-        catalog: Catalog | None = None,
-        group: str = GROUP,
-        metadata: Iterable[str] | None = None,
-        overlap: bool = False,
-    ) -> Run:
-        """Begin a run: it has looked at the table."""
-        columns = metadata_schema(tuple(self.metadata if metadata is None else metadata))
-        properties = {**QUICK_RETRIES, **self.properties}
-        design = TableDesign(columns, parse_schema(PAYLOAD), self.partition_by, self.sort_order, properties)
-        sink = IcebergSink(catalog or self.catalog(), TABLE, group, design, allow_group_overlap=overlap)
-        return Run(sink, columns.names)
-
-    def land(self, these: RangeSet, version: str = "old", **landing: Any) -> int:
-        return self.run().land(these, version, **landing)
-
-    def replace(self, these: RangeSet, version: str = "new") -> tuple[int, Landing]:
-        return self.run().replace(these, version)
 
 
 class Run:
@@ -210,9 +154,3 @@ def bad_records(keys: Sequence[tuple[int, int]], error: str, topic: str = TOPIC)
         for partition, offset in keys
     ]
     return pa.Table.from_pylist(rows, schema=RECORD_SCHEMA)
-
-
-def append_foreign_rows(table: Table, count: int = 2) -> None:
-    """Append rows that come from no topic, as another writer would."""
-    foreign = [{"version": f"foreign-{n}"} for n in range(count)]
-    table.append(pa.Table.from_pylist(foreign, schema=table.schema().as_arrow()))

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from airflow_lakestream.core.landing.job import Job
@@ -65,20 +64,14 @@ class SharedRun:
 
     def files(self) -> set[str]:
         """Return the files that are below the run's folder."""
-        return {str(path) for path in (self.lake.folder / "warehouse").rglob(f"{self.folder}/**/*") if path.is_file()}
-
-
-def live_files(lake: Lake) -> set[str]:
-    """Return the paths of the table's live data files."""
-    return {Path(task.file.file_path.removeprefix("file://")).as_posix() for task in lake.table().scan().plan_files()}
+        return {str(path) for path in self.lake.folder.rglob(f"{self.folder}/**/*") if path.is_file()}
 
 
 def read_until_killed(run: SharedRun, share: Share) -> None:
     """Read a share in a process of its own, which dies of a SIGKILL when it has written some of its files."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    what = (str(run.lake.folder), run.lake.kafka, run.topic, run.config, run.run_id, share.to_dict())
-    process = context.Process(target=_die_reading, args=what)
+    process = context.Process(target=_die_reading, args=(run, share.to_dict()))
     process.start()
     try:
         process.join(120)
@@ -87,13 +80,11 @@ def read_until_killed(run: SharedRun, share: Share) -> None:
         process.kill()
 
 
-def _die_reading(
-    folder: str, kafka: dict[str, Any], topic: str, config: dict[str, Any], run_id: str, share: dict[str, Any]
-) -> None:
+def _die_reading(run: SharedRun, share: dict[str, Any]) -> None:
     row_buffer.FILE_BYTES = 1
 
     def die(job: Job) -> Job:
         kill = InterposedReader(SmallChunks(job.reader, 5), lambda: os.kill(os.getpid(), signal.SIGKILL), 12)
         return replace(job, reader=kill)
 
-    SharedRun(Lake(Path(folder), kafka), topic, config, run_id).read(Share.from_dict(share), die)
+    run.read(Share.from_dict(share), die)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from airflow_lakestream.iceberg.reject_table import RejectingSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from tests.support.delta_table import stray_files
+from tests.support.delta_table import stray_files, versions
 from tests.support.evolving import EvolvingRun
 from tests.support.faults import Fault, FaultyCatalog
 from tests.support.lake import QUICK_RETRIES, TABLE, assert_files_are_whole, compact
@@ -40,7 +41,7 @@ from tests.support.replacing import COORDINATES, GROUP, PAYLOAD, Row, Run
 
 
 class FormatTable(ABC):
-    """A table of one format in a folder.
+    """A table of one format in a folder; `design` is what each of its runs asks for.
 
     `commit_tries` is how often a sink tries a commit that others are in the way of.
     """
@@ -51,10 +52,13 @@ class FormatTable(ABC):
     refused: type[Exception]
     # Whether it makes a column's type wider.
     widens: bool
+    # What else it may be partitioned by than a column as it is.
+    partitions: Sequence[str]
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **design: Any) -> None:
         self.folder = folder
         self.patch = patch
+        self._design = design
 
     def design(
         self,
@@ -65,7 +69,8 @@ class FormatTable(ABC):
     ) -> TableDesign:
         """Return a design as a user asks for it."""
         payload = None if schema is None else parse_schema(schema)
-        return TableDesign(metadata_schema(metadata), payload, evolution=SchemaEvolution(evolution), **design)
+        wanted = {"evolution": SchemaEvolution(evolution), **self._design, **design}
+        return TableDesign(metadata_schema(metadata), payload, **wanted)
 
     @abstractmethod
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
@@ -116,6 +121,10 @@ class FormatTable(ABC):
     @abstractmethod
     def commits(self) -> list[int]:
         """Return the ids of the commits in the table's history, oldest first."""
+
+    @abstractmethod
+    def schemas(self) -> int:
+        """Return how many schemas the table has had."""
 
     @abstractmethod
     def read(self, table: str = "") -> pa.Table:
@@ -169,11 +178,13 @@ class IcebergTable(FormatTable):
     unknown = iceberg_commits.CommitOutcomeUnknown
     refused = iceberg_commits.CommitRefused
     widens = True
+    partitions = ("truncate(8, _kafka_offset)",)
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(folder, patch)
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **design: Any) -> None:
+        super().__init__(folder, patch, **design)
         patch.setattr(iceberg_commits, "RETRY_PAUSE", 0.0)
-        self._faults: Sequence[Fault] = ()
+        self._next: Any = None
+        self._reading: SqlCatalog | None = None
 
     def catalog(self) -> SqlCatalog:
         """Return a catalog client of its own, such as another process would have."""
@@ -181,25 +192,34 @@ class IcebergTable(FormatTable):
         return SqlCatalog("iceberg_default", uri=uri, warehouse=f"file://{self.folder}/warehouse")
 
     def table(self, behind: str = "") -> Table:
-        return self.catalog().load_table(TABLE + behind)
+        self._reading = self._reading or self.catalog()
+        return self._reading.load_table(TABLE + behind)
 
     def design(self, *args: Any, properties: Mapping[str, str] | None = None, **design: Any) -> TableDesign:
-        return super().design(*args, properties={**QUICK_RETRIES, **(properties or {})}, **design)
+        wanted = properties or self._design.get("properties", {})
+        return super().design(*args, properties={**QUICK_RETRIES, **wanted}, **design)
 
     def sink(self, design: TableDesign, group: str = GROUP, *, overlap: bool = False, rejects: bool = False) -> Any:
-        catalog: Any = self.catalog()
-        faults, self._faults = self._faults, ()
-        inner = IcebergSink(FaultyCatalog(catalog, *faults), TABLE, group, design, allow_group_overlap=overlap)  # type: ignore[arg-type]
-        return RejectingSink(inner, catalog, TABLE, group, RECORD_SCHEMA) if rejects else inner
+        catalog, self._next = self._next or self.catalog(), None
+        inner = IcebergSink(catalog, TABLE, group, design, allow_group_overlap=overlap)
+        return RejectingSink(inner, self.catalog(), TABLE, group, RECORD_SCHEMA) if rejects else inner
+
+    def through(self, catalog: Any) -> IcebergTable:
+        """Let the run that begins next have this catalog."""
+        self._next = catalog
+        return self
 
     def elsewhere(self, target: Any) -> Run:
         return Run(IcebergSink(target, TABLE, GROUP, self.design()), metadata_schema(COORDINATES).names)
 
     def meet(self, *faults: Fault) -> None:
-        self._faults = faults
+        self.through(FaultyCatalog(self.catalog(), *faults))
 
     def commits(self) -> list[int]:
         return [s.snapshot_id for s in sorted(self.table().snapshots(), key=lambda s: s.sequence_number or 0)]
+
+    def schemas(self) -> int:
+        return len(self.table().schemas())
 
     def read(self, table: str = "") -> pa.Table:
         try:
@@ -241,9 +261,10 @@ class DeltaTableInFolder(FormatTable):
     unknown = delta_commits.CommitOutcomeUnknown
     refused = delta_commits.CommitRefused
     widens = False
+    partitions = ("_kafka_topic", "version")
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(folder, patch)
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **design: Any) -> None:
+        super().__init__(folder, patch, **design)
         patch.setattr(delta_commits, "RETRY_PAUSE", 0.0)
         self.place = folder / "events"
 
@@ -270,6 +291,10 @@ class DeltaTableInFolder(FormatTable):
 
     def commits(self) -> list[int]:
         return sorted(one["version"] for one in self.table().history())
+
+    def schemas(self) -> int:
+        actions = [action for version in versions(self.place) for action in version if "metaData" in action]
+        return len({action["metaData"]["schemaString"] for action in actions})
 
     def read(self, table: str = "") -> pa.Table:
         if not DeltaTable.is_deltatable(f"{self.place}{table}"):
@@ -303,7 +328,9 @@ class DeltaTableInFolder(FormatTable):
             file.unlink()
 
 
-FORMATS: Mapping[str, Callable[[Path, pytest.MonkeyPatch], FormatTable]] = {
-    "iceberg": IcebergTable,
-    "delta": DeltaTableInFolder,
+FORMATS: Mapping[str, type[FormatTable]] = {"iceberg": IcebergTable, "delta": DeltaTableInFolder}
+# And formats whose client tries a commit again by itself, told not to: that must not make a difference.
+VARIANTS: Mapping[str, Callable[..., FormatTable]] = {
+    **FORMATS,
+    "iceberg without retries": partial(IcebergTable, properties={"commit.retry.num-retries": "0"}),
 }

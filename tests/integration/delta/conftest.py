@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dev.services.kafka import Kafka
-from tests.support.broker import Producing, Topics
+from tests.support.broker import TopicOf
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import events
 
@@ -19,9 +19,6 @@ def lake(tmp_path: Path, kafka: Kafka) -> DeltaLake:
 
 
 @pytest.fixture
-def filled(request: pytest.FixtureRequest, topic: Topics, produce: Producing) -> str:
+def filled(request: pytest.FixtureRequest, topic_of: TopicOf) -> str:
     """Give a topic with as many records in each partition as the test's module says: EACH."""
-    name = topic(2)
-    for partition in (0, 1):
-        produce(name, partition, events(partition, 0, request.module.EACH))
-    return name
+    return topic_of(*(events(partition, 0, request.module.EACH) for partition in (0, 1)))

@@ -53,7 +53,7 @@ def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(
         kafka_to_iceberg(AppConfig.parse({**given, **settings}), spark)
 
     def assert_same() -> None:
-        found = lake.all_rows().to_pylist()
+        found = lake.scan().to_pylist()
         assert {row["id"]: row["total"] for row in found} == source.rows
         assert len(found) == len(source.rows)
 

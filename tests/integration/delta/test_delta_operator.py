@@ -47,10 +47,9 @@ def delta_dag(dag_id: str, topic: str, folder: Path, **options: Any) -> DAG:
 
 
 def test_a_task_lands_in_a_delta_table_and_its_retry_reports_what_was_landed(
-    airflow: AirflowHome, connections: Connections, topic, produce, tmp_path: Path
+    airflow: AirflowHome, connections: Connections, topic_of, tmp_path: Path
 ) -> None:
-    name = topic(1)
-    produce(name, 0, [*numbers(20), b"bad"])
+    name = topic_of([*numbers(20), b"bad"])
     outlet = AssetAlias("delta_clicks")
     dag = delta_dag("delta_landing", name, tmp_path, retries=1, post_execute=FailsOnce(), outlets=[outlet])
 

@@ -152,7 +152,7 @@ def _may_be_refused(table: HostileTable, *, is_delta: bool) -> bool:
 def _landed(lake: Lake, name: str) -> tuple[pa.Table, list[int]]:
     """Return the rows, and the offsets of the rejected records."""
     if isinstance(lake, DeltaLake):
-        return lake.all_rows(), [offset for (offset,) in lake.rejected("_kafka_offset")]
+        return lake.scan(), [offset for (offset,) in lake.rejected("_kafka_offset")]
     beside = f"{name}__rejected"
     rejected = lake.table(beside).scan().to_arrow() if lake.catalog().table_exists(beside) else None
     return lake.table(name).scan().to_arrow(), rejected["_kafka_offset"].to_pylist() if rejected is not None else []

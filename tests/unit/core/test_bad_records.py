@@ -12,14 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_lakestream.config.arguments import most_rejected
-from airflow_lakestream.core.bad_records import (
-    MOST_KINDS,
-    USUAL,
-    BadRecords,
-    Kind,
-    RejectLimit,
-    TooManyRejected,
-)
+from airflow_lakestream.core.bad_records import MOST_KINDS, USUAL, BadRecords, Kind, RejectLimit, TooManyRejected
 from airflow_lakestream.core.codec import decode_summary, encode_summary
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.batch import Limits

@@ -7,7 +7,6 @@ import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.iceberg.commit import attempt, manifest_writers
 from tests.support.faults import WrappedCatalog
-from tests.support.lake import assert_files_are_whole
-from tests.support.replacing import HandMade, ranges
+from tests.support.replacing import ranges
+from tests.support.table_formats import IcebergTable
 
 # Long enough for any machine; a test that waits so long has failed.
 PATIENCE = 60
@@ -96,9 +95,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> ThreadPoolExecutor:
 
 @pytest.mark.parametrize("late_in_file", [True, False], ids=["about to create its file", "not begun"])
 def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, late_in_file: bool
+    empty: IcebergTable, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, late_in_file: bool
 ) -> None:
-    made, late = HandMade(tmp_path), Late()
+    made, late = empty, Late()
     made.land(ranges((0, 0, 10)))
     clean_up, wait, deleted = (
         attempt.AppendAttempt.clean_up,
@@ -124,7 +123,7 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
     monkeypatch.setattr(manifest_writers, "wait", waited_for)
     if not late_in_file:
         monkeypatch.setattr(snapshot._OverwriteFiles, "_deleted_entries", late_entries)
-    run = made.run(OneFailsCatalog(made.catalog(), OneFails(late, late_in_file=late_in_file)))
+    run = made.through(OneFailsCatalog(made.catalog(), OneFails(late, late_in_file=late_in_file))).run()
 
     with pytest.raises(OSError, match="no space left"):
         run.replace(ranges((0, 0, 5)), "new")
@@ -133,4 +132,4 @@ def test_a_manifest_that_is_late_leaves_no_file_when_another_has_failed(
     run.sink.discard()
 
     assert late.is_there.is_set()
-    assert_files_are_whole(made.table())
+    made.assert_whole()

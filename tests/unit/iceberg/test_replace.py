@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from decimal import Decimal
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,45 +15,29 @@ from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import CannotReplace
-from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from tests.support.delete_files import delete_equal, delete_positions
-from tests.support.lake import assert_files_are_whole, compact
-from tests.support.replacing import (
-    ORDERS,
-    HandMade,
-    Row,
-    append_foreign_rows,
-    offsets_of,
-    ranges,
-)
+from tests.support.replacing import ORDERS, offsets_of, ranges, versions
+from tests.support.table_formats import IcebergTable
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMade:
-    return HandMade(tmp_path)
+def made(empty: IcebergTable) -> IcebergTable:
+    return empty
 
 
-def expected(landed: RangeSet, replaced: RangeSet, new: str = "new") -> list[Row]:
-    """Return the rows of a table whose ranges `landed` were landed once, and a part replaced once."""
-    versions = dict.fromkeys(offsets_of(landed), "old") | dict.fromkeys(offsets_of(replaced), new)
-    return sorted(((*key, version) for key, version in versions.items()), key=repr)
-
-
-def files(made: HandMade) -> set[str]:
+def files(made: IcebergTable) -> set[str]:
     return {task.file.file_path for task in made.table().scan().plan_files()}
 
 
-def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_stay(made: HandMade) -> None:
+def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_stay(made: IcebergTable) -> None:
     added = []
     for start in (0, 10, 20, 30):
         before = files(made) if start else set()
         made.land(ranges((0, start, start + 10), (1, start, start + 10)))
         added.append(files(made) - before)
     inside, across, elsewhere = added[1], added[2], added[0] | added[3]
-    snapshots = len(made.table().snapshots())
-
     snapshot_id, landing = made.replace(ranges((0, 10, 25), (1, 10, 20)))
 
     table = made.table()
@@ -62,16 +46,15 @@ def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_sta
     assert head.summary is not None
     assert head.snapshot_id == snapshot_id
     assert head.summary.operation is Operation.OVERWRITE
-    assert len(table.snapshots()) == snapshots + 1
-    assert made.rows() == expected(ranges((0, 0, 40), (1, 0, 40)), ranges((0, 10, 25), (1, 10, 20)))
+    assert len(table.snapshots()) == 5
+    landed, replaced = ((0, 0, 40), (1, 0, 40)), ((0, 10, 25), (1, 10, 20))
+    assert made.rows() == versions(*((part, "old") for part in landed), *((part, "new") for part in replaced))
     assert elsewhere <= files(made)
     assert not files(made) & (inside | across)
     assert head.summary["deleted-data-files"] == "2"
     assert head.summary["total-records"] == "80"
     assert landing.topics[ORDERS].removed == Counts(read=25, written=25)
-    assert made.ledger().landed == ranges((0, 0, 40), (1, 0, 40))
-    assert made.ledger().counts == Counts(read=80, written=80)
-    assert_files_are_whole(table)
+    made.assert_whole()
 
 
 @pytest.mark.parametrize(
@@ -83,15 +66,15 @@ def test_files_in_the_ranges_go_files_across_their_ends_are_rewritten_others_sta
         ("hour(at)", "version", "truncate(10, _kafka_offset)"),
     ],
 )
-def test_a_partitioned_and_sorted_table(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
-    made = HandMade(tmp_path, partition_by, ("_kafka_offset desc",))
-    made.land(ranges((0, 0, 20), (1, 0, 20)))
-    append_foreign_rows(made.table(), 1)
-    made.replace(ranges((0, 3, 14), (1, 19, 20)))
+def test_a_partitioned_and_sorted_table(made: IcebergTable, partition_by: tuple[str, ...]) -> None:
+    design: dict[str, Any] = {"partition_by": partition_by, "sort_order": ("_kafka_offset desc",)}
+    made.run(**design).land(ranges((0, 0, 20), (1, 0, 20)))
+    made.append_foreign("foreign")
+    made.run(**design).replace(ranges((0, 3, 14), (1, 19, 20)))
 
-    rows = expected(ranges((0, 0, 20), (1, 0, 20)), ranges((0, 3, 14), (1, 19, 20)))
-    assert made.rows() == sorted([*rows, (None, None, "foreign-0")], key=repr)
-    assert_files_are_whole(made.table())
+    rows = [((p, 0, 20), "old") for p in (0, 1)]
+    assert made.rows() == versions(*rows, ((0, 3, 14), "new"), ((1, 19, 20), "new"), foreign=("foreign",))
+    made.assert_whole()
     landed = [task.file for task in made.table().scan("_kafka_offset >= 0").plan_files()]
     assert {file.sort_order_id for file in landed} == {made.table().sort_order().order_id}
     for file in landed:
@@ -100,29 +83,27 @@ def test_a_partitioned_and_sorted_table(tmp_path: Path, partition_by: tuple[str,
 
 
 @pytest.mark.parametrize("column", ["_kafka_partition", "score"])
-def test_files_of_an_earlier_partition_spec(made: HandMade, column: str) -> None:
+def test_files_of_an_earlier_partition_spec(made: IcebergTable, column: str) -> None:
     # Others partition by anything, a column of NULL and NaN too.
     made.land(ranges((0, 0, 10)))
     with made.table().update_spec() as update:
         update.add_identity(column)
     made.land(ranges((0, 10, 20)))
     made.replace(ranges((0, 5, 15)))
-    assert made.rows() == expected(ranges((0, 0, 20)), ranges((0, 5, 15)))
-    assert_files_are_whole(made.table())
+    assert made.rows() == versions(((0, 0, 20), "old"), ((0, 5, 15), "new"))
+    made.assert_whole()
 
 
-def test_files_without_statistics_are_read(tmp_path: Path) -> None:
-    made = HandMade(tmp_path, properties={"write.metadata.metrics.default": "none"})
+def test_files_without_statistics_are_read(made: IcebergTable) -> None:
     for start in (0, 10):
-        made.land(ranges((0, start, start + 10)))
-    append_foreign_rows(made.table(), 1)
+        made.run(properties={"write.metadata.metrics.default": "none"}).land(ranges((0, start, start + 10)))
+    made.append_foreign("foreign")
     assert not any(task.file.value_counts for task in made.table().scan().plan_files())
     made.replace(ranges((0, 8, 12)))
-    rows = expected(ranges((0, 0, 20)), ranges((0, 8, 12)))
-    assert made.rows() == sorted([*rows, (None, None, "foreign-0")], key=repr)
+    assert made.rows() == versions(((0, 0, 20), "old"), ((0, 8, 12), "new"), foreign=("foreign",))
 
 
-def test_deleted_rows_do_not_come_back(made: HandMade) -> None:
+def test_deleted_rows_do_not_come_back(made: IcebergTable) -> None:
     made.land(ranges((0, 0, 10)))
     made.land(ranges((0, 10, 20)))
     first, second = sorted(made.table().scan().plan_files(), key=lambda task: task.file.file_path)
@@ -138,42 +119,39 @@ def test_deleted_rows_do_not_come_back(made: HandMade) -> None:
     _, landing = made.replace(ranges((0, 5, 20)))
 
     replaced = set(offsets_of(ranges((0, 5, 20))))
-    assert made.rows() == [
-        row for row in expected(ranges((0, 0, 20)), ranges((0, 5, 20))) if row[:2] not in gone - replaced
-    ]
+    rows = versions(((0, 0, 20), "old"), ((0, 5, 20), "new"))
+    assert made.rows() == [row for row in rows if row[:2] not in gone - replaced]
     # The ledger counted two rows more, which had been deleted, and are there again.
     assert landing.topics[ORDERS].removed == Counts(read=15, written=15)
 
 
-def test_a_remainder_larger_than_memory_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remainder_larger_than_memory_is_written_in_pieces(
+    made: IcebergTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(takeout, "REMAINDER_BYTES", 1)
-    made = HandMade(tmp_path, properties={"write.parquet.row-group-limit": "10"})
-    made.land(ranges((0, 0, 40)))
+    made.run(properties={"write.parquet.row-group-limit": "10"}).land(ranges((0, 0, 40)))
     made.replace(ranges((0, 10, 21)))
-    assert made.rows() == expected(ranges((0, 0, 40)), ranges((0, 10, 21)))
-    rewritten = files(made)
-    assert len(rewritten) == 4
-    assert_files_are_whole(made.table())
+    assert made.rows() == versions(((0, 0, 40), "old"), ((0, 10, 21), "new"))
+    assert len(files(made)) == 4
+    made.assert_whole()
 
 
 # What can't be replaced
 
 
-def test_rows_that_were_landed_before_the_table_had_the_columns(tmp_path: Path) -> None:
-    made = HandMade(tmp_path, metadata=())
-    made.land(ranges((0, 0, 10)))
+def test_rows_that_were_landed_before_the_table_had_the_columns(made: IcebergTable) -> None:
+    made.run(metadata=()).land(ranges((0, 0, 10)))
     with made.table().update_schema() as update:
         update.add_column("_kafka_topic", StringType())
         update.add_column("_kafka_partition", IntegerType())
         update.add_column("_kafka_offset", LongType())
-    made.metadata = ("topic", "partition", "offset")
     made.land(ranges((0, 10, 20)))
     with pytest.raises(CannotReplace, match="20 rows were landed and 10 rows have values"):
         made.replace(ranges((0, 0, 15)))
     assert len(made.rows()) == 20
 
 
-def test_a_table_with_equality_deletes(made: HandMade) -> None:
+def test_a_table_with_equality_deletes(made: IcebergTable) -> None:
     made.land(ranges((0, 0, 10)))
     delete_equal(made.table(), "_kafka_offset", [3])
     location = made.table().metadata_location
@@ -182,7 +160,7 @@ def test_a_table_with_equality_deletes(made: HandMade) -> None:
     assert made.table().metadata_location == location
 
 
-def test_all_types_of_columns_come_through_a_remainder_unchanged(made: HandMade) -> None:
+def test_all_types_of_columns_come_through_a_remainder_unchanged(made: IcebergTable) -> None:
     made.land(ranges((0, 0, 10)))
     wide = parse_schema(
         "b binary, u uuid, t time, d date, n decimal(20,3), l array<struct<a int, m map<string, long>>>, f float, "
@@ -207,7 +185,7 @@ def test_all_types_of_columns_come_through_a_remainder_unchanged(made: HandMade)
         "_kafka_offset": 100,
     }
     table.append(pa.Table.from_pylist([row, {"version": "empty"}], schema=table.schema().as_arrow()))
-    compact(made.table())
+    made.compact()
     keep = "version = 'wide' or version = 'empty'"
     before = repr(made.table().scan(keep).to_arrow().sort_by("version").to_pylist())
     made.replace(ranges((0, 0, 10)))

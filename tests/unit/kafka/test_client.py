@@ -11,13 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka import client
-from airflow_lakestream.kafka.client import (
-    ClientErrors,
-    admin_config,
-    consumer_config,
-    isolation_level,
-    open_client,
-)
+from airflow_lakestream.kafka.client import ClientErrors, admin_config, consumer_config, isolation_level, open_client
 from airflow_lakestream.kafka.errors import KafkaMisconfigured
 
 # A port that nobody listens on: making a client connects to nothing.
