@@ -83,7 +83,7 @@ def test_the_pages_do_what_they_say(addresses: dict[str, str], tmp_path: Path) -
     parts = dict(zip(re.findall(r"^=== (.*)$", said, re.M), re.split(r"^=== .*$", said, flags=re.M)[1:], strict=True))
     by_page = {page: "".join(text for name, text in parts.items() if name.startswith(f"{page},")) for page in PAGES}
     assert "PyIceberg: 215 orders of c1" in by_page["start"]
-    assert "DuckDB: (1500, Decimal(" in by_page["start"]
+    assert "DuckDB: [(1500, Decimal(" in by_page["start"]
     assert "Spark: 1500 orders" in by_page["start"]
     assert "clicks: 3600" in by_page["tutorial/sensor"]
     assert "customers: [(1, 'Ada', 'Ulm'), (3, 'Cy', 'Kiel'), (4, 'Di', 'Jena')]" in by_page["tutorial/mirror"]
