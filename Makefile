@@ -20,7 +20,7 @@ RUNS ?= 3
 JOBS ?= 3
 BUDGET ?= 30
 
-.PHONY: help setup lint test test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test docs test-start test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -36,6 +36,12 @@ lint: setup ## Check style, types and layers
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
+
+docs: setup ## Build the documentation's site into .site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
+
+test-start: setup ## Walk through the pages Start and Tutorial in an empty environment, line by line (needs a JDK 17)
+	$(BIN)/python -m pytest --timeout 0 tests/start
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
@@ -88,7 +94,7 @@ constraints: setup ## Resolve the pins anew, after a change of pyproject.toml or
 
 clean: ## Take down what `python -m dev up` started, and remove all that is not in git
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m dev down --all; fi
-	rm -rf .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
+	rm -rf .site .venv .venv-* .dev .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache dist
 
 .venv/.ready: pyproject.toml dev/constraints.txt
 	$(call install,.venv,dev/constraints.txt)

@@ -1,0 +1,1 @@
+"""What Lakestream adds to Airflow's own web server: its documentation."""

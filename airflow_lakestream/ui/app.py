@@ -1,0 +1,26 @@
+"""What the API server answers below /lakestream."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+
+
+def make_app() -> Starlette:
+    """Return the application. Its pages are static and have no secrets, so that no login is asked for."""
+    site = Path(str(files("airflow_lakestream"))) / "site"
+    route: BaseRoute = Mount("/docs", StaticFiles(directory=site, html=True) if site.is_dir() else _no_site)
+    return Starlette(routes=[route])
+
+
+async def _no_site(scope: object, receive: object, send: object) -> None:
+    text = (
+        "The documentation is in the wheel, and this is an installation without it (pip install --editable). "
+        "Run `make docs` in the repository, and open .site/index.html."
+    )
+    await PlainTextResponse(text, status_code=404)(scope, receive, send)  # type: ignore[arg-type]

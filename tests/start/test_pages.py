@@ -1,0 +1,89 @@
+"""The pages Start and Tutorial, copied line by line into one shell, in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dev.java import find_jdk
+from dev.stack import Stack
+
+CHECKOUT = Path(__file__).parents[2]
+DOCS = CHECKOUT / "docs"
+PAGES = ["start", *(f"tutorial/{name}" for name in ("landing", "backfill", "bad-record", "stream", "mirror", "sensor"))]
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What the pages tell a reader to put in by hand: the addresses of their own broker, database and Connect.
+BY_HAND = {
+    "export BROKER=localhost:9092": "BROKER",
+    "export DATABASE=postgresql://postgres:secret@localhost:5432/postgres": "DATABASE",
+    "export CONNECT=http://localhost:8083": "CONNECT",
+}
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[str, str]]:
+    """Give what a reader has: a broker, a PostgreSQL, a Kafka Connect with Debezium."""
+    with Stack.owned("start") as stack:
+        kafka = stack.up_kafka()
+        postgres, connect = stack.up_postgres(), stack.up_connect()
+        user = f"{postgres.username}:{postgres.password}"
+        yield {
+            "BROKER": kafka.bootstrap,
+            "DATABASE": f"postgresql://{user}@{postgres.host}:{postgres.port}/{postgres.database}",
+            "CONNECT": connect.url,
+        }
+
+
+def script(addresses: dict[str, str]) -> str:
+    lines = ["set -euo pipefail"]
+    for page in PAGES:
+        blocks = BLOCK.findall((DOCS / f"{page}.md").read_text())
+        assert blocks, page
+        for number, block in enumerate(blocks):
+            lines += [f"echo '=== {page}, block {number}'", block]
+    text = "\n".join(lines)
+    for line, name in BY_HAND.items():
+        assert line in text, line
+        text = text.replace(line, f"export {name}={addresses[name]}")
+    return text
+
+
+def test_the_pages_do_what_they_say(addresses: dict[str, str], tmp_path: Path) -> None:
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": os.environ["PATH"],
+        "JAVA_HOME": str(find_jdk().home),
+        # Spark would listen on all addresses.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "LANG": "C.UTF-8",
+        # Where pip and Ivy keep what they have fetched once.
+        **{name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "UV_"))},
+        "PIP_CACHE_DIR": os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip")),
+    }
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        done = subprocess.run(
+            ["bash"],
+            input=script(addresses),
+            text=True,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=CHECKOUT,
+            check=False,
+        )
+    said = log.read_text()
+    assert done.returncode == 0, said[-6000:]
+
+    parts = dict(zip(re.findall(r"^=== (.*)$", said, re.M), re.split(r"^=== .*$", said, flags=re.M)[1:], strict=True))
+    by_page = {page: "".join(text for name, text in parts.items() if name.startswith(f"{page},")) for page in PAGES}
+    assert "PyIceberg: 215 orders of c1" in by_page["start"]
+    assert "DuckDB: [(1500, Decimal(" in by_page["start"]
+    assert "Spark: 1500 orders" in by_page["start"]
+    assert "clicks: 3600" in by_page["tutorial/sensor"]
+    assert "customers: [(1, 'Ada', 'Ulm'), (3, 'Cy', 'Kiel'), (4, 'Di', 'Jena')]" in by_page["tutorial/mirror"]
