@@ -277,7 +277,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
                 if on_empty is OnEmpty.SKIP:
                     raise AirflowSkipException(str(e)) from e
                 raise
-        return self._report(context, report, on_empty)
+        return self._report(context, report, config, on_empty)
 
     def on_kill(self) -> None:
         """Stop between two batches; what is not committed leaves no trace."""
@@ -289,27 +289,21 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         # A Delta table keeps no sum of what a commit has written.
         return LandingMeter(tags, lake if config.lake.has_catalog else None)
 
-    def _report(self, context: Context, report: RunReport, on_empty: OnEmpty) -> dict[str, Any]:
+    def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
+        from airflow_lakestream.run.summary import last_line
+
         result = report.to_dict()
         for topic, of_topic in report.reports.items():
             stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
             measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        if report.changed_nothing:
-            log.info("Nothing to land: %s holds all of %s up to now.", report.table, report.topic)
-            if on_empty is OnEmpty.SKIP:
-                raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")
-            return result
-        log.info(
-            "Landed %s rows of %s in %s: %s snapshots, %s offsets remain.",
-            result["rows"],
-            report.topic,
-            ", ".join(report.tables) or report.table,
-            report.snapshots,
-            report.remaining_lag,
-        )
-        tell_outlets(context, self.outlets, result)
+        if not report.changed_nothing:
+            tell_outlets(context, self.outlets, result)
+        said = last_line(report, config, self.iceberg_conn_id)
+        if report.changed_nothing and on_empty is OnEmpty.SKIP:
+            raise AirflowSkipException(said)
+        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", said)
         return result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 
+from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import ModeName, OnEmpty, choose
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
@@ -138,13 +139,15 @@ class ReadShareOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
         """Return the pieces: offsets, counts and the metadata of files."""
+        from airflow_lakestream.core.landing.story import told
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import Share
 
         with airflow_errors():
             _, job = self._prepare(context)
             pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
-        log.info("Read %s records, handed over in %s pieces.", sum(p.counts.read for p in pieces), len(pieces))
+        read = sum((piece.counts for piece in pieces), Counts())
+        log.info("Read %s, and handed them over in %s pieces; the task %s lands them.", told(read), len(pieces), COMMIT)
         return [piece.to_dict() for piece in pieces]
 
 
@@ -177,7 +180,7 @@ class CommitPiecesOperator(_SharedRunOperator):
             report = land_pieces(job, pieces, within, folder_of(job.run_id))
         tables = Counter({config.table: report.counts.written})
         run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)
-        return self._report(context, run, choose(OnEmpty, "on_empty", self.on_empty))
+        return self._report(context, run, config, choose(OnEmpty, "on_empty", self.on_empty))
 
 
 def _of_one_table(config: ExtractConfig) -> ExtractConfig:

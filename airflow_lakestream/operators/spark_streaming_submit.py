@@ -186,7 +186,17 @@ class SparkStreamingSubmitOperator(StreamArguments):
     def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
         if report["read"]:
             tell_outlets(context, self.outlets, report)
+        if table := report.get("table"):
+            self._tell(report, str(table))
         return report
+
+    def _tell(self, report: Mapping[str, Any], table: str) -> None:
+        from airflow_lakestream.run.summary import ICEBERG_DEFAULT, figures, rejects_of
+
+        conn = self.iceberg_conn_id or ICEBERG_DEFAULT
+        shown = rejects_of(table, report["consumer_group"], conn) if report["rejected"] else ""
+        level = logging.WARNING if shown else logging.INFO
+        log.log(level, "Landed %s in %s, in %s batches.%s", figures(report), table, report["batches"], shown)
 
     def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
         from airflow_lakestream.operators.spark.set_up import trigger_of

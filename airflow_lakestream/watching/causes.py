@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from airflow_lakestream.core.landing.story import span as span
 from airflow_lakestream.core.ranges import RangeSet
 
 # At most this many ranges are named: a longer list would hide what matters.
@@ -62,14 +63,3 @@ def some(ranges: RangeSet) -> str:
     known = [str(one) for one in ranges]
     more = len(known) - _SHOWN
     return ", ".join(known[:_SHOWN]) + (f" and {more} ranges more" if more > 0 else "")
-
-
-def span(seconds: float) -> str:
-    """Return a time span for people: 45 s, 12 min, 3.5 h, 2.1 d."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} d"
