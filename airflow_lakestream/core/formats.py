@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+
+from airflow_lakestream.exceptions import InvalidArgument
 
 
 class Format(StrEnum):
@@ -36,3 +39,9 @@ class Envelope(StrEnum):
 
     CONNECT = "connect"
     DEBEZIUM = "debezium"
+
+
+def check_delimiter(text: str) -> None:
+    """Raise InvalidArgument for what can't stand between fields."""
+    if not re.fullmatch(r"[\t -~]", text) or text == '"':
+        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')

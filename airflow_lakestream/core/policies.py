@@ -93,6 +93,13 @@ class Tombstones(StrEnum):
     REJECT = "reject"
 
 
+class Missing(StrEnum):
+    """What to do while something that a look needs does not exist, or its connection does not work."""
+
+    WAIT = "wait"
+    FAIL = "fail"
+
+
 class OnEmpty(StrEnum):
     """How a run without anything to land ends."""
 
@@ -103,6 +110,11 @@ class OnEmpty(StrEnum):
 def is_given(value: object) -> bool:
     """Tell whether there is a value. A template renders an empty param as the text "None", which is none."""
     return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
+
+
+def is_template(text: str) -> bool:
+    """Tell whether a text is rendered by Airflow before a run has it."""
+    return "{{" in text or "{%" in text
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

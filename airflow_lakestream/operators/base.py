@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Terminal
 from airflow_lakestream.runtime.collector import no_collection
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,26 @@ def airflow_errors() -> AbstractContextManager[None]:
     log at DEBUG.
     """
     return _AirflowErrors()
+
+
+# By extra, the modules that tell whether it is installed.
+_OF_EXTRA = {
+    "spark": ("airflow.providers.apache.spark",),
+    "delta": ("deltalake", "obstore"),
+    "protobuf": ("google.protobuf", "grpc_tools"),
+}
+
+
+def need_extras(*extras: str) -> None:
+    """Refuse a run whose packages are not installed, before it does anything. Raises MissingExtra."""
+    for extra in extras:
+        for module in _OF_EXTRA[extra]:
+            try:
+                found = find_spec(module)
+            except ModuleNotFoundError:
+                found = None
+            if found is None:
+                raise MissingExtra(extra, module)
 
 
 def run_key(context: Any) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
     ModeName,
@@ -29,8 +30,15 @@ from airflow_lakestream.core.policies import (
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
-from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
+from airflow_lakestream.operators.arguments import extras_of, templated
+from airflow_lakestream.operators.base import (
+    IDLE_THREADS,
+    airflow_errors,
+    keep_freed_memory,
+    late_imports,
+    need_extras,
+    run_key,
+)
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
@@ -234,6 +242,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.on_empty = on_empty
         self.allow_group_overlap = allow_group_overlap
         self._stop: threading.Event | None = None
+        check_literals({name: getattr(self, name) for name in KafkaExtractOperator.template_fields})
 
     template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 
@@ -250,6 +259,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
         keep_freed_memory()
         with airflow_errors():
+            need_extras(*extras_of(self))
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
             # One list of keywords: what the configuration knows, it takes from the operator by name.
             arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}

@@ -15,7 +15,8 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import ModeName, OnEmpty, choose
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports
+from airflow_lakestream.operators.arguments import extras_of
+from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports, need_extras
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
@@ -83,6 +84,7 @@ class _SharedRunOperator(KafkaExtractOperator):
             from airflow_lakestream.run.job import ExtractConfig, build_job
 
         keep_freed_memory()
+        need_extras(*extras_of(self))
         choose(OnEmpty, "on_empty", self.on_empty)
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:

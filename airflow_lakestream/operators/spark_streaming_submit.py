@@ -13,10 +13,10 @@ from airflow_lakestream.core.policies import choose
 from airflow_lakestream.driver.supervisor import OnKill
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
-from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
-from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -131,6 +131,7 @@ class SparkStreamingSubmitOperator(StreamArguments):
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
     ) -> tuple[Driving, TaskReport]:
+        need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
         with late_imports():
             from airflow_lakestream.operators.spark.set_up import driving_of
             from airflow_lakestream.operators.spark.task_report import TaskReport

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Transient
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
@@ -44,11 +44,11 @@ def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
 
 
 def installed_spark() -> str:
-    """Return the version of the installed pyspark. Raises InvalidArgument without one."""
+    """Return the version of the installed pyspark. Raises MissingExtra without one."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
-        raise InvalidArgument("app", "pyspark is not installed.", "pip install 'airflow-lakestream[spark]'.") from None
+        raise MissingExtra("spark", "pyspark") from None
 
 
 def jar_version(artifact: str) -> str:

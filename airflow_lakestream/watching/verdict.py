@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from airflow_lakestream.core.policies import Missing as Missing
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
 from airflow_lakestream.watching.causes import Cause, Reason, told
 
 log = logging.getLogger(__name__)
-
-
-class Missing(StrEnum):
-    """What to do while something that a look needs does not exist, or its connection does not work."""
-
-    WAIT = "wait"
-    FAIL = "fail"
 
 
 class LookOutcome(StrEnum):

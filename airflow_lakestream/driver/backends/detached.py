@@ -53,8 +53,8 @@ class DetachedBackend:
                 )
         except OSError as e:
             raise SubmitFailed(
-                f"{job.command[0]} can't be started: {e.strerror}. Install airflow-lakestream[spark] on the "
-                "worker, or put Spark's bin folder on its PATH."
+                f"{job.command[0]} can't be started: {e.strerror}. Run pip install 'airflow-lakestream[spark]' "
+                "on the worker, or put Spark's bin folder on its PATH."
             ) from e
         self._own[process.pid] = process
         return Handle(BackendKind.DETACHED, log=str(file), process=ProcessIdentity.of(process.pid))

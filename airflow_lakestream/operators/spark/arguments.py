@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_lakestream.config.arguments import count_from_zero as count_from_zero
 from airflow_lakestream.core.secrecy import MASKED, secrets_in
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
@@ -111,10 +112,3 @@ def _refuse_unmasked(argument: str, value: Any) -> None:
         if not MASKED.search(place):
             problem = f"{place or 'its text'} holds a secret, which would be shown."
             raise InvalidArgument(argument, problem, "Put it into a connection, or a file that properties_file names.")
-
-
-def count_from_zero(argument: str, value: object) -> int:
-    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
-    if isinstance(value, bool) or not str(value).strip().isdigit():
-        raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
-    return int(str(value))

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from airflow.providers.common.compat.sdk import conf
 
+from airflow_lakestream.config.arguments import between_batches, count, count_from_zero
+from airflow_lakestream.config.literals import Check, check_literals
+from airflow_lakestream.core.policies import choose, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.driver.supervisor import OnKill
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.spark.arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
 from airflow_lakestream.registry.config import refuse_secrets
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
+
+_DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
+_CHECKS: dict[str, Check] = {
+    "app": lambda _, value: check_app(str(value)),
+    "trigger": between_batches,
+    "max_batches": count,
+    "max_offsets_per_trigger": count,
+    "max_restarts": count_from_zero,
+    "on_kill_action": partial(choose, OnKill),
+    **dict.fromkeys(("restart_backoff", *_DURATIONS), seconds),
+}
 
 
 class StreamArguments(SparkArguments):
@@ -80,5 +96,8 @@ class StreamArguments(SparkArguments):
         self.topic_url = topic_url
         self.table_url = table_url
         self.packages = packages
+        check_literals({name: getattr(self, name) for name in StreamArguments.template_fields}, _CHECKS)
+        if app not in (None, MAINTAIN_ICEBERG):
+            check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
 
     template_fields: Sequence[str] = (*templated(__init__, "deferrable"), *SPARK_TEMPLATE_FIELDS)
