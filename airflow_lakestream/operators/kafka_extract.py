@@ -29,6 +29,7 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.core.secrecy import refuse_shown
+from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.arguments import extras_of, templated
 from airflow_lakestream.operators.base import (
@@ -134,11 +135,16 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         takes it for a bad one (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
+    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
     template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
+    operator_extra_links = links_until_run(TopicLink(), TableLink())
     ui_color = "#d5eef2"
+
+    _has_run = False
 
     def __init__(
         self,
@@ -186,6 +192,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         tombstones: str = Tombstones.KEEP.value,
         on_data_loss: str = OnDataLoss.FAIL.value,
         on_empty: str = OnEmpty.SUCCESS.value,
+        topic_url: str | None = None,
+        table_url: str | None = None,
         allow_group_overlap: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -240,6 +248,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.tombstones = tombstones
         self.on_data_loss = on_data_loss
         self.on_empty = on_empty
+        self.topic_url = topic_url
+        self.table_url = table_url
         self.allow_group_overlap = allow_group_overlap
         self._stop: threading.Event | None = None
         check_literals({name: getattr(self, name) for name in KafkaExtractOperator.template_fields})
@@ -249,6 +259,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
         self._stop = threading.Event()
+        self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
@@ -293,6 +304,10 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         """Stop between two batches; what is not committed leaves no trace."""
         if self._stop is not None:
             self._stop.set()
+
+    def _link(self, context: Context) -> None:
+        self._has_run = True
+        push_pages(context["ti"], {"topic": self.topic, "table": self.table}, self.topic_url, self.table_url)
 
     def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")

@@ -77,6 +77,7 @@ class _SharedRunOperator(KafkaExtractOperator):
 
     def _prepare(self, context: Context) -> tuple[ExtractConfig, Job, Lake]:
         self._stop = threading.Event()
+        self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake

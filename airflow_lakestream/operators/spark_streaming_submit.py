@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.core.policies import choose
 from airflow_lakestream.driver.supervisor import OnKill
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
@@ -94,10 +94,11 @@ class SparkStreamingSubmitOperator(StreamArguments):
     """
 
     template_fields_renderers = {"app_config": "json", "conf": "json"}
-    operator_extra_links = (SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
+    operator_extra_links = links_until_run(SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
     ui_color = "#f7d9c4"
 
     _driving: Driving | None = None
+    _has_run = False
     _is_heeding = False
     _signalled = False
 
@@ -136,6 +137,7 @@ class SparkStreamingSubmitOperator(StreamArguments):
             from airflow_lakestream.operators.spark.set_up import driving_of
             from airflow_lakestream.operators.spark.task_report import TaskReport
 
+        self._has_run = True
         on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
         log.debug("A person's clear or mark is answered by %s.", on_kill)
         self._driving = driving_of(self, context, self._wait)
@@ -173,10 +175,12 @@ class SparkStreamingSubmitOperator(StreamArguments):
                 self._defer(driving, told, decision.history)
             if decision.action is Action.FINISH:
                 told.finished(driving.finish())
+                told.ended()
                 return {"checkpoint_location": driving.spec.location, **told.report()}
             told.failed(decision.reason, driving.log_tail())
             driving.clear_away()
             if decision.action is Action.GIVE_UP:
+                told.ended()
                 if decision.terminal:
                     raise DriverFailed(driving.spec.location, decision.reason)
                 raise GaveUp(driving.spec.location, decision.reason, decision.history.restarts)
