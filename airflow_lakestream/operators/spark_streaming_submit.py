@@ -146,6 +146,8 @@ class SparkStreamingSubmitOperator(StreamArguments):
         what = {"consumer_group": self.dag_id, **self.app_config} if self.app != MAINTAIN_ICEBERG else {}
         told = TaskReport(context["ti"], dict(begun) if begun is not None else before, what)
         told.restarts = restarts
+        if begun is None and (stop := _how_to_stop(context)):
+            log.info("%s", stop.strip())
         told.pages(self.topic_url, self.table_url)
         return self._driving, told
 
@@ -227,4 +229,11 @@ class SparkStreamingSubmitOperator(StreamArguments):
             known = "" if state else " (Airflow's API server did not say otherwise)"
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
         what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
-        return TaskEnded(f"The task is {state} by now: {what}.")
+        return TaskEnded(f"The task is {state} by now: {what}.{_how_to_stop(context)}")
+
+
+def _how_to_stop(context: Context) -> str:
+    """Return how a stream is stopped for good, with a blank before it, where the DAG would start the next run."""
+    if type(getattr(context.get("dag"), "timetable", None)).__name__ != "ContinuousTimetable":
+        return ""
+    return " The DAG is @continuous: to stop its stream for good, first pause the DAG, then mark this task failed."

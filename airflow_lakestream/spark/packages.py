@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Transient
+
+log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
@@ -99,6 +102,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> None:
+    log.info("Spark's first start here fetches %s with its dependencies, once, to %s.", ", ".join(coordinates), target)
     scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     try:
         _run_ivy(coordinates, scratch, without)
