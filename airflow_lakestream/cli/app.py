@@ -16,6 +16,8 @@ from airflow_lakestream.cli.status import status
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
+# What Typer makes of Ctrl-C, silently.
+_INTERRUPTED = 130
 
 app = typer.Typer(
     help="Query and change what tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, 1 damage, "
@@ -64,6 +66,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(getattr(e, "message", ""))
             return FAILED
         sys.stderr.write(f"lakestream: {_one_line(e)}\n")
+        return FAILED
+    if code == _INTERRUPTED:
+        sys.stderr.write("lakestream: interrupted.\n")
         return FAILED
     return code if isinstance(code, int) else 0
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,13 @@ class PackagesUnavailable(LakestreamError, Transient):
             f"the jars for Spark could not be fetched: {problem}. Check the network (a proxy goes into "
             "JAVA_TOOL_OPTIONS), or give existing jars by spark.jars."
         )
+
+
+class JavaMissing(LakestreamError, Terminal):
+    """There is no Java, which Spark needs."""
+
+    def __init__(self, java: str, problem: str) -> None:
+        super().__init__(f"Spark needs Java, and {java} can't be run ({problem}). Install a JDK 17, and set JAVA_HOME.")
 
 
 def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
@@ -69,7 +76,7 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, JavaMissing.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -141,7 +148,7 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
-        raise PackagesUnavailable(f"{java} can't be run ({e.strerror}); install a JDK 17") from e
+        raise JavaMissing(java, str(e.strerror)) from e
     if done.returncode:
         said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")
