@@ -38,6 +38,13 @@ class UnknownValue(InvalidArgument):
         super().__init__(argument, f"{value!r} is not one of {', '.join(map(repr, self.known))}.")
 
 
+class MissingExtra(LakestreamError, Terminal, ImportError):
+    """A package is missing that an extra of this one brings; the text has the command that installs it."""
+
+    def __init__(self, extra: str, missing: str | None) -> None:
+        super().__init__(f"{missing} is not installed: pip install 'airflow-lakestream[{extra}]'", name=missing)
+
+
 class BadRecord(LakestreamError, Terminal):
     """A record that can't be turned into a row without losing something."""
 

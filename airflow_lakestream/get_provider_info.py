@@ -10,12 +10,32 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-lakestream",
         "name": "Lakestream",
-        "description": "Lands Kafka topics in Iceberg tables, exactly once, with the record of it in the table.",
+        "description": "Lands Kafka topics in Iceberg and Delta tables, exactly once, with the proof in the table.",
         "integrations": [
             {
                 "integration-name": "Lakestream",
                 "tags": ["software"],
-            }
+            },
+            {
+                "integration-name": "Apache Kafka",
+                "external-doc-url": "https://kafka.apache.org/",
+                "tags": ["apache"],
+            },
+            {
+                "integration-name": "Apache Iceberg",
+                "external-doc-url": "https://iceberg.apache.org/",
+                "tags": ["apache"],
+            },
+            {
+                "integration-name": "Delta Lake",
+                "external-doc-url": "https://delta.io/",
+                "tags": ["software"],
+            },
+            {
+                "integration-name": "Apache Spark",
+                "external-doc-url": "https://spark.apache.org/",
+                "tags": ["apache"],
+            },
         ],
         "operators": [
             {
@@ -61,5 +81,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             "airflow_lakestream.links.DriverLogLink",
             "airflow_lakestream.links.SparkUILink",
+            "airflow_lakestream.links.TableLink",
+            "airflow_lakestream.links.TopicLink",
         ],
     }

@@ -1,8 +1,10 @@
-"""Links on a task's page: the operator pushes them while the task runs, as soon as the driver is there."""
+"""Links on a task's page: the operator pushes them while the task runs, as soon as there is something to link to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseOperatorLink, XCom
 
@@ -11,10 +13,42 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
+def links_until_run(*links: _PushedLink) -> Any:
+    """Return an operator's `operator_extra_links`: these, until `_has_run` is true.
+
+    When a task has run, Airflow would push each link again, and an empty one where there is none. A link with an
+    `argument` is there if the operator has that argument.
+    """
+
+    def there(operator: Any) -> tuple[_PushedLink, ...]:
+        if getattr(operator, "_has_run", False):
+            return ()
+        return tuple(link for link in links if not link.argument or _given(operator, link.argument))
+
+    return property(there)
+
+
+def _given(operator: Any, argument: str) -> Any:
+    # A mapped operator has its arguments apart.
+    return getattr(operator, argument, None) or getattr(operator, "partial_kwargs", {}).get(argument)
+
+
+def push_pages(ti: Any, what: Mapping[str, Any], topic_url: str | None, table_url: str | None) -> None:
+    """Push the links to the pages of topic and table, where there are such.
+
+    :param what: the names of `topic` and `table`, as far as they are known.
+    """
+    for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
+        if url and (value := what.get(name)):
+            ti.xcom_push(key=link.xcom_key, value=url.replace(f"{{{name}}}", quote(str(value), safe="")))
+
+
 class _PushedLink(BaseOperatorLink):
     """A link whose address the operator pushes."""
 
     name = ""
+    # The operator's argument without which there is no such link.
+    argument = ""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the pushed address; empty until there is one."""
@@ -41,9 +75,11 @@ class TopicLink(_PushedLink):
     """The topic's page in a topic browser; `topic_url` is its address."""
 
     name = "Topic"
+    argument = "topic_url"
 
 
 class TableLink(_PushedLink):
     """The table's page in a table browser; `table_url` is its address."""
 
     name = "Table"
+    argument = "table_url"

@@ -23,6 +23,7 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
     tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),

@@ -21,6 +21,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     tags=["lakestream", "spark"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),

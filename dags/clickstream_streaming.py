@@ -1,7 +1,8 @@
 """Clickstream events to the lake by Spark, without an end: a supervised query, a batch each ten seconds.
 
-Unpause it, and the stream runs; mark its task failed, and the stream ends after its current batch. It shares nothing
-with the worker that has submitted it: a retry finds the driver again. A failed run is followed by the next one.
+Unpause it, and the stream runs. To stop it for good, first pause the DAG, and then mark its task failed: the stream
+ends after its current batch. Without the pause the next run begins at once. It shares nothing with the worker that has
+submitted it: a retry finds the driver again. A failed run is followed by the next one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     tags=["lakestream", "spark"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),

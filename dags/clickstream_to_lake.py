@@ -20,6 +20,7 @@ with DAG(
     # Runs of one group take turns: side by side they would read the same records, and all but one would discard them.
     max_active_runs=1,
     tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),

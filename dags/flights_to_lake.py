@@ -24,6 +24,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param("flights", type="string", minLength=1, title="Topic", description="Kafka topic to read."),

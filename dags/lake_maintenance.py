@@ -21,6 +21,7 @@ with DAG(
     # Lists and numbers of the form stay what they are.
     render_template_as_native_obj=True,
     tags=["lakestream", "spark"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "tables": Param(

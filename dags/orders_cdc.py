@@ -1,7 +1,8 @@
 """A mirror of a database's table in the lake, by Debezium and Spark: a supervised stream, a merge each minute.
 
 Debezium sends the table's changes to the topic; the mirror has the table's rows as they are. Unpause it, and the
-stream runs; mark its task failed, and the stream ends after its current batch. A failed run is followed by the next.
+stream runs. To stop it for good, first pause the DAG, and then mark its task failed: the stream ends after its current
+batch. Without the pause the next run begins at once, as after a failure.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     tags=["lakestream", "spark", "cdc"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "topic": Param(

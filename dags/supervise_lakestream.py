@@ -36,6 +36,7 @@ with DAG(
         callback=AsyncCallback(tell_deadline),
     ),
     tags=["lakestream"],
+    description=__doc__.partition("\n")[0],
     doc_md=__doc__,
     params={
         "streams": Param(
@@ -43,8 +44,10 @@ with DAG(
             type="array",
             items={"type": "object", "required": ["table", "consumer_group"]},
             title="Streams",
-            description="Each with table and consumer_group, and where the usual does not do: max_age, "
-            "max_lag_seconds, min_time_left. Empty for those of the Airflow variable lakestream_streams.",
+            description='Such as [{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"}]; where the '
+            "usual does not do, also max_age, max_lag_seconds and min_time_left of a stream. Empty for those of the "
+            "Airflow variable lakestream_streams.",
+            examples=[[{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake", "max_age": "15m"}]],
         ),
     },
 ) as dag:

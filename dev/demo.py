@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from dev import lake
-from dev.demo_summary import print_more, print_summary
+from dev.demo_summary import print_more, print_next, print_summary
 from dev.errors import DemoFailed
 from dev.progress import Clock
 from dev.services.airflow import Airflow
@@ -66,6 +66,7 @@ def _watch(airflow: Airflow, kafka: Kafka, clock: Clock, once: bool, cdc: bool) 
     if once:
         return
     print_more(Console(), cdc=cdc)
+    print_next(Console(), airflow, kafka, table=TABLE, group=DAG)
     clock.say("demo: goes on until Ctrl-C")
     try:
         while True:

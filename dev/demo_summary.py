@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -13,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 
 from dev import lake
-from dev.services.airflow import Airflow
+from dev.services.airflow import ICEBERG_CONNECTION, Airflow, environment_of
 from dev.services.kafka import Kafka
 
 _SNAPSHOTS = 5
@@ -25,10 +27,11 @@ _MORE = {
     "clickstream_backfill": "any day of the clickstream again, by the hour",
     "clickstream_parallel": "the same topic with several tasks, one commit",
     "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
-    "clickstream_streaming": "a supervised Spark query without an end; mark it failed and it ends gracefully",
-    "supervise_lakestream": "how far behind and how fresh each stream is",
+    "clickstream_streaming": "a supervised Spark query without an end; pause the DAG, then mark its task failed",
+    "supervise_lakestream": "whether the stream is fresh, keeps up and loses nothing",
     "lake_maintenance": "compacts and expires, and leaves the ledger whole",
 }
+_CONNECTIONS = ("AIRFLOW_CONN_KAFKA_DEFAULT", "AIRFLOW_CONN_ICEBERG_DEFAULT")
 _CDC = "mirrors a table of PostgreSQL, a merge each minute"
 
 
@@ -73,6 +76,29 @@ def print_more(console: Console, *, cdc: bool) -> None:
     grid.add_row("orders_cdc", _CDC if cdc else f"{_CDC} (make demo CDC=1 brings PostgreSQL and Debezium)")
     console.print(grid)
     console.print("Spark fetches its packages the first time, some 100 MB.")
+
+
+def print_next(console: Console, airflow: Airflow, kafka: Kafka, *, table: str, group: str) -> None:
+    """Print what to try in another terminal, to be copied: connections, commands, and a query."""
+    variables = environment_of(airflow, kafka.client_config())
+    catalog = f"type='sql', uri='{airflow.catalog_uri}', warehouse='{airflow.warehouse}'"
+    query = (
+        f"from pyiceberg.catalog import load_catalog as load; "
+        f"clicks = load('{ICEBERG_CONNECTION}', {catalog}).load_table('{table}').scan().to_duckdb('clicks'); "
+        "clicks.sql('select event, count(*) from clicks group by all').show()"
+    )
+    lines = [
+        f"export AIRFLOW_HOME={shlex.quote(airflow.home)}",
+        *(f"export {name}={shlex.quote(variables[name])}" for name in _CONNECTIONS),
+        f".venv/bin/lakestream status --table {table} --watch",
+        f".venv/bin/lakestream ledger show --table {table} --group {group}",
+        f'.venv/bin/python -c "{query}"',
+    ]
+    console.print("\n[bold]Next, in another terminal, in this folder:[/bold]\n")
+    # To be copied: nothing is wrapped, and a bracket opens no style.
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    place = unquote(urlsplit(airflow.warehouse).path)
+    console.print(f"\nThe table's files are below {place}/{table.replace('.', '/')}", soft_wrap=True, highlight=False)
 
 
 def _snapshots(landings: list[Snapshot]) -> Grid:

@@ -20,7 +20,8 @@ from airflow_lakestream.audit.result import AuditResult, ByCount
 from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_positions, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import LostFile, TableFiles, table_files, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
-from airflow_lakestream.core.policies import TableFormat, check_table_name, check_topic
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books

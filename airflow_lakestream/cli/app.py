@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, mirror, rejects
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.plan import plan
@@ -14,15 +16,33 @@ from airflow_lakestream.cli.status import status
 from airflow_lakestream.exceptions import LakestreamError
 
 FAILED = 2
+# What Typer makes of Ctrl-C, silently.
+_INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Query and change what Iceberg tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, "
-    "1 damage, or a stream that needs somebody, 2 could not look, or not done.",
+    help="Query and change what tables know of the Kafka topics landed in them. Exit codes: 0 done or clean, 1 damage, "
+    "or a stream that needs somebody, 2 could not look, or not done.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"lakestream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", help="show the version", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(audit)
 app.command()(plan)
 app.command()(status)
@@ -41,7 +61,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="lakestream", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001  # whatever it is, the one who called reads one line
+        if type(e).__name__ == "NoArgsIsHelpError":
+            # Its message is the help, which Typer has printed if it formats it by Rich.
+            sys.stdout.write(getattr(e, "message", ""))
+            return FAILED
         sys.stderr.write(f"lakestream: {_one_line(e)}\n")
+        return FAILED
+    if code == _INTERRUPTED:
+        sys.stderr.write("lakestream: interrupted.\n")
         return FAILED
     return code if isinstance(code, int) else 0
 

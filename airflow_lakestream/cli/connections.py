@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.runtime.collector import no_collection
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 # Airflow's messages about itself while it is imported are not part of an answer.
 _ENVIRONMENT = {"_AIRFLOW_PROCESS_CONTEXT": "server", "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR"}
+# Airflow, while it is imported, sets up its database unless this is set.
+_AS_LIBRARY = "_AIRFLOW__AS_LIBRARY"
 
 
 def _of_iceberg(table: str) -> str:
@@ -51,7 +55,7 @@ class KafkaConnection:
 
 def open_kafka(conn_id: str) -> KafkaConnection:
     """Read a `kafka` connection. Raises InvalidArgument."""
-    with _like_the_airflow_command():
+    with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.kafka import KafkaHook
 
         hook = KafkaHook(conn_id)
@@ -60,7 +64,7 @@ def open_kafka(conn_id: str) -> KafkaConnection:
 
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
-    with _like_the_airflow_command():
+    with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
         return IcebergHook(conn_id).open_catalog()
@@ -68,7 +72,7 @@ def open_catalog(conn_id: str) -> Catalog:
 
 def open_storage(conn_id: str | None) -> DeltaStorage:
     """Open the store of a Delta table. Raises InvalidArgument."""
-    with _like_the_airflow_command():
+    with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 
         return DeltaStorageHook(conn_id).open_storage()
@@ -83,7 +87,7 @@ def open_lake(table: str, iceberg_conn: str, storage_conn: str | None) -> Any:
 
 def open_store_properties(conn_id: str | None) -> Mapping[str, str] | None:
     """Return the properties that open a checkpoint's store; None without a connection. Raises InvalidArgument."""
-    with _like_the_airflow_command():
+    with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.store import store_properties
 
         return store_properties(conn_id)
@@ -96,12 +100,13 @@ def open_registry(decoding: Mapping[str, Any], kafka_conn: str) -> dict[str, Reg
 
     Raises InvalidArgument.
     """
-    with _like_the_airflow_command():
+    registry = decoding.get("schema_registry")
+    with _like_the_airflow_command(kafka_conn, registry if isinstance(registry, str) else None):
         from airflow_lakestream.hooks.kafka import KafkaHook
         from airflow_lakestream.hooks.registry import registry_of
 
         formats = (decoding.get("format"), decoding.get("key_format"))
-        found = registry_of(decoding.get("schema_registry"), KafkaHook(kafka_conn), *formats)
+        found = registry_of(registry, KafkaHook(kafka_conn), *formats)
     return {} if found is None else {"schema_registry": found}
 
 
@@ -113,12 +118,19 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def _like_the_airflow_command() -> Iterator[None]:
+def _like_the_airflow_command(*conn_ids: str | None) -> Iterator[None]:
     """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update({name: before[name] or value for name, value in _ENVIRONMENT.items()})
+    environment = dict(_ENVIRONMENT)
+    if all(f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ for conn_id in conn_ids if conn_id):
+        # Neither its database nor its models are needed: they take a second to set up.
+        environment[_AS_LIBRARY] = "1"
+        logging.getLogger("airflow").setLevel(logging.ERROR)
+    elif (settings := sys.modules.get("airflow.settings")) is not None and settings.Session is None:
+        settings.initialize()
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update({name: before[name] or value for name, value in environment.items()})
     try:
-        with aside():
+        with aside(), no_collection():
             yield
     finally:
         for name, value in before.items():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_lakestream.core.ledger import Counts, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import RangeSet
-from airflow_lakestream.tables.instants import iso
 
 if TYPE_CHECKING:
     from airflow_lakestream.iceberg.upkeep.landing_history import PastLanding
@@ -53,7 +52,7 @@ def history_text(landings: Sequence[PastLanding]) -> str:
 
 def _landing_lines(past: PastLanding) -> Iterator[str]:
     at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
-    yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.counts.written} rows"
+    yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.counts.written:,} rows"
     for identity, entry in sorted(past.landing.topics.items()):
         for name, ranges in _named_ranges(entry):
             yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)
@@ -77,8 +76,14 @@ def _entry_lines(identity: TopicIdentity, entry: TopicEntry) -> Iterator[str]:
             texts = [f"[{start},{end})" for start, end in ranges.intervals(identity.topic, partition)]
             if texts:
                 yield f"      {name} {', '.join(texts)}"
-    for start, end in entry.covered:
-        yield f"    covered time {iso(start, shortly=False)} to {iso(end, shortly=False)}"
+    yield from (f"    covered time {start} to {end}" for start, end in _covered(entry))
+
+
+def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
+    # Here, since it brings NumPy: the help of a command is there without.
+    from airflow_lakestream.tables.instants import iso
+
+    return [(iso(start, shortly=False), iso(end, shortly=False)) for start, end in entry.covered]
 
 
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
@@ -97,15 +102,15 @@ def _entry_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]:
         "lost": _triples(entry.lost),
         **named,
         "origin": {str(p): offset for p, offset in sorted(entry.origin.items())},
-        "covered": [[iso(start, shortly=False), iso(end, shortly=False)] for start, end in entry.covered],
+        "covered": [list(times) for times in _covered(entry)],
         "counts": asdict(entry.counts),
     }
 
 
 def _counts(counts: Counts) -> str:
-    words = [f"{counts.read} records read", f"{counts.written} rows"]
+    words = [f"{counts.read:,} records read", f"{counts.written:,} rows"]
     rest = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
-    return ", ".join([*words, *(f"{n} {name}" for name, n in rest.items() if n)])
+    return ", ".join([*words, *(f"{n:,} {name}" for name, n in rest.items() if n)])
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

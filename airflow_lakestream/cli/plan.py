@@ -62,14 +62,14 @@ class DryRun:
 
     def render(self) -> str:
         """Return the plan as text for people."""
-        lines = [f"{self.topic} -> {self.table}: at most {self.records} records in {self.commits} commits or more"]
+        lines = [f"{self.topic} -> {self.table}: at most {self.records:,} records in {self.commits:,} commits or more"]
         if self.payload is not None:
-            lines.append(f"  about {self.payload} bytes of keys and values, by a sample of {self.sampled} offsets")
-        lines += [f"  {r}: {len(r)} offsets" for r in self.plan.ranges]
+            lines.append(f"  about {self.payload:,} bytes of keys and values, by a sample of {self.sampled:,} offsets")
+        lines += [f"  {r}: {len(r):,} offsets" for r in self.plan.ranges]
         lines += [f"  lost to retention: {r}" for r in self.plan.lost]
         lines += [f"  begins here: {self.topic}[{p}] {offset}" for p, offset in sorted(self.plan.origin.items())]
         if self.plan.rows_beside:
-            lines.append(f"  besides, in no ledger and not doubled: {self.plan.rows_beside} rows")
+            lines.append(f"  besides, in no ledger and not doubled: {self.plan.rows_beside:,} rows")
         if not self.plan.changes_the_ledger:
             lines.append("  nothing to do: the table holds all of it")
         return "\n".join(lines)

@@ -66,9 +66,9 @@ def show(
         total = sum(one.count for one in found)
         typer.echo(json.dumps({"table": table, "rejected": total, "reasons": reasons}, indent=2))
         return
-    typer.echo(f"{table}: {sum(one.count for one in found)} rejected records")
+    typer.echo(f"{table}: {sum(one.count for one in found):,} rejected records")
     for one in found:
-        typer.echo(f"  {one.count} of group {one.consumer_group}, stage {one.stage}: {one.kind}")
+        typer.echo(f"  {one.count:,} of group {one.consumer_group}, stage {one.stage}: {one.kind}")
         for example in one.examples:
             typer.echo(f"    {example.text}")
 
@@ -94,7 +94,9 @@ def replay(
     Records that become rows leave the reject table; those that are still bad stay, with the new reason.
     """
     with aside():
+        from airflow_lakestream.core.landing.report import counts_to_dict
         from airflow_lakestream.run.replay import Chosen, Replay
+        from airflow_lakestream.run.summary import figures, rejects_of
 
         if limit is not None and limit < 1:
             raise InvalidArgument("--limit", f"{limit} is not a number of records above 0.")
@@ -107,5 +109,5 @@ def replay(
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))
         return
     counts = done.counts
-    others = f", {counts.skipped + counts.filtered} skipped or filtered" if counts.skipped + counts.filtered else ""
-    typer.echo(f"{table}: {counts.read} records replayed: {counts.written} rows, {counts.rejected} rejected{others}")
+    shown = rejects_of(table, group, iceberg_conn) if counts.rejected else ""
+    typer.echo(f"{table}: {counts.read:,} records replayed: {figures(counts_to_dict(counts))}.{shown}")

@@ -21,6 +21,7 @@ from airflow_lakestream.cli.connections import (
     open_storage,
     open_store_properties,
 )
+from airflow_lakestream.cli.paint import paint_over, painted
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
     from airflow_lakestream.watching.streams.looking import StreamSearch
     from airflow_lakestream.watching.streams.status import Stream
 
-_COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows", "rejected")
-# Clears the terminal and moves to its upper left corner.
-_CLEAR = "\033[2J\033[H"
+_COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
+# Landings whose rows are shown, the newest first.
+_SHOWN = 3
+_COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow", "stalled": "red", "failing": "red"}
 
 Tables = Annotated[
     list[str] | None,
@@ -77,7 +79,7 @@ def status(
         search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, lakes)
     if not watch:
         found = _look(search, age)
-        typer.echo(json.dumps(_json(found), indent=2) if as_json else render(found))
+        typer.echo(json.dumps(_json(found), indent=2) if as_json else painted(render(found), _COLOURS))
         return _verdict(found)
     code = 0
     try:
@@ -85,7 +87,11 @@ def status(
             found = _look(search, age)
             # Set before the look is printed: whoever sees a look and interrupts gets its code.
             code = _verdict(found)
-            typer.echo(json.dumps(_json(found)) if as_json else _CLEAR + render(found))
+            if as_json:
+                typer.echo(json.dumps(_json(found)))
+            else:
+                at = time.strftime("%H:%M:%S")
+                paint_over(painted(f"{render(found)}\n\n{at}, again each {pause:g} s; Ctrl-C ends it", _COLOURS))
             time.sleep(pause)  # what --watch asks for
     except KeyboardInterrupt:
         return code
@@ -125,7 +131,7 @@ class _Lakes:
 def _search(
     tables: list[str], namespaces: list[str], checkpoints: list[str], group: str | None, kafka_conn: str, lakes: _Lakes
 ) -> StreamSearch:
-    from airflow_lakestream.core.policies import check_table_name
+    from airflow_lakestream.core.names import check_table_name
     from airflow_lakestream.kafka.watch import KafkaWatch
     from airflow_lakestream.watching.streams.looking import StreamSearch, is_place
 
@@ -170,7 +176,7 @@ def render(streams: list[Stream]) -> str:
 def _row(stream: Stream) -> tuple[str, ...]:
     from airflow_lakestream.watching.causes import span
 
-    rows = "+".join(str(one.rows) for one in stream.landings[:3])
+    rows = " + ".join(f"{one.rows:,}" for one in stream.landings[:_SHOWN])
     return (
         _name(stream),
         str(stream.engine or "-"),
@@ -179,7 +185,7 @@ def _row(stream: Stream) -> tuple[str, ...]:
         _number(stream.overdue),
         "-" if stream.age is None else f"{span(stream.age)} ago",
         rows or "-",
-        str(stream.rejected),
+        f"{stream.rejected:,}",
     )
 
 
@@ -197,4 +203,4 @@ def _name(stream: Stream) -> str:
 
 
 def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else f"{value:,}"

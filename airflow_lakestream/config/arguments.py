@@ -14,10 +14,11 @@ from datetime import datetime
 import pendulum
 
 from airflow_lakestream.core.bad_records import RejectLimit
-from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 
+AVAILABLE_NOW = "available_now"
 # Milliseconds since 1970.
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _TIMES = "Write 2026-11-20T05:05:00Z, or milliseconds since 1970."
@@ -32,6 +33,34 @@ def count(argument: str, value: object, what: str = "records") -> int | None:
             argument, f"{value!r} is not a number of {what} above 0.", "Leave it out for the default."
         )
     return int(str(value))
+
+
+def count_from_zero(argument: str, value: object) -> int:
+    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
+    if isinstance(value, bool) or not str(value).strip().isdigit():
+        raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
+    return int(str(value))
+
+
+def positive_seconds(argument: str, value: object) -> float:
+    """Return a number of seconds above 0."""
+    found = seconds(argument, value)
+    if found <= 0:
+        raise InvalidArgument(argument, "has to be above 0 seconds.")
+    return found
+
+
+def between_batches(argument: str, value: object) -> float | None:
+    """Return the seconds from the start of one batch to that of the next; None for "available_now"."""
+    if value == AVAILABLE_NOW:
+        return None
+    # Both Spark's notation, "10 seconds", and ours, "10s".
+    short = re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour)s?\s*$", _unit, str(value))
+    try:
+        return seconds(argument, short)
+    except InvalidArgument:
+        problem = f'{value!r} is neither "{AVAILABLE_NOW}" nor a time between two batches.'
+        raise InvalidArgument(argument, problem, 'Write "10 seconds".') from None
 
 
 def most_rejected(argument: str, value: object) -> RejectLimit:
@@ -134,3 +163,7 @@ def _time_of(text: str) -> object:
         return int(text)
     # With its date: "now" and "12:00" would be another time in each try of a run.
     return pendulum.parse(text) if re.match(r"[0-9]{4}", text) else None
+
+
+def _unit(match: re.Match[str]) -> str:
+    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}[match[2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,8 +15,8 @@ from airflow_lakestream.config.sql import Sql
 from airflow_lakestream.core.bad_records import USUAL, RejectLimit
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
+from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
 from airflow_lakestream.core.policies import (
-    DEFAULT_METADATA,
     ModeName,
     OnDataLoss,
     OnError,
@@ -91,7 +90,7 @@ class ExtractConfig(Decoding):
 
     def __post_init__(self) -> None:
         check_topic_or_pattern(self.topic)
-        _check_group(self.consumer_group)
+        check_group(self.consumer_group)
         self._check_payload()
         _ = self.fan_out, self.replaces, self.coverage, self.limits, self.start, self.design, self.poll_seconds
         _ = self.processes
@@ -251,10 +250,7 @@ class ExtractConfig(Decoding):
     @property
     def poll_seconds(self) -> float:
         """Seconds after which a silent partition is a stall."""
-        value = seconds("poll_timeout", self.poll_timeout)
-        if value <= 0:
-            raise InvalidArgument("poll_timeout", "has to be above 0 seconds.")
-        return value
+        return arguments.positive_seconds("poll_timeout", self.poll_timeout)
 
     @property
     def processes(self) -> int | None:
@@ -303,12 +299,3 @@ class ExtractConfig(Decoding):
             return design
         blamed = "schema" if sql.takes_given_schema else "sql"
         return replace(design, schema=sql.schema, argument=blamed, notes=sql.properties(self.consumer_group))
-
-
-def _check_group(group: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group or ""):
-        raise InvalidArgument(
-            "consumer_group",
-            f"{group!r} is not a name of letters, digits, '.', '_' and '-'.",
-            "It names the ledger in the table and the group in Kafka.",
-        )

@@ -11,8 +11,8 @@ from airflow_lakestream.cdc.events.decoder import EventPayload
 from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import (
-    Envelope,
     ModeName,
     OnError,
     OutOfRange,

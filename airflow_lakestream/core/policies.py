@@ -1,4 +1,4 @@
-"""The values that parameters may take, how to write a number of seconds or bytes, and the checks of names."""
+"""The values that parameters may take, and how to write a number of seconds or bytes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,6 @@ from enum import StrEnum
 from typing import TypeVar
 
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
-
-
-class Format(StrEnum):
-    """What a record's value holds."""
-
-    JSON = "json"
-    AVRO = "avro"
-    PROTOBUF = "protobuf"
-    JSON_SCHEMA = "json_schema"
-    CSV = "csv"
-    RAW = "raw"
-
-
-class KeyFormat(StrEnum):
-    """What a record's key holds; `RAW` is bytes, `STRING` is text in UTF-8."""
-
-    STRING = "string"
-    RAW = "raw"
-    JSON = "json"
-    AVRO = "avro"
-    PROTOBUF = "protobuf"
-    JSON_SCHEMA = "json_schema"
-
-
-class Envelope(StrEnum):
-    """The wrapping around the row in a value.
-
-    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
-    with the row before and after it, with or without Connect's wrapping.
-    """
-
-    CONNECT = "connect"
-    DEBEZIUM = "debezium"
 
 
 class ModeName(StrEnum):
@@ -126,6 +93,13 @@ class Tombstones(StrEnum):
     REJECT = "reject"
 
 
+class Missing(StrEnum):
+    """What to do while something that a look needs does not exist, or its connection does not work."""
+
+    WAIT = "wait"
+    FAIL = "fail"
+
+
 class OnEmpty(StrEnum):
     """How a run without anything to land ends."""
 
@@ -136,6 +110,11 @@ class OnEmpty(StrEnum):
 def is_given(value: object) -> bool:
     """Tell whether there is a value. A template renders an empty param as the text "None", which is none."""
     return not (value is None or (isinstance(value, str) and value.strip() in ("", "None")))
+
+
+def is_template(text: str) -> bool:
+    """Tell whether a text is rendered by Airflow before a run has it."""
+    return "{{" in text or "{%" in text
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -170,34 +149,3 @@ def size_in_bytes(argument: str, value: object) -> int:
     if isinstance(value, bool) or match is None or match[2] not in _BYTES or int(match[1]) == 0:
         raise InvalidArgument(argument, f"{value!r} is not a positive size.", 'Write 268435456 or "256MiB".')
     return int(match[1]) * _BYTES[match[2]]
-
-
-# The default metadata columns of a row.
-DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
-
-# Tables next to a table have its name with one of these suffixes: rejected records, deleted keys of a mirror, a
-# fan-out's books, and a mirror's new snapshot.
-REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
-
-_PART = re.compile(r"[^\s./\\\"'`;]+")
-
-
-def check_topic(topic: str) -> str:
-    """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
-        raise InvalidArgument(
-            "topic", f"{topic!r} is not a topic's name.", "Kafka takes letters, digits, '.', '_', '-'."
-        )
-    return topic
-
-
-def check_table_name(table: str, argument: str = "table") -> str:
-    """Return a table's name if it is namespace.table. Raises InvalidArgument."""
-    parts = (table or "").split(".")
-    if len(parts) < 2 or not all(_PART.fullmatch(part) for part in parts):
-        raise InvalidArgument(argument, f"{table!r} is not of the form namespace.table.", 'Write "lake.clickstream".')
-    return table
-
-
-# The column that `unknown_fields="rescue"` fills: the fields without a column, as JSON text.
-RESCUED = "_rescued"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_lakestream.core.policies import BESIDE, HOME, check_table_name, check_topic
+from airflow_lakestream.core.names import BESIDE, HOME, check_table_name, check_topic
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
 # Catalogs cut or refuse longer names; file systems refuse names from 256 bytes on.

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as t
 
+from airflow_lakestream.core.formats import check_delimiter as check_delimiter
 from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
@@ -182,12 +183,6 @@ class CsvDecoder:
                 reasons.setdefault(place, misfit.inside(field.name).reason)
                 found.append(None)
         return pa.array(found, leaves.plain(field.type)).cast(field.type)
-
-
-def check_delimiter(text: str) -> None:
-    """Raise InvalidArgument for what can't stand between fields."""
-    if not re.fullmatch(r"[\t -~]", text) or text == '"':
-        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')
 
 
 def _written(text: str, kind: pa.DataType) -> Json:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_lakestream.core.policies import RESCUED, Envelope, Format, KeyFormat, UnknownFields, choose
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import KNOWN_MEMBERS, USUAL, DebeziumDecoder, Naming, flattened
 from airflow_lakestream.decode.keys import KEY_COLUMN, Decoder, KeyedDecoder

@@ -13,14 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import RESCUED, Envelope, Format, KeyFormat, OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode import raw
 from airflow_lakestream.decode.avro import schema as avro_schema
 from airflow_lakestream.decode.avro.decoder import AvroDecoder
 from airflow_lakestream.decode.connect.debezium import IMAGES, KNOWN_MEMBERS
 from airflow_lakestream.decode.connect.decoder import ConnectJsonDecoder, columns_of_connect, key_type
-from airflow_lakestream.decode.csv import CsvDecoder, check_delimiter
+from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder

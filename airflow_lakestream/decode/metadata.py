@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_lakestream.core.names import METADATA_NAMES as METADATA_NAMES
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.values.outcome import BadRow
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
@@ -102,5 +103,3 @@ _COLUMNS: dict[str, tuple[pa.Field, Callable[[RawBatch], pa.Array]]] = {
     "key": (pa.field("_kafka_key", pa.binary()), _key),
     "headers": (pa.field("_kafka_headers", HEADERS), _headers),
 }
-
-METADATA_NAMES = tuple(_COLUMNS)

@@ -10,14 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.core.routing import (
-    ROUTE_COLUMNS,
-    SEPARATOR,
-    Origin,
-    Placeholder,
-    TableTemplate,
-    Unroutable,
-)
+from airflow_lakestream.core.routing import ROUTE_COLUMNS, SEPARATOR, Origin, Placeholder, TableTemplate, Unroutable
 from airflow_lakestream.decode.metadata import metadata_columns
 from airflow_lakestream.decode.values.outcome import BadRow, quoted
 from airflow_lakestream.exceptions import InvalidArgument

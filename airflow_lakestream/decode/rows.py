@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import Envelope, OnError, Tombstones
+from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ports import Decoder, Trial
 from airflow_lakestream.core.records import DecodedBatch, RawBatch
 from airflow_lakestream.decode.connect.debezium_own import own_record

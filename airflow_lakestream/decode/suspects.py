@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.bad_records import MOST_EXAMPLES, MOST_KINDS, BadRecords, Kind, kind_of
-from airflow_lakestream.core.policies import Envelope, Format
+from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.document import parse_object

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
 
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
 
 if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
@@ -31,15 +31,11 @@ class DeltaStorageHook(BaseHook):
         self.storage_conn_id = storage_conn_id
 
     def open_storage(self) -> DeltaStorage:
-        """Return the storage. Raises InvalidArgument for a connection that can't work, or a missing package."""
+        """Return the storage. Raises InvalidArgument for a connection that can't work, and MissingExtra."""
         try:
             from airflow_lakestream.delta.storage import DeltaStorage
         except ModuleNotFoundError as e:
-            raise InvalidArgument(
-                "table_format",
-                f'"delta" needs the package {e.name}, which this worker does not have.',
-                "Install airflow-lakestream[delta].",
-            ) from e
+            raise MissingExtra("delta", e.name) from e
         return DeltaStorage(self._options())
 
     def _options(self) -> dict[str, str]:

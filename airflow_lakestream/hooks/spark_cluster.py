@@ -12,7 +12,7 @@ from airflow_lakestream.driver.job_folder import forget
 from airflow_lakestream.driver.supervisor import JobState
 from airflow_lakestream.hooks.spark import SECRET_FILES, BackendKind, SparkHook
 
-_INSTALL = "Install airflow-lakestream[spark] on the worker, or put Spark's bin folder on its PATH."
+_INSTALL = "Run pip install 'airflow-lakestream[spark]' on the worker, or put Spark's bin folder on its PATH."
 _OF_YARN = {"SUCCEEDED": JobState.FINISHED, "FAILED": JobState.FAILED}
 _OF_PHASES = {
     "Pending": JobState.RUNNING,

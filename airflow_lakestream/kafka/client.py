@@ -41,6 +41,8 @@ _PATIENCE = {
     "socket.connection.setup.timeout.ms": 10_000,
 }
 LOG_INTERVAL = 10.0
+# A broker that is restarted alone is back by then, or a retry of the task finds it.
+ALL_DOWN_TIMEOUT = 5.0
 _THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
 _AGE = re.compile(r" \(after \d+ms.*", re.DOTALL)
 
@@ -58,10 +60,14 @@ class ClientErrors:
         self.last = ""
         self.fatal: KafkaError | None = None
         self.too_large = ""
+        # Since when no broker at all could be reached; None while one can.
+        self.down_since: float | None = None
         self._said: dict[str, tuple[float, int]] = {}
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka's error_cb."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self.down_since is None:
+            self.down_since = time.monotonic()
         # "All brokers down" comes after the error that says why: keep that one.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self.last:
             self.last = f"{error.name()}: {error.str()}"
@@ -70,8 +76,16 @@ class ClientErrors:
         if error.code() in AUTHENTICATION or error.fatal() or "certificate verify failed" in error.str():
             self.fatal = error
 
-    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
-        """Pass on a line of librdkafka's log; a repeated line at most every 10 seconds."""
+    @property
+    def are_all_down(self) -> bool:
+        """Whether no broker could be reached for so long that a time-out is not worth waiting for."""
+        return self.down_since is not None and time.monotonic() - self.down_since >= ALL_DOWN_TIMEOUT
+
+    def log(self, _: int, template: str, facility: str, client: str, text: str) -> None:
+        """Pass on a line of librdkafka's log, at DEBUG; a repeated line at most every 10 seconds.
+
+        The error that a task ends with has the last one of them, with what to do.
+        """
         text = _THREAD.sub("", text)
         if facility == "FAIL":
             self.last = text
@@ -81,7 +95,7 @@ class ClientErrors:
             self._said[what] = said_at, more + 1
             return
         self._said[what] = now, 0
-        client_log.log(level, template + (f" (and {more} times more)" if more else ""), facility, client, text)
+        client_log.debug(template + (f" (and {more} times more)" if more else ""), facility, client, text)
 
 
 def open_client(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any], where: str) -> Client:

@@ -52,6 +52,7 @@ class Requests:
     def _ask(self, doing: str, request: Callable[[], Future[Answer]]) -> Answer:
         """Wait for an answer; repeat the request on retriable errors, fail at once on others."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
+        self._errors.down_since = None
         while True:
             try:
                 return self._wait(doing, request(), deadline)
@@ -61,8 +62,8 @@ class Requests:
                     raise TopicMissing(self._topic, self._where) from e
                 if error.code() in AUTHENTICATION | AUTHORIZATION:
                     raise KafkaRefused(self._where, doing, error.str()) from e
-                if time.monotonic() >= deadline:
-                    raise self._unavailable(doing, error.str()) from e
+                if time.monotonic() >= deadline or self._errors.are_all_down:
+                    raise self._unavailable(doing, error.str(), deadline) from e
                 self._errors.last = f"{error.name()}: {error.str()}"
                 time.sleep(_RETRY_PAUSE)
 
@@ -73,14 +74,15 @@ class Requests:
             client.poll(0)
             if self._errors.fatal is not None:
                 raise KafkaRefused(self._where, doing, self._errors.fatal.str())
-            if time.monotonic() > deadline:
-                raise self._unavailable(doing, "")
+            if time.monotonic() > deadline or self._errors.are_all_down:
+                raise self._unavailable(doing, "", deadline)
             # Wait here, not in poll(): the answer comes on another thread, and poll() would sleep on.
             wait([future], _POLL_INTERVAL)
         return future.result()
 
-    def _unavailable(self, doing: str, last: str) -> KafkaUnavailable:
-        return KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, self._errors.last or last)
+    def _unavailable(self, doing: str, last: str, deadline: float | None = None) -> KafkaUnavailable:
+        waited = REQUEST_TIMEOUT - max(0.0, deadline - time.monotonic()) if deadline else REQUEST_TIMEOUT
+        return KafkaUnavailable(self._where, doing, waited, self._errors.last or last)
 
 
 def gather(futures: Mapping[TopicPartition, Future[Any]]) -> Future[Any]:

@@ -39,5 +39,6 @@ def list_topics(connection: Mapping[str, Any], where: str) -> list[str]:
             client.poll(0)
             if errors.fatal is not None:
                 raise KafkaRefused(where, _DOING, errors.fatal.str()) from e
-            if time.monotonic() >= deadline:
-                raise KafkaUnavailable(where, _DOING, REQUEST_TIMEOUT, errors.last or error.str()) from e
+            left = deadline - time.monotonic()
+            if left <= 0 or errors.are_all_down:
+                raise KafkaUnavailable(where, _DOING, REQUEST_TIMEOUT - left, errors.last or error.str()) from e

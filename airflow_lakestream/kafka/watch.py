@@ -176,8 +176,8 @@ class KafkaWatch:
                 if message is not None and message.partition() in left:
                     left.discard(p := int(message.partition() or 0))
                     found |= _first(message, p, self._where, doing)
-                elif time.monotonic() > deadline:
-                    raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, errors.last)
+                elif (left_s := deadline - time.monotonic()) < 0 or errors.are_all_down:
+                    raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT - left_s, errors.last)
         finally:
             consumer.close()
         return found

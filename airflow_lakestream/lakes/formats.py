@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from airflow_lakestream.core.policies import TableFormat, check_table_name
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.delta.storage import check_location
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import MissingExtra
 from airflow_lakestream.tables.design import TableDesign
 
 # Columns that readers of Iceberg find in each table; Spark compacts no table that has one of its own of the name.
@@ -47,12 +48,11 @@ class LakeFormat:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str) -> Any:
-        """Return one of its parts. Raises InvalidArgument where a package that it needs is missing."""
+        """Return one of its parts. Raises MissingExtra where a package that it needs is missing."""
         try:
             return resolve_name(getattr(self, name))
         except ModuleNotFoundError as e:
-            problem = f'"{self.format}" needs the package {e.name}, which is not installed here.'
-            raise InvalidArgument("table_format", problem, f"Install airflow-lakestream[{self.format}].") from e
+            raise MissingExtra(self.format, e.name) from e
 
     def check_design(self, design: TableDesign) -> None:
         """Refuse a design that no table of the format can have. Raises InvalidArgument."""

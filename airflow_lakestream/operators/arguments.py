@@ -9,6 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 from airflow_lakestream.config.decoding import Decoding
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.formats import Format
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
@@ -19,6 +22,15 @@ def templated(init: Init, *but: str) -> Sequence[str]:
     """Return the names of an operator's own arguments, all of which are templated but for some."""
     parameters = inspect.signature(init).parameters.values()
     return tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in but)
+
+
+def extras_of(operator: Any) -> Sequence[str]:
+    """Return the extras that formats of a landing need, by an operator's rendered arguments."""
+    formats = {operator.format, operator.key_format}
+    return [
+        *(("delta",) if operator.table_format == TableFormat.DELTA else ()),
+        *(("protobuf",) if Format.PROTOBUF in formats else ()),
+    ]
 
 
 def takes_decoding(init: Init) -> Init:
@@ -40,6 +52,7 @@ def takes_decoding(init: Init) -> Init:
         check_written_out(given["sql"], given["sql_input"])
         for name, value in given.items():
             setattr(self, name, value)
+        check_literals({name: getattr(self, name) for name in templated(taking)})
 
     taking.__signature__ = signature.replace(parameters=[*own, *options.values(), others])  # type: ignore[attr-defined]
     return taking

@@ -12,8 +12,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_lakestream.config.decoding import DECODING
 from airflow_lakestream.core.policies import OnDataLoss, TableFormat, Tombstones, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
-from airflow_lakestream.operators.arguments import takes_decoding, templated
-from airflow_lakestream.operators.base import airflow_errors, late_imports
+from airflow_lakestream.operators.arguments import extras_of, takes_decoding, templated
+from airflow_lakestream.operators.base import airflow_errors, late_imports, need_extras
 from airflow_lakestream.operators.sql_template import RendersSql
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class LakestreamAuditOperator(RendersSql, BaseOperator):
             from airflow_lakestream.run.repair import Repair
 
         with airflow_errors():
+            need_extras(*extras_of(self))
             repair = _is_true("repair", self.repair)
             full = _is_true("full", self.full) or repair
             lake = lake_of(self.table)

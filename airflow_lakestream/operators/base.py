@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_lakestream.exceptions import Terminal
+from airflow_lakestream.exceptions import LakestreamError, MissingExtra, Terminal
 from airflow_lakestream.runtime.collector import no_collection
+
+log = logging.getLogger(__name__)
 
 # By `dag.test()` Airflow answers the task from two threads of the same process. While a task executes they wait for its
 # next question, and nothing that reads Kafka or writes files is theirs. An executor's task process has neither.
@@ -36,15 +39,44 @@ def keep_freed_memory() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
-@contextmanager
-def airflow_errors() -> Iterator[None]:
-    """Fail the task without retries on a Terminal error; every other error goes on, and Airflow retries."""
-    try:
-        yield
-    except Exception as e:
-        if isinstance(e, Terminal):
-            raise AirflowFailException(str(e)) from e
-        raise
+class _AirflowErrors(AbstractContextManager[None]):
+    # No generator: contextlib gives an error that goes on its whole traceback back.
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, LakestreamError):
+            return
+        log.debug("%s", error, exc_info=error)
+        if isinstance(error, Terminal):
+            raise AirflowFailException(str(error)) from None
+        raise error.with_traceback(None) from None
+
+
+def airflow_errors() -> AbstractContextManager[None]:
+    """Fail the task without retries on a Terminal error; every other error goes on, and Airflow retries.
+
+    An error of ours says what to do: above it, tracebacks of the errors beneath would only hide that. They are in the
+    log at DEBUG.
+    """
+    return _AirflowErrors()
+
+
+# By extra, the modules that tell whether it is installed.
+_OF_EXTRA = {
+    "spark": ("airflow.providers.apache.spark",),
+    "delta": ("deltalake", "obstore"),
+    "protobuf": ("google.protobuf", "grpc_tools"),
+}
+
+
+def need_extras(*extras: str) -> None:
+    """Refuse a run whose packages are not installed, before it does anything. Raises MissingExtra."""
+    for extra in extras:
+        for module in _OF_EXTRA[extra]:
+            try:
+                found = find_spec(module)
+            except ModuleNotFoundError:
+                found = None
+            if found is None:
+                raise MissingExtra(extra, module)
 
 
 def run_key(context: Any) -> str:

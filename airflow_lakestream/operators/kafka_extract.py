@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.names import DEFAULT_METADATA
 from airflow_lakestream.core.policies import (
-    DEFAULT_METADATA,
     ModeName,
     OnDataLoss,
     OnEmpty,
@@ -28,9 +29,17 @@ from airflow_lakestream.core.policies import (
 )
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches
 from airflow_lakestream.core.secrecy import refuse_shown
+from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
-from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, run_key
+from airflow_lakestream.operators.arguments import extras_of, templated
+from airflow_lakestream.operators.base import (
+    IDLE_THREADS,
+    airflow_errors,
+    keep_freed_memory,
+    late_imports,
+    need_extras,
+    run_key,
+)
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
@@ -126,11 +135,16 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         takes it for a bad one (templated)
     :param on_data_loss: `"fail"`, or `"record"` to write offsets that retention removed into the ledger (templated)
     :param on_empty: `"success"` or `"skip"` for a run with nothing to land (templated)
+    :param topic_url: where the link Topic goes, such as `"https://kafka-ui/topics/{topic}"` (templated)
+    :param table_url: where the link Table goes, with `{table}` in it (templated)
     :param allow_group_overlap: land records that another group's ledger on this table holds already
     """
 
     template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
+    operator_extra_links = links_until_run(TopicLink(), TableLink())
     ui_color = "#d5eef2"
+
+    _has_run = False
 
     def __init__(
         self,
@@ -178,6 +192,8 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         tombstones: str = Tombstones.KEEP.value,
         on_data_loss: str = OnDataLoss.FAIL.value,
         on_empty: str = OnEmpty.SUCCESS.value,
+        topic_url: str | None = None,
+        table_url: str | None = None,
         allow_group_overlap: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -232,14 +248,18 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.tombstones = tombstones
         self.on_data_loss = on_data_loss
         self.on_empty = on_empty
+        self.topic_url = topic_url
+        self.table_url = table_url
         self.allow_group_overlap = allow_group_overlap
         self._stop: threading.Event | None = None
+        check_literals({name: getattr(self, name) for name in KafkaExtractOperator.template_fields})
 
     template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Land; see the class."""
         self._stop = threading.Event()
+        self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
@@ -250,6 +270,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
         keep_freed_memory()
         with airflow_errors():
+            need_extras(*extras_of(self))
             on_empty = choose(OnEmpty, "on_empty", self.on_empty)
             # One list of keywords: what the configuration knows, it takes from the operator by name.
             arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
@@ -277,39 +298,37 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
                 if on_empty is OnEmpty.SKIP:
                     raise AirflowSkipException(str(e)) from e
                 raise
-        return self._report(context, report, on_empty)
+        return self._report(context, report, config, on_empty)
 
     def on_kill(self) -> None:
         """Stop between two batches; what is not committed leaves no trace."""
         if self._stop is not None:
             self._stop.set()
 
+    def _link(self, context: Context) -> None:
+        self._has_run = True
+        push_pages(context["ti"], {"topic": self.topic, "table": self.table}, self.topic_url, self.table_url)
+
     def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
         # A Delta table keeps no sum of what a commit has written.
         return LandingMeter(tags, lake if config.lake.has_catalog else None)
 
-    def _report(self, context: Context, report: RunReport, on_empty: OnEmpty) -> dict[str, Any]:
+    def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
+        from airflow_lakestream.run.summary import last_line
+
         result = report.to_dict()
         for topic, of_topic in report.reports.items():
             stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
             measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
         if report.recovered:
             log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        if report.changed_nothing:
-            log.info("Nothing to land: %s holds all of %s up to now.", report.table, report.topic)
-            if on_empty is OnEmpty.SKIP:
-                raise AirflowSkipException(f"{report.topic}: nothing to land in {report.table}")
-            return result
-        log.info(
-            "Landed %s rows of %s in %s: %s snapshots, %s offsets remain.",
-            result["rows"],
-            report.topic,
-            ", ".join(report.tables) or report.table,
-            report.snapshots,
-            report.remaining_lag,
-        )
-        tell_outlets(context, self.outlets, result)
+        if not report.changed_nothing:
+            tell_outlets(context, self.outlets, result)
+        said = last_line(report, config, self.iceberg_conn_id)
+        if report.changed_nothing and on_empty is OnEmpty.SKIP:
+            raise AirflowSkipException(said)
+        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", said)
         return result
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 
+from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.policies import ModeName, OnEmpty, choose
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports
+from airflow_lakestream.operators.arguments import extras_of
+from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports, need_extras
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_lakestream.core.landing.job import Job
-    from airflow_lakestream.run.job import ExtractConfig
+    from airflow_lakestream.run.job import ExtractConfig, Lake
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +75,9 @@ def kafka_extract_group(
 class _SharedRunOperator(KafkaExtractOperator):
     """What the three tasks share: the arguments, and the key of their common run."""
 
-    def _prepare(self, context: Context) -> tuple[ExtractConfig, Job]:
+    def _prepare(self, context: Context) -> tuple[ExtractConfig, Job, Lake]:
         self._stop = threading.Event()
+        self._link(context)
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
@@ -82,6 +85,7 @@ class _SharedRunOperator(KafkaExtractOperator):
             from airflow_lakestream.run.job import ExtractConfig, build_job
 
         keep_freed_memory()
+        need_extras(*extras_of(self))
         choose(OnEmpty, "on_empty", self.on_empty)
         arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
         if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
@@ -98,7 +102,7 @@ class _SharedRunOperator(KafkaExtractOperator):
             where=kafka.where,
             stop=self._stop,
         )
-        return config, replace(job, committed=self._meter(context, config, lake))
+        return config, replace(job, committed=self._meter(context, config, lake)), lake
 
 
 class PlanSharesOperator(_SharedRunOperator):
@@ -117,7 +121,7 @@ class PlanSharesOperator(_SharedRunOperator):
         from airflow_lakestream.core.sharing.pieces import ranges_to_dict
 
         with airflow_errors():
-            _, job = self._prepare(context)
+            _, job, _ = self._prepare(context)
             plan = plan_shares(job, self.tasks)
         within = None if plan.within is None else ranges_to_dict(plan.identity, plan.within)
         context["ti"].xcom_push(key=BOUNDS, value={"within": within})
@@ -138,13 +142,17 @@ class ReadShareOperator(_SharedRunOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # type: ignore[override]  # pieces, not a report
         """Return the pieces: offsets, counts and the metadata of files."""
+        from airflow_lakestream.core.landing.story import told
         from airflow_lakestream.core.sharing.parallel import folder_of, read_share
         from airflow_lakestream.core.sharing.pieces import Share
+        from airflow_lakestream.run.full_disk import full_disk_named
 
         with airflow_errors():
-            _, job = self._prepare(context)
-            pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
-        log.info("Read %s records, handed over in %s pieces.", sum(p.counts.read for p in pieces), len(pieces))
+            _, job, lake = self._prepare(context)
+            with full_disk_named(job.table, lake):
+                pieces = read_share(job, Share.from_dict(self.share), folder_of(job.run_id))
+        read = sum((piece.counts for piece in pieces), Counts())
+        log.info("Read %s, and handed them over in %s pieces; the task %s lands them.", told(read), len(pieces), COMMIT)
         return [piece.to_dict() for piece in pieces]
 
 
@@ -164,6 +172,7 @@ class CommitPiecesOperator(_SharedRunOperator):
         """Return the report."""
         from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces
         from airflow_lakestream.core.sharing.pieces import Piece, ranges_from_dict
+        from airflow_lakestream.run.full_disk import full_disk_named
         from airflow_lakestream.run.topics import RunReport
 
         ti = context["ti"]
@@ -171,13 +180,14 @@ class CommitPiecesOperator(_SharedRunOperator):
         if bounds is None:
             raise AirflowSkipException("nothing was planned: the plan was skipped.")
         with airflow_errors():
-            config, job = self._prepare(context)
+            config, job, lake = self._prepare(context)
             within = None if bounds["within"] is None else ranges_from_dict(bounds["within"])
             pieces = [Piece.from_dict(piece) for piece in _flat(self.pieces)]
-            report = land_pieces(job, pieces, within, folder_of(job.run_id))
+            with full_disk_named(job.table, lake):
+                report = land_pieces(job, pieces, within, folder_of(job.run_id))
         tables = Counter({config.table: report.counts.written})
         run = RunReport(config.topic, config.table, config.consumer_group, {config.topic: report}, tables)
-        return self._report(context, run, choose(OnEmpty, "on_empty", self.on_empty))
+        return self._report(context, run, config, choose(OnEmpty, "on_empty", self.on_empty))
 
 
 def _of_one_table(config: ExtractConfig) -> ExtractConfig:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 # Nothing that imports PyIceberg, Arrow or the Spark provider up here: Airflow parses DAG files anew every half minute.
-from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink
+from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
+from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
-from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -55,11 +56,12 @@ class SparkStreamingSubmitOperator(StreamArguments):
     template_fields_renderers = {"app_config": "json", "conf": "json"}
     engine = "spark"
     driver_pages = ((SparkUILink(), "{url}"), (DriverLogLink(), "{url}/logs/"))
-    operator_extra_links = (SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
+    operator_extra_links = links_until_run(SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
     ui_color = "#f7d9c4"
 
     def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
         """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+        need_extras("spark", *(("delta",) if self.app in DELTA_APPS else ()))
         from airflow_lakestream.operators.spark.set_up import driving_of
 
         return driving_of(self, context, wait)

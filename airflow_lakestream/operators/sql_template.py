@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from airflow_lakestream.core.policies import SqlInput, choose, is_given
+from airflow_lakestream.core.policies import SqlInput, choose, is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
 
 INPUT = "{{ input }}"
@@ -20,19 +20,15 @@ def check_written_out(sql: object, sql_input: object) -> None:
     DuckDB is not asked: to import it takes longer than Airflow should spend on a DAG file every half minute. It looks
     at the statement before a run connects to anything.
     """
-    if not isinstance(sql_input, str) or _is_template(sql_input):
+    if not isinstance(sql_input, str) or is_template(sql_input):
         return
     named = choose(SqlInput, "sql_input", sql_input)
     if sql is None and named is not SqlInput.RAW:
         raise InvalidArgument("sql_input", "goes with sql, and there is none.")
     if not isinstance(sql, str) or not is_given(sql) or sql.endswith(_FILE):
         return
-    if not _OF_INPUT.search(sql) and not _is_template(sql):
+    if not _OF_INPUT.search(sql) and not is_template(sql):
         raise InvalidArgument("sql", "it does not read from {{ input }}.", "Write SELECT ... FROM {{ input }}.")
-
-
-def _is_template(text: str) -> bool:
-    return "{{" in text or "{%" in text
 
 
 class RendersSql:

@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import union
-from airflow_lakestream.core.policies import Envelope
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.connect.debezium_own import own_record, own_schema
 from airflow_lakestream.exceptions import LakestreamError, Terminal

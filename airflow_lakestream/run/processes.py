@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.sharing.side_by_side import Order, ReaderProcess
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.run import job as extract
-from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.runtime.allocation import ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
 from airflow_lakestream.runtime.processes import Child, Children, can_fork, processors
 

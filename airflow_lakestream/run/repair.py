@@ -29,11 +29,12 @@ from airflow_lakestream.core.bad_records import USUAL, BadRecords
 from airflow_lakestream.core.landing.job import Job, check_still_there, read_rows
 from airflow_lakestream.core.landing.plan import Plan, TopicState, check_log, leader_epochs
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnDataLoss, OnError, SqlInput, Tombstones, UnknownFields, choose, is_given
 from airflow_lakestream.core.ports import Chunk, Conflict, Reader, Source, TableState
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet, overlapping
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.values.outcome import pick
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient

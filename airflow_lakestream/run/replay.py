@@ -26,11 +26,12 @@ from airflow_lakestream.config.sql import landed_through
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.plan import Plan, TopicState, Watermarks
 from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
+from airflow_lakestream.core.names import METADATA_NAMES
 from airflow_lakestream.core.policies import OnError, is_given
 from airflow_lakestream.core.ports import Boundary, Chunk, ReplacedMeanwhile
 from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.metadata import METADATA_NAMES, metadata_schema
+from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import timestamps_of
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.iceberg import ledger_store

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
@@ -29,7 +30,7 @@ from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.kafka.topics import list_topics
 from airflow_lakestream.run import job as extract
-from airflow_lakestream.run.job import ExtractConfig
+from airflow_lakestream.run.full_disk import full_disk_named
 from airflow_lakestream.run.own_topics import OwnTopics
 from airflow_lakestream.runtime.processes import Children
 from airflow_lakestream.tables.rejects.sink import RejectingSink
@@ -131,7 +132,8 @@ def land_run(
         try:
             job = job_of(replace(config, max_records=left), topic, topics, kafka, catalog, own_id, where, stop)
             job = replace(job, children=children)
-            report = land(job if prepare is None else prepare(job))
+            with full_disk_named(job.table, catalog):
+                report = land(job if prepare is None else prepare(job))
         except Stopped:
             raise
         except LakestreamError as e:

@@ -55,7 +55,7 @@ class FailedInChild(LakestreamError, Transient):
 
 
 def can_fork(idle_threads: Sequence[str] = ()) -> bool:
-    """Tell whether forking is safe here and now; if not, the log says why.
+    """Tell whether forking is safe here and now; if not, the log says why, for debugging.
 
     :param idle_threads: parts of names of threads that only wait, and hold no lock that a child needs.
     """
@@ -65,7 +65,7 @@ def can_fork(idle_threads: Sequence[str] = ()) -> bool:
     names = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     others = [name for name in names if not any(idle in name for idle in idle_threads)]
     if others:
-        log.info("One process reads: forking is unsafe while other threads run (%s).", ", ".join(others[:5]))
+        log.debug("One process reads: forking is unsafe while other threads run (%s).", ", ".join(others[:5]))
     return not others
 
 

@@ -20,6 +20,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import StartTriggerArgs
 
+from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.operators.base import airflow_errors, late_imports
@@ -78,7 +79,11 @@ class LookSensor(BaseSensorOperator):
             )
 
     def ready(self) -> None:
-        """Let the task begin in the triggerer if asked for; the fields must be set."""
+        """Check the fields, which must be set, and let the task begin in the triggerer if asked for.
+
+        Raises InvalidArgument.
+        """
+        check_literals(self._arguments())
         if not self.start_from_trigger:
             return
         if not AIRFLOW_V_3_3_PLUS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -14,15 +13,15 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
+from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
-from airflow_lakestream.core.policies import ModeName, TableFormat, is_given, seconds
+from airflow_lakestream.core.policies import ModeName, TableFormat, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, KAFKA_TO_DELTA, KAFKA_TO_ICEBERG, MIRROR_APPS, check_app
 from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object, write_object
 
-AVAILABLE_NOW = "available_now"
 # The apps that land records. Other apps have their own configurations.
 LANDING_APPS = (KAFKA_TO_ICEBERG, KAFKA_TO_DELTA, *MIRROR_APPS)
 # Arguments that tell one worker how to read, and what replaces each on Spark.
@@ -121,15 +120,7 @@ class AppConfig(Configuration):
     @property
     def seconds_between_batches(self) -> float | None:
         """The seconds from the start of one batch to that of the next; None for "available_now"."""
-        if self.trigger == AVAILABLE_NOW:
-            return None
-        # Both Spark's notation, "10 seconds", and ours, "10s".
-        short = re.sub(r"^\s*(\d+)\s*(millisecond|second|minute|hour)s?\s*$", _unit, str(self.trigger))
-        try:
-            return seconds("trigger", short)
-        except InvalidArgument:
-            problem = f'{self.trigger!r} is neither "{AVAILABLE_NOW}" nor a time between two batches.'
-            raise InvalidArgument("trigger", problem, 'Write "10 seconds".') from None
+        return arguments.between_batches("trigger", self.trigger)
 
     @property
     def most_batches(self) -> int | None:
@@ -169,10 +160,6 @@ class AppConfig(Configuration):
     def write(self, path: str | Path) -> Path:
         """Write a file that only its owner can read, replacing any earlier one as a whole; return its path."""
         return write_object(path, self.to_dict())
-
-
-def _unit(match: re.Match[str]) -> str:
-    return match[1] + {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}[match[2]]
 
 
 def _to_json(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_lakestream.driver.progress import BatchProgress, ProgressLog
 from airflow_lakestream.run.progress import batch_progress
+from airflow_lakestream.run.summary import last_line
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.inputs import take_lease
 from airflow_lakestream.spark.lease import Lease
@@ -88,4 +89,4 @@ def land_at_once(config: AppConfig, spark: SparkSession) -> None:
         started = time.monotonic()
         report = MicroBatches(config, spark, pulse=told.pulse).land(config.run_id or uuid.uuid4().hex)
         told.report(batch_progress(0, report, time.monotonic() - started))
-    log.info("Landed %s of %s in %s.", report.counts, report.topic, report.table)
+    log.info("%s", last_line(report, config.extract))

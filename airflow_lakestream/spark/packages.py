@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -19,7 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, MissingExtra, Terminal, Transient
+
+log = logging.getLogger(__name__)
 
 # Sets the jars' folder if the default (~/.cache) is not writable.
 CACHE_VARIABLE = "AIRFLOW_LAKESTREAM_JARS"
@@ -38,17 +41,24 @@ class PackagesUnavailable(LakestreamError, Transient):
         )
 
 
+class JavaMissing(LakestreamError, Terminal):
+    """There is no Java, which Spark needs."""
+
+    def __init__(self, java: str, problem: str) -> None:
+        super().__init__(f"Spark needs Java, and {java} can't be run ({problem}). Install a JDK 17, and set JAVA_HOME.")
+
+
 def kafka_packages(spark_version: str | None = None) -> tuple[str, ...]:
     """Return the Maven coordinates of Spark's Kafka source, for the installed Spark or another version."""
     return (f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{spark_version or installed_spark()}",)
 
 
 def installed_spark() -> str:
-    """Return the version of the installed pyspark. Raises InvalidArgument without one."""
+    """Return the version of the installed pyspark. Raises MissingExtra without one."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
-        raise InvalidArgument("app", "pyspark is not installed.", "pip install 'airflow-lakestream[spark]'.") from None
+        raise MissingExtra("spark", "pyspark") from None
 
 
 def jar_version(artifact: str) -> str:
@@ -66,7 +76,7 @@ def resolve(coordinates: Sequence[str], cache: str | Path | None = None, without
     :param cache: folder to keep them in; default: `AIRFLOW_LAKESTREAM_JARS`, else below ~/.cache.
     :param without: group:artifact of dependencies to leave out.
 
-    Raises InvalidArgument for malformed coordinates, PackagesUnavailable.
+    Raises InvalidArgument for malformed coordinates, PackagesUnavailable, JavaMissing.
     """
     for one in coordinates:
         if _COORDINATES.fullmatch(one) is None:
@@ -99,6 +109,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(coordinates: Sequence[str], target: Path, without: Sequence[str]) -> None:
+    log.info("Spark's first start here fetches %s with its dependencies, once, to %s.", ", ".join(coordinates), target)
     scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
     try:
         _run_ivy(coordinates, scratch, without)
@@ -137,7 +148,7 @@ def _run_ivy(coordinates: Sequence[str], scratch: Path, without: Sequence[str]) 
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own arguments
     except OSError as e:
-        raise PackagesUnavailable(f"{java} can't be run ({e.strerror}); install a JDK 17") from e
+        raise JavaMissing(java, str(e.strerror)) from e
     if done.returncode:
         said = [line.strip(": \t") for line in done.stdout.splitlines() if ": not found" in line or "ERROR" in line]
         raise PackagesUnavailable(said[0] if said else f"Ivy ended with {done.returncode}")

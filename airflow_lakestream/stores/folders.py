@@ -64,7 +64,7 @@ def open_folder(location: str, properties: Mapping[str, str] | None = None) -> S
         raise InvalidArgument(
             "checkpoint_location",
             f"{location!r} can't be opened: {e}.",
-            "S3 needs the package obstore (airflow-lakestream[spark]), other stores need fsspec's package for them.",
+            "S3 needs the package obstore (pip install 'airflow-lakestream[spark]'), other stores need fsspec's.",
         ) from e
 
 

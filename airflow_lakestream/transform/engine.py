@@ -15,15 +15,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.transform.outcome import HIDDEN, ROW
 from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
-from airflow_lakestream.transform.statement import (
-    INPUT,
-    METADATA,
-    Checker,
-    Node,
-    names_read,
-    refuse,
-    with_input,
-)
+from airflow_lakestream.transform.statement import INPUT, METADATA, Checker, Node, names_read, refuse, with_input
 from airflow_lakestream.transform.types import OutputColumn, output_column
 
 # Planning a statement takes longer than running it on thousands of records, so it is planned once.

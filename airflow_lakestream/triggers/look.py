@@ -13,11 +13,12 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_lakestream.core.policies import Missing
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.metrics import measure_look, tags_of
 from airflow_lakestream.triggers.logs import tell
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-from airflow_lakestream.watching.asking import Check, LookOutcome, Missing, Places, Verdict, guarded, verdict_of
+from airflow_lakestream.watching.asking import Check, LookOutcome, Places, Verdict, guarded, verdict_of
 from airflow_lakestream.watching.checks import make_check
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_lakestream.core.policies import Missing as Missing
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, TopicMissing
 from airflow_lakestream.spark.checkpoint import CheckpointDamaged
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from airflow_lakestream.delta.storage import DeltaStorage
 
 log = logging.getLogger(__name__)
-
-
-class Missing(StrEnum):
-    """What to do while something that a look needs does not exist, or its connection does not work."""
-
-    WAIT = "wait"
-    FAIL = "fail"
 
 
 class LookOutcome(StrEnum):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from airflow_lakestream.core.landing.story import span as span
 from airflow_lakestream.core.ranges import RangeSet, shown
 
 # At most this many ranges are named: a longer list would hide what matters.
@@ -60,14 +61,3 @@ def told(reasons: Iterable[Reason]) -> str:
 def some(ranges: RangeSet) -> str:
     """Return ranges as text: the first few, and how many more there are."""
     return shown([str(one) for one in ranges], _SHOWN)
-
-
-def span(seconds: float) -> str:
-    """Return a time span for people: 45 s, 12 min, 3.5 h, 2.1 d."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} d"

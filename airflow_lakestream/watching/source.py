@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import LogTruncated
-from airflow_lakestream.core.policies import TableFormat, check_topic, choose, is_given
+from airflow_lakestream.core.names import check_topic
+from airflow_lakestream.core.policies import TableFormat, choose, is_given
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.lakes.formats import LAKES, LakeFormat

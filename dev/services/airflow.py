@@ -104,7 +104,7 @@ def start(
         pid=0,
         folder=str(folder.path),
     )
-    environment = {**_environment(folder.path, dags_folder, port), **_connections(airflow, kafka_config)}
+    environment = {**_environment(folder.path, dags_folder, port), **environment_of(airflow, kafka_config)}
     leash = folder.start([sys.executable, "-m", "airflow", "standalone"], owner, environment)
 
     def ready() -> bool:
@@ -125,12 +125,17 @@ def database_of(home: Path) -> str:
     return f"sqlite:///{home / 'airflow.db'}?timeout=60"
 
 
-def _connections(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:
+def environment_of(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the environment that hold connections, and the variable of `supervise_lakestream`."""
     iceberg = {"type": "sql", "uri": airflow.catalog_uri, "warehouse": airflow.warehouse}
     return {
         "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": {**kafka_config}}),
         "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps({"conn_type": "iceberg", "extra": iceberg}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        # What `supervise_lakestream` looks at.
+        "AIRFLOW_VAR_LAKESTREAM_STREAMS": json.dumps(
+            [{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"}]
+        ),
     }
 
 

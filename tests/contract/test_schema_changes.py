@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_lakestream.core.policies import RESCUED
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables import row_buffer

@@ -215,10 +215,8 @@ def test_no_answer_is_said_within_30_seconds_with_the_cause_and_the_remedy(
 
 
 @pytest.mark.parametrize("case", ["nobody listens", "silent", "plain"])
-def test_the_log_stays_readable_while_no_broker_answers(unanswered: dict[str, Outcome], case: str) -> None:
-    lines = unanswered[case].lines
-    # Twenty seconds of attempts: a few lines, but not silence.
-    assert 1 <= len(lines) <= 8, lines
+def test_no_line_of_the_client_stands_above_the_error(unanswered: dict[str, Outcome], case: str) -> None:
+    assert unanswered[case].lines == []
 
 
 # Arguments that only the table can judge

@@ -16,7 +16,7 @@ from airflow_lakestream.core.bad_records import TooManyRejected
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import REJECTED
+from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.exceptions import Terminal
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import build_job

@@ -370,7 +370,7 @@ def test_a_run_that_follows_a_topic_ends_well_when_it_is_stopped(
     file = airflow.write("followed", _FILE.format(dag_id="followed", extra="", options="idle_timeout=600"))
     run = airflow.start(airflow.dag(file), {"topic": name})
     with airflow.process(run, file) as process:
-        poll_until(lambda: "Committed 10 records" in process.log, "the first landing", 60)
+        poll_until(lambda: "Committed 10 rows" in process.log, "the first landing", 60)
         process.terminate()
         process.wait(15)
     assert (run.task().state, run.task().xcom["rows"]) == ("success", 10), process.log

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.landing.algorithm import FIRST_OFFSETS
 from airflow_lakestream.core.landing.job import Stopped
-from airflow_lakestream.core.policies import REJECTED
+from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.exceptions import BadRecord
 from airflow_lakestream.registry.schemas import RegistryUnavailable
 from airflow_lakestream.run.processes import reader_processes

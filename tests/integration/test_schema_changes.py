@@ -14,7 +14,7 @@ from pyiceberg.types import StringType
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.audit.run import Audit
 from airflow_lakestream.core.landing.algorithm import land
-from airflow_lakestream.core.policies import RESCUED
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.sharing.parallel import folder_of, land_pieces, plan_shares, read_share
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.run.repair import Repair

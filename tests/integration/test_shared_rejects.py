@@ -8,7 +8,7 @@ import pytest
 
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import REJECTED
+from airflow_lakestream.core.names import REJECTED
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from tests.integration.test_rejects import FailingMain
 from tests.support.broker import Producing, Topics

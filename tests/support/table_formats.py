@@ -21,7 +21,8 @@ from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
 from airflow_lakestream.core.ledger import Ledger
-from airflow_lakestream.core.policies import REJECTED, SchemaEvolution
+from airflow_lakestream.core.names import REJECTED
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.delta.commit import committing as delta_commits

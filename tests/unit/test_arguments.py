@@ -30,7 +30,7 @@ OPERATORS: list[tuple[Any, str]] = [
 ]
 LANDING = {one.name: one.default for one in fields(ExtractConfig)}
 # What an operator has of its own, which a landing is not told.
-OF_THE_OPERATOR = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "on_empty"}
+OF_THE_OPERATOR = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "on_empty", "topic_url", "table_url"}
 # Defaults that only an operator has, or that a dataclass can't have as they are.
 OTHERWISE = {"consumer_group": "{{ dag.dag_id }}", "table_properties": None}
 

@@ -37,6 +37,13 @@ def test_the_info_is_valid_by_airflows_own_schema() -> None:
     _create_provider_info_schema_validator().validate(get_provider_info())
 
 
+def test_the_description_names_what_it_is_for() -> None:
+    info = get_provider_info()
+    assert all(name in info["description"] for name in ("Kafka", "Iceberg", "Delta"))
+    names = {one["integration-name"] for one in info["integrations"]}
+    assert {"Apache Kafka", "Apache Iceberg", "Delta Lake", "Apache Spark"} < names
+
+
 def test_the_schema_check_would_notice_a_mistake() -> None:
     from airflow.providers_manager import _create_provider_info_schema_validator
     from jsonschema import ValidationError

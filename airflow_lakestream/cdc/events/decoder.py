@@ -21,7 +21,8 @@ from airflow_lakestream.cdc.events.record_keys import names_in
 from airflow_lakestream.cdc.events.record_schemas import RecordSchemas
 from airflow_lakestream.cdc.events.widening import grown
 from airflow_lakestream.cdc.stops import name_not_free
-from airflow_lakestream.core.policies import Envelope, OutOfRange
+from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
 from airflow_lakestream.decode.formats import Payload

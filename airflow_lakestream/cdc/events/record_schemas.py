@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import TypeSeen, type_changed
-from airflow_lakestream.core.policies import Envelope
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect import schema as connect_schema
 from airflow_lakestream.decode.connect.debezium import IMAGES, is_event, row_of

@@ -23,7 +23,8 @@ from airflow_lakestream.cdc.keys.identity import by_place, places
 from airflow_lakestream.cdc.merge.newest import is_later, versions
 from airflow_lakestream.cdc.merge.snapshots import Version, cut_of, is_mark
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
-from airflow_lakestream.core.policies import DELETED, SchemaEvolution
+from airflow_lakestream.core.names import DELETED
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.sink import TableSink

@@ -14,15 +14,7 @@ from dataclasses import replace
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
-from airflow_lakestream.core.landing.job import (
-    Job,
-    check_bad,
-    check_still_there,
-    entry_of,
-    read_first,
-    read_rows,
-    take,
-)
+from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_first, read_rows, take
 from airflow_lakestream.core.landing.modes import Look, Resume
 from airflow_lakestream.core.landing.plan import (
     LandedByAnotherGroup,
@@ -35,6 +27,7 @@ from airflow_lakestream.core.landing.plan import (
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
@@ -52,7 +45,6 @@ FIRST_OFFSETS = 10_000
 def land(job: Job) -> LandingReport:
     """Land what the run covers and the table lacks, up to the partitions' ends at the start of the run.
 
-    1. Look at the table: its ledger, and what earlier tries of this run landed.
     1. Look at the table: its ledger, and what earlier tries of this run landed.
     2. Look at the topic, and let the mode plan the offset ranges to read. The plans keep the ends of one look, so
        that the run ends although the topic grows.
@@ -151,7 +143,10 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
 
     Returns whether anything was committed. Without a table, a schema and a record nothing can be committed.
     """
-    _tell(job, plan, pieces)
+    if pieces:
+        log.info("%s pieces were handed over: %s", len(pieces), some(union(piece.ranges for piece in pieces)))
+    if not _exhausted(job, report):
+        tell_plan(job.table, plan, job.mode.interval)
     if not (plan.changes_the_ledger or pieces) or _exhausted(job, report):
         return False
     batch = Batch(plan, early=not report.snapshot_ids)
@@ -167,6 +162,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         decoder, batch = _read_here(job, decoder, batch, report)
     elif decoder is not None:
         batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
+    report.lacks_columns = decoder is None
     if decoder is None:
         _refuse_to_forget(job, plan)
         return False
@@ -202,9 +198,12 @@ def _read_first(job: Job, batch: Batch, report: LandingReport) -> Decoder | None
 
 
 def _read_here(job: Job, decoder: Decoder | None, batch: Batch, report: LandingReport) -> tuple[Decoder | None, Batch]:
-    with closing(read_rows(job, batch.plan, decoder, _left(job, report))) as results:
+    left = _left(job, report)
+    progress = Progress(batch.plan.state.identity.topic, batch.plan.ranges.width, left)
+    with closing(read_rows(job, batch.plan, decoder, left)) as results:
         for decoder, chunk in results:
             take(job, batch, chunk)
+            progress.add(chunk.covers, chunk.counts.read)
             check_bad(job, batch.records, batch.bad, report)
             # Without a record and without a schema no table can be created yet: the commit waits.
             if decoder is not None and batch.is_due(job.limits):
@@ -237,17 +236,6 @@ def _read_by_children(job: Job, batch: Batch, report: LandingReport) -> Batch:
     return batch
 
 
-def _tell(job: Job, plan: Plan, pieces: Sequence[Piece]) -> None:
-    if plan.lost:
-        log.warning("Lost to retention, recorded in the ledger of %s: %s", job.table, plan.lost)
-    if pieces:
-        log.info("%s pieces were handed over: %s", len(pieces), union(piece.ranges for piece in pieces))
-    if plan.changes_the_ledger:
-        log.info("Plan: %s offsets to read: %s", plan.ranges.width, plan.ranges)
-    elif not pieces:
-        log.info("%s: %s lacks nothing that is in Kafka now.", plan.state.identity.topic, job.table)
-
-
 def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = False) -> Batch:
     identity = batch.plan.state.identity
     check_still_there(job, identity)
@@ -256,21 +244,12 @@ def _commit(job: Job, batch: Batch, report: LandingReport, *, is_last: bool = Fa
     landing = batch.landing(job.run_id, job.engine, is_last=is_last)
     started = time.monotonic()
     snapshot_id = job.sink.commit(landing)
+    seconds = time.monotonic() - started
     report.add(snapshot_id, landing)
-    job.tell(snapshot_id, landing, time.monotonic() - started)
+    job.tell(snapshot_id, landing, seconds)
     job.handed.take(batch.pieces)
-    log.info(
-        "Committed %s (%.0f/s) in snapshot %s of %s, commit %.2f s; %s offsets of the plan remain: %s",
-        counts,
-        counts.read / max(batch.age, 1e-3),
-        snapshot_id,
-        job.table,
-        time.monotonic() - started,
-        (batch.plan.ranges - report.entry.landed).width,
-        landing.topics[identity].landed,
-    )
-    if batch.bad.count:
-        log.warning("%s of these records are bad: %s", batch.bad.count, batch.bad.reasons)
+    left = (batch.plan.ranges - report.entry.landed).width
+    tell_commit(job.table, snapshot_id, counts, batch.bad, landing.topics[identity].landed, seconds, left)
     return batch.next()
 
 
@@ -303,7 +282,6 @@ def _refuse_to_forget(job: Job, plan: Plan) -> None:
             "the table so that the next run loses no record.",
             'Give a schema, such as schema="id bigint, name string".',
         )
-    log.info("%s does not exist and there is no record to infer its schema from: nothing was created.", job.table)
 
 
 def _new_records_came(job: Job, ends: TopicState) -> bool:

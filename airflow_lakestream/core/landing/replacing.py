@@ -12,6 +12,7 @@ from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_rows, take
 from airflow_lakestream.core.landing.modes import Look, reading_plan
 from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.landing.story import Progress, tell_commit, tell_plan
 from airflow_lakestream.core.ledger import Landing, TopicEntry
 from airflow_lakestream.core.ports import Conflict, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -33,9 +34,10 @@ def replace_landed(job: Job) -> tuple[int, Landing] | None:
         ranges = entry.landed & job.mode.own(look)
         if not ranges:
             return None
-        log.info("Replacing %s offsets: %s", ranges.width, ranges)
+        plan = reading_plan(look, ranges)
+        tell_plan(job.table, plan, job.mode.interval, again=True)
         try:
-            return _by_plan(job, table, reading_plan(look, ranges))
+            return _by_plan(job, table, plan)
         except RowsNotWritable as error:
             return replace_landed(job.carefully(error))
         except Conflict as conflict:
@@ -65,14 +67,18 @@ def _by_plan(job: Job, table: TableState, plan: Plan) -> tuple[int, Landing]:
     change = TopicEntry(replaced=plan.ranges, counts=read.counts, epochs=read.epochs)
     started = time.monotonic()
     snapshot_id, replaced = job.sink.replace(replace(landing, topics={identity: change}))
-    job.tell(snapshot_id, replaced, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    job.tell(snapshot_id, replaced, seconds)
+    tell_commit(job.table, snapshot_id, read.counts, batch.bad, plan.ranges, seconds)
     return snapshot_id, replaced
 
 
 def _read_again(job: Job, table: TableState, batch: Batch) -> None:
+    progress = Progress(batch.plan.state.identity.topic, batch.plan.ranges.width)
     with closing(read_rows(job, batch.plan, job.decoders(table.schema, None), None)) as results:
         for _, chunk in results:
             take(job, batch, chunk)
+            progress.add(chunk.covers, chunk.counts.read)
             if (outcome := chunk.outcome) is not None and outcome.rowless is not None:
                 job.sink.pass_over(batch.plan.state.identity, chunk.covers.partition, outcome.rowless)
             check_bad(job, batch.records, batch.bad, None)

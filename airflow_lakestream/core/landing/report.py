@@ -22,7 +22,7 @@ class LandingReport:
     resumed, those that the run left. `schema_changes` describes the changes of the table's schema. `interval` is in
     milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
     records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
-    did not double.
+    did not double. `lacks_columns`: there is no table, and no record came to infer its columns from.
     """
 
     topic: str
@@ -38,6 +38,7 @@ class LandingReport:
     by_partition: dict[int, Counts] = field(default_factory=dict)
     schema_changes: list[str] = field(default_factory=list)
     rows_beside: int = 0
+    lacks_columns: bool = False
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -85,7 +86,7 @@ class LandingReport:
             "ranges": _triples(self.entry.landed),
             "lost": _triples(self.entry.lost),
             "remaining_lag": self.remaining_lag,
-            "interval": self.interval and [_iso(at) for at in self.interval],
+            "interval": self.interval and [iso(at) for at in self.interval],
             "complete": self.completes,
             "schema_changes": list(self.schema_changes),
             "rows_beside": self.rows_beside,
@@ -109,7 +110,8 @@ def counts_to_dict(counts: Counts) -> dict[str, int]:
     }
 
 
-def _iso(at_ms: int) -> str:
+def iso(at_ms: int) -> str:
+    """Return a time as ISO 8601, in UTC; `at_ms` is in milliseconds since the epoch."""
     return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat()
 
 

@@ -21,6 +21,7 @@ from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there,
 from airflow_lakestream.core.landing.modes import ByInterval
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.landing.story import offsets
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -146,7 +147,7 @@ def _shares(job: Job, table: TableState, plan: Plan, most: int, least_width: int
     identity = plan.state.identity
     shares = [Share(identity, r, plan.epochs, plan.known_epochs) for r in split(ranges, most, least_width)]
     for number, share in enumerate(shares):
-        log.info("Share %s: %s offsets to read: %s", number, share.ranges.width, share.ranges)
+        log.info("Share %s to land: %s.", number, offsets(share.ranges))
     return SharedPlan(identity, shares, _bounds(job, plan.ranges, ranges))
 
 

@@ -19,8 +19,9 @@ from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.job import Job, Stopped, read_in_turn, take
 from airflow_lakestream.core.landing.plan import Plan, TopicState
+from airflow_lakestream.core.landing.story import Progress
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
 from airflow_lakestream.runtime.processes import PATIENCE, Child, Children, Failed
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 LEAST_WIDTH = 100_000
 # Rejected records that a process keeps before it hands them over.
 MOST_REJECTED = 20_000
-TELL_INTERVAL = 10.0
 # How often to look at `stop`: a signal's handler sets it without waking anybody.
 STOP_INTERVAL = 0.5
 _HAND_OVER = "hand over"
@@ -50,6 +50,7 @@ class Order:
 
 @dataclass(frozen=True)
 class _Progress:
+    covers: OffsetRange
     counts: Counts
     bad: BadRecords
     size: int
@@ -98,7 +99,7 @@ def read_by_children(
     ranges = plan.ranges - done
     if most is not None:
         ranges = at_most_offsets(ranges, most)
-    yield from _Reading(job, job.children, is_due).read(
+    yield from _Reading(job, job.children, is_due, plan.state.identity.topic, most).read(
         [
             Share(plan.state.identity, part, plan.epochs, plan.known_epochs)
             for part in split(ranges, len(job.children), LEAST_WIDTH)
@@ -113,6 +114,8 @@ class _Reading:
     job: Job
     children: Children
     is_due: IsDue
+    topic: str
+    most: int | None
     folder: str = field(default_factory=lambda: f"lakestream-{uuid.uuid4().hex[:24]}")
     busy: set[int] = field(default_factory=set)
     awaited: set[int] | None = None
@@ -124,10 +127,10 @@ class _Reading:
     def read(self, shares: Sequence[Share]) -> Generator[Round, None, None]:
         """See `read_by_children`."""
         target = self.job.shared.outline()
-        progress = _Teller()
+        progress = Progress(self.topic, sum(share.ranges.width for share in shares), self.most)
         try:
             for number, share in enumerate(shares):
-                log.info("Process %s reads %s offsets: %s", number, share.ranges.width, share.ranges)
+                log.debug("Process %s reads %s offsets: %s", number, share.ranges.width, share.ranges)
                 self.children.send(number, Order(self.job.run_id, share, target, self.folder))
                 self.busy.add(number)
             while self.busy:
@@ -154,12 +157,12 @@ class _Reading:
                 raise message.error
             yield number, message
 
-    def _take(self, number: int, message: object, progress: _Teller) -> None:
+    def _take(self, number: int, message: object, progress: Progress) -> None:
         if isinstance(message, _Progress):
             self.records += message.counts.read
             self.bad += message.bad
             self.size += message.size
-            progress.tell(message.counts)
+            progress.add(message.covers, message.counts.read)
         elif isinstance(message, _Handed):
             self._take_over(message)
             self.pieces += [message.piece] if message.piece is not None else []
@@ -208,22 +211,6 @@ class _Reading:
             self.children.kill(number)
             return True
         return False
-
-
-class _Teller:
-    """Logs now and then how far the reading is."""
-
-    def __init__(self) -> None:
-        self._began = self._told = time.monotonic()
-        self._counts = Counts()
-
-    def tell(self, counts: Counts) -> None:
-        """Count, and log when it is time."""
-        self._counts += counts
-        now = time.monotonic()
-        if now - self._told >= TELL_INTERVAL:
-            self._told = now
-            log.info("Read %s so far, %.0f/s.", self._counts, self._counts.read / (now - self._began))
 
 
 class _Kept:
@@ -298,7 +285,7 @@ class ReaderProcess:
         with closing(read_in_turn(job, batch.plan, decoder)) as results:
             for chunk in results:
                 take(job, batch, chunk)
-                self._child.send(_Progress(chunk.counts, chunk.bad, chunk.size))
+                self._child.send(_Progress(chunk.covers, chunk.counts, chunk.bad, chunk.size))
                 asked = self._hand_over.is_set()
                 if asked or len(kept) >= MOST_REJECTED:
                     self._hand_over.clear()

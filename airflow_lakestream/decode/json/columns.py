@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import RESCUED, UnknownFields
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.decode.json import numbers as json_numbers
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.layout import Path

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_lakestream.core.policies import RESCUED, OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk

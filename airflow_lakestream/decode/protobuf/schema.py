@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.decode.values.outcome import SchemaRefused
-from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.exceptions import MissingExtra as MissingExtra
 
 # No file that a schema imports is called so.
 _MAIN = "lakestream-main.proto"
@@ -34,13 +35,6 @@ class CompilerTimedOut(LakestreamError, Transient):
 
     def __init__(self) -> None:
         super().__init__(f"protoc took more than {_PROTOC_SECONDS} s for a schema. Is the worker overloaded?")
-
-
-class MissingExtra(LakestreamError, Terminal, ImportError):
-    """Packages are missing that the format needs; the text has the command that installs them."""
-
-    def __init__(self, extra: str, missing: str) -> None:
-        super().__init__(f"{missing} is not installed: pip install 'airflow-lakestream[{extra}]'", name=missing)
 
 
 @dataclass(frozen=True)

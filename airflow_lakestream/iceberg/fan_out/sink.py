@@ -30,13 +30,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ports import Conflict, TableState
-from airflow_lakestream.core.routing import (
-    ROUTE,
-    ROUTE_COLUMNS,
-    ROUTE_OFFSET,
-    ROUTE_PARTITION,
-    NewTables,
-)
+from airflow_lakestream.core.routing import ROUTE, ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION, NewTables
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
 from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, NotItsOwn, Properties, Superseded

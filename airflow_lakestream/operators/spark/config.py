@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.config.arguments import AVAILABLE_NOW
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.driver.job_folder import DriverConfig
 from airflow_lakestream.driver.lease_record import fingerprint_of
@@ -16,7 +17,7 @@ from airflow_lakestream.hooks.delta_storage import DeltaStorageHook
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.registry import registry_of
-from airflow_lakestream.spark.app_config import AVAILABLE_NOW, AppConfig
+from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.spark.inputs import fingerprint, inputs_of
 from airflow_lakestream.spark.maintenance.config import MaintenanceConfig

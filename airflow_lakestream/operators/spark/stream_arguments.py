@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow_lakestream.config.arguments import between_batches, count
+from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.spark.arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
 from airflow_lakestream.registry.config import refuse_secrets
-from airflow_lakestream.spark.apps import DELTA_APPS
+from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.stores.folders import is_object_store
+
+_CHECKS: dict[str, Check] = {
+    "app": lambda _, value: check_app(str(value)),
+    "trigger": between_batches,
+    "max_batches": count,
+    "max_offsets_per_trigger": count,
+}
 
 
 class StreamArguments(SparkArguments):
@@ -53,6 +62,9 @@ class StreamArguments(SparkArguments):
         self.spark_conn_id = spark_conn_id
         self.storage_conn_id = storage_conn_id
         self.packages = packages
+        check_literals({name: getattr(self, name) for name in StreamArguments.template_fields}, _CHECKS)
+        if app not in (None, MAINTAIN_ICEBERG):
+            check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
 
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields, *SPARK_TEMPLATE_FIELDS)
 

@@ -8,15 +8,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import BaseOperator, BaseOperatorLink, conf
 
 # Nothing that imports PyIceberg, Arrow or an engine up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.arguments import count_from_zero
+from airflow_lakestream.config.literals import Check, check_literals
 from airflow_lakestream.core.policies import choose, is_given, seconds
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.driver.supervisor import Action, Decision, DriverFailed, GaveUp, History, Limits, OnKill
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.base import airflow_errors, late_imports
 from airflow_lakestream.operators.outlets import tell_outlets
@@ -37,6 +40,13 @@ _FOREVER = timedelta(days=36_500)
 # Seconds between two looks. In the triggerer many streams are looked at: each look takes a millisecond.
 _POLL = 5.0
 _POLL_DEFERRED = 30.0
+
+_DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
+_CHECKS: dict[str, Check] = {
+    "max_restarts": count_from_zero,
+    "on_kill_action": partial(choose, OnKill),
+    **dict.fromkeys(("restart_backoff", *_DURATIONS), seconds),
+}
 
 
 class StreamLeft(LakestreamError, Transient):
@@ -79,6 +89,8 @@ class SupervisedOperator(BaseOperator):
     driver_pages: ClassVar[Sequence[tuple[BaseOperatorLink, str]]] = ()
 
     _driving: Driving | None = None
+    # See `links.links_until_run`.
+    _has_run = False
     _is_heeding = False
     _signalled = False
 
@@ -116,6 +128,7 @@ class SupervisedOperator(BaseOperator):
         self.poll_interval = poll_interval
         self.topic_url = topic_url
         self.table_url = table_url
+        check_literals({name: getattr(self, name) for name in SupervisedOperator.template_fields}, _CHECKS)
 
     template_fields: Sequence[str] = templated(__init__, "deferrable")
 
@@ -144,7 +157,7 @@ class SupervisedOperator(BaseOperator):
 
         required = ("healthy_after", "start_timeout", "unknown_timeout")
         return Limits(
-            max_restarts=_count_from_zero("max_restarts", self.max_restarts),
+            max_restarts=count_from_zero("max_restarts", self.max_restarts),
             backoff=seconds("restart_backoff", self.restart_backoff),
             stall_timeout=bound("stall_timeout"),
             stop_timeout=bound("stop_timeout"),
@@ -188,10 +201,13 @@ class SupervisedOperator(BaseOperator):
             on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
             log.debug("A person's clear or mark is answered by %s.", on_kill)
             self._driving = self.driving(context, self._wait)
+        self._has_run = True
         before = self._driving.before()
         known = dict(begun) if begun is not None else before
         told = TaskReport(context["ti"], known, self.what(), self.engine, self.driver_pages)
         told.restarts = restarts
+        if begun is None and (stop := _how_to_stop(context)):
+            log.info("%s", stop.strip())
         told.pages(self.topic_url, self.table_url)
         return self._driving, told
 
@@ -218,10 +234,12 @@ class SupervisedOperator(BaseOperator):
                 self._defer(driving, told, decision.history)
             if decision.action is Action.FINISH:
                 told.finished(driving.finish())
+                told.ended()
                 return {"checkpoint_location": driving.spec.location, **told.report()}
             told.failed(decision.reason, driving.log_tail())
             driving.clear_away()
             if decision.action is Action.GIVE_UP:
+                told.ended()
                 if decision.terminal:
                     raise DriverFailed(driving.spec.location, decision.reason)
                 raise GaveUp(driving.spec.location, decision.reason, decision.history.restarts)
@@ -232,7 +250,17 @@ class SupervisedOperator(BaseOperator):
     def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
         if report["read"]:
             tell_outlets(context, self.outlets, report)
+        if table := report.get("table"):
+            self._tell(report, str(table))
         return report
+
+    def _tell(self, report: Mapping[str, Any], table: str) -> None:
+        from airflow_lakestream.run.summary import ICEBERG_DEFAULT, figures, rejects_of
+
+        conn = getattr(self, "iceberg_conn_id", None) or ICEBERG_DEFAULT
+        shown = rejects_of(table, report["consumer_group"], conn) if report["rejected"] else ""
+        level = logging.WARNING if shown else logging.INFO
+        log.log(level, "Landed %s in %s, in %s batches.%s", figures(report), table, report["batches"], shown)
 
     def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
         trigger = self.new_trigger(
@@ -265,7 +293,14 @@ class SupervisedOperator(BaseOperator):
             known = "" if state else " (Airflow's API server did not say otherwise)"
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
         what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
-        return TaskEnded(f"The task is {state} by now: {what}.")
+        return TaskEnded(f"The task is {state} by now: {what}.{_how_to_stop(context)}")
+
+
+def _how_to_stop(context: Context) -> str:
+    """Return how a stream is stopped for good, with a blank before it, where the DAG would start the next run."""
+    if type(getattr(context.get("dag"), "timetable", None)).__name__ != "ContinuousTimetable":
+        return ""
+    return " The DAG is @continuous: to stop its stream for good, first pause the DAG, then mark this task failed."
 
 
 def _state_at_server(ti: Any) -> str | None:
@@ -278,10 +313,3 @@ def _state_at_server(ti: Any) -> str | None:
     except Exception as e:  # noqa: BLE001  # whatever is wrong: the stream is left alone then, and the retry finds it
         log.warning("The state of this task could not be had: %s: %s", type(e).__name__, e)
         return None
-
-
-def _count_from_zero(argument: str, value: object) -> int:
-    """Return a number that is not below 0, from a number or its text. Raises InvalidArgument."""
-    if isinstance(value, bool) or not str(value).strip().isdigit():
-        raise InvalidArgument(argument, f"{value!r} is not a number from 0 on.")
-    return int(str(value))

@@ -6,12 +6,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from airflow_lakestream.driver.progress import Progress
 from airflow_lakestream.driver.supervisor import DriverState
 from airflow_lakestream.driver.watch import Look
-from airflow_lakestream.links import TableLink, TopicLink
+from airflow_lakestream.links import push_pages
 from airflow_lakestream.metrics import measure_batches, measure_restart, tags_of
 
 log = logging.getLogger(__name__)
@@ -109,9 +108,12 @@ class TaskReport:
 
     def pages(self, topic_url: str | None, table_url: str | None) -> None:
         """Link to the pages of topic and table, where there are such."""
-        for link, name, url in ((TopicLink(), "topic", topic_url), (TableLink(), "table", table_url)):
-            if url and (value := self._what.get(name)):
-                self._ti.xcom_push(key=link.xcom_key, value=url.replace(f"{{{name}}}", quote(str(value), safe="")))
+        push_pages(self._ti, self._what, topic_url, table_url)
+
+    def ended(self) -> None:
+        """Let the driver's links lead to the task's log, which has the end of the driver's: its port is gone."""
+        for link, _ in self._driver_pages:
+            self._ti.xcom_push(key=link.xcom_key, value=self._ti.log_url)
 
     def restarted(self, reason: str) -> None:
         """Tell of a restart."""

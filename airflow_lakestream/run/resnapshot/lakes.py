@@ -11,7 +11,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.cdc.swap.exchange import Swapping
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.core.policies import ANEW
+from airflow_lakestream.core.names import ANEW
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.lakes.formats import lake_of
 from airflow_lakestream.run.job import Lake

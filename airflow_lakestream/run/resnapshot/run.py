@@ -20,7 +20,8 @@ from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.core.landing.job import Committed, Job
 from airflow_lakestream.core.landing.plan import DataLoss, TopicState, check_identity
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger, TopicEntry, TopicIdentity, union
-from airflow_lakestream.core.policies import ANEW, TableFormat
+from airflow_lakestream.core.names import ANEW
+from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.core.ports import Boundary, Conflict, Source
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.decode.formats import Payload

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Ledger, TopicIdentity, union
-from airflow_lakestream.core.policies import REJECTED, SchemaEvolution
+from airflow_lakestream.core.names import REJECTED
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.pieces import ranges_from_dict, ranges_to_dict
 from airflow_lakestream.tables.coordinates import COORDINATES, is_hit

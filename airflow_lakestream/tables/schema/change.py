@@ -21,7 +21,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate, SetPropertiesUpdate, TableUpdate
 from pyiceberg.types import NestedField, StringType
 
-from airflow_lakestream.core.policies import RESCUED, SchemaEvolution
+from airflow_lakestream.core.names import RESCUED
+from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import check_compatible, check_metadata, to_schema, with_metadata

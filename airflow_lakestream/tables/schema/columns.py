@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
-from airflow_lakestream.core.policies import RESCUED
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.tables.schema.types import (

@@ -22,6 +22,27 @@ MAX_PRECISION = 38
 _OTHER_TYPES = ("decimal", "dec", "numeric", "varchar", "char", "fixed", "array", "list", "map", "struct")
 _TYPES = (*PLAIN_TYPES, *_OTHER_TYPES)
 
+# What databases and libraries call types that have another name here.
+_ELSEWHERE = {
+    **dict.fromkeys(("datetime", "datetime2", "timestamp_tz", "timestamp_utc"), "timestamp"),
+    **dict.fromkeys(("int64", "int8", "uint32", "serial", "bigserial"), "bigint"),
+    **dict.fromkeys(("int32", "int4", "int16", "int2", "uint16", "uint8"), "int"),
+    **dict.fromkeys(("float64", "float8"), "double"),
+    **dict.fromkeys(("float32", "float4"), "float"),
+    **dict.fromkeys(("str", "object", "json", "jsonb", "variant", "nvarchar", "varchar2", "clob", "enum"), "string"),
+    **dict.fromkeys(("blob", "bytea", "varbinary"), "binary"),
+    **dict.fromkeys(("number", "money"), "decimal(38, 10)"),
+    "uint64": "decimal(20, 0)",
+}
+_CONSTRAINTS = {
+    **dict.fromkeys(("notnull", "nonnull", "required"), "Write 'not null'."),
+    **dict.fromkeys(("null", "nullable"), "Leave it out: a column without 'not null' may be null."),
+    **dict.fromkeys(
+        ("primary", "unique", "default", "references", "check", "auto_increment"),
+        "Leave it out: a table here has no such constraint.",
+    ),
+}
+
 _TOKEN = re.compile(
     r"""\s*(?:(?P<word>\w+)
     |(?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)
@@ -130,7 +151,12 @@ class _Parser:
     def _column(self) -> iceberg.NestedField:
         name = self._name()
         self._take_mark(":")
-        return iceberg.NestedField(next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment())
+        column = iceberg.NestedField(
+            next(self._ids), name, self._type(), required=self._not_null(), doc=self._comment()
+        )
+        if self._peek().is_word(*_CONSTRAINTS):
+            raise self._error("',' or the end", self._peek(), f" {_CONSTRAINTS[self._peek().value.lower()]}")
+        return column
 
     def _name(self) -> str:
         token = self._take()
@@ -165,7 +191,8 @@ class _Parser:
         if name == "timestamp" and self._peek().is_word("with", "without"):
             return self._zoned()
         if name not in PLAIN_TYPES:
-            raise self._error("a type", token, f" {did_you_mean(name, _TYPES)}" if name else "")
+            meant = f"Did you mean {_ELSEWHERE[name]!r}?" if name in _ELSEWHERE else did_you_mean(name, _TYPES)
+            raise self._error("a type", token, f" {meant}" if name else "")
         if name == "double":
             self._take_word("precision")
         return PLAIN_TYPES[name]

@@ -18,14 +18,14 @@ from pyiceberg.table import Table
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, union
-from airflow_lakestream.core.policies import choose, is_given
+from airflow_lakestream.core.policies import Missing, choose, is_given
 from airflow_lakestream.core.ports import BEGINNING_MS, Boundary
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.source import CLOCK_SKEW_MS
 from airflow_lakestream.kafka.watch import KafkaWatch
 from airflow_lakestream.tables.instants import iso
-from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Missing, Places, Verdict
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Places, Verdict
 from airflow_lakestream.watching.causes import Cause, Reason, some
 from airflow_lakestream.watching.freshness.event_time import EventTimes
 from airflow_lakestream.watching.freshness.freshness import Facts, Wanted, freshness, is_young, nothing

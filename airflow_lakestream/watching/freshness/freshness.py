@@ -12,7 +12,8 @@ from typing import Any
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import check_table_name, is_given, seconds
+from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.policies import is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.instants import iso
 from airflow_lakestream.watching.causes import Cause, Reason, some, span, told

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_lakestream.config import arguments
-from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.policies import Missing, choose, is_given, seconds
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.watching.asking import Looking, LookOutcome, Missing, Places, Verdict
+from airflow_lakestream.watching.asking import Looking, LookOutcome, Places, Verdict
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, span
 from airflow_lakestream.watching.lag.waiting import MOST_READ, Unread, reasons_lost

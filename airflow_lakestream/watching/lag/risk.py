@@ -10,9 +10,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.core.policies import Missing, choose, is_given, seconds
 from airflow_lakestream.kafka.watch import Retention
-from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Missing, Places, Verdict
+from airflow_lakestream.watching.asking import Ask, Looking, LookOutcome, Places, Verdict
 from airflow_lakestream.watching.books import Books
 from airflow_lakestream.watching.causes import Cause, Reason, span
 from airflow_lakestream.watching.lag.expiry import PartitionView, TimeLeft, rate_to_catch_up, time_left

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.policies import (
-    OnDataLoss,
-    StartOffset,
-    check_table_name,
-    check_topic,
-    choose,
-    seconds,
-    size_in_bytes,
-)
+from airflow_lakestream.core.names import check_table_name, check_topic
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, seconds, size_in_bytes
 from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.policies import RESCUED
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS, NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.growing import GrowingJsonDecoder

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.policies import RESCUED, Envelope, Format, KeyFormat
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.column_names import MOST_COLUMNS
 from airflow_lakestream.decode.json.decoder import JsonDecoder

@@ -111,6 +111,20 @@ def test_without_a_cause_all_brokers_down_is_said() -> None:
     assert errors.last == "_ALL_BROKERS_DOWN: 1/1 brokers are down"
 
 
+def test_brokers_that_are_all_down_are_waited_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    errors = ClientErrors()
+    now += 60
+    assert not errors.are_all_down
+    errors(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    now += 4.9
+    errors(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert not errors.are_all_down
+    now += 0.1
+    assert errors.are_all_down
+
+
 def test_a_cause_that_is_only_logged_is_kept_too() -> None:
     errors = ClientErrors()
     fail(errors, REFUSED % 0)
@@ -138,7 +152,7 @@ def test_a_line_that_comes_again_and_again_is_passed_on_now_and_then(
     now = 1000.0
     monkeypatch.setattr(client.time, "monotonic", lambda: now)
     errors = ClientErrors()
-    with caplog.at_level(logging.INFO, "airflow_lakestream"):
+    with caplog.at_level(logging.DEBUG, "airflow_lakestream"):
         for attempt in range(200):
             fail(errors, REFUSED % attempt)
             now += 0.1
@@ -149,4 +163,4 @@ def test_a_line_that_comes_again_and_again_is_passed_on_now_and_then(
     assert "more" not in lines[0]
     assert lines[1].endswith("times more)")
     assert "another broker" in lines[2]
-    assert all(record.levelno == logging.ERROR for record in caplog.records)
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)

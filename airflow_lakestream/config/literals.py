@@ -1,0 +1,156 @@
+"""Arguments that stand in a DAG file as they are: what is wrong with them is seen where the file is parsed.
+
+Whatever is a template or another task's result is left to the run, which checks everything. Imports nothing that a
+DAG's parser would have to wait for; so DDL and SQL are left to the run, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import partial
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
+from airflow_lakestream.core.landing.modes import parse_ranges
+from airflow_lakestream.core.names import METADATA_NAMES, check_group, check_table_name
+from airflow_lakestream.core.policies import (
+    Missing,
+    ModeName,
+    OnDataLoss,
+    OnEmpty,
+    OnError,
+    OutOfRange,
+    SchemaEvolution,
+    SqlInput,
+    StartOffset,
+    TableFormat,
+    Tombstones,
+    UnknownFields,
+    choose,
+    is_given,
+    is_template,
+    seconds,
+    size_in_bytes,
+)
+from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern
+from airflow_lakestream.delta.storage import check_location
+from airflow_lakestream.exceptions import UnknownValue
+from airflow_lakestream.registry.config import RegistryConfig, is_address
+
+Check = Callable[[str, object], object]
+
+
+def check_literals(given: Mapping[str, object], checks: Mapping[str, Check] | None = None) -> None:
+    """Refuse what can be seen to be wrong of arguments, by their names. Raises InvalidArgument.
+
+    :param checks: of arguments that are not a landing's.
+    """
+    literal = {name: value for name, value in given.items() if is_given(value) and is_literal(value)}
+    for name, check in {**_CHECKS, **(checks or {})}.items():
+        if name in literal:
+            check(name, literal[name])
+    if "table" in literal and ("table_format" in literal or not is_given(given.get("table_format"))):
+        _check_table(str(literal["table"]), literal.get("table_format"))
+
+
+def is_literal(value: object) -> bool:
+    """Tell whether a value is as the run will have it: no template, and no other task's result."""
+    if isinstance(value, str):
+        return not is_template(value)
+    if isinstance(value, Mapping):
+        return all(is_literal(one) for item in value.items() for one in item)
+    if isinstance(value, list | tuple):
+        return all(map(is_literal, value))
+    return isinstance(value, int | float | datetime | timedelta)
+
+
+def _check_table(table: str, given_format: object) -> None:
+    kind = TableFormat.of(table) if given_format is None else choose(TableFormat, "table_format", given_format)
+    if kind is TableFormat.DELTA:
+        check_location(table)
+    else:
+        TableTemplate.parse(table)
+
+
+def _one_of(kind: type[StrEnum]) -> Check:
+    return partial(choose, kind)
+
+
+def _topics(argument: str, value: object) -> None:
+    for topic in arguments.items(argument, value) or ():
+        check_topic_or_pattern(topic)
+
+
+def _seconds(argument: str, value: object) -> None:
+    if not isinstance(value, timedelta):
+        seconds(argument, value)
+
+
+def _metadata(argument: str, value: object) -> None:
+    for name in arguments.items(argument, value) or ():
+        if name not in METADATA_NAMES:
+            raise UnknownValue(argument, name, METADATA_NAMES)
+
+
+def _registry(argument: str, value: object) -> None:
+    if is_address(value):
+        RegistryConfig.parse(value)
+
+
+def _each(check: Check, names: Iterable[str]) -> dict[str, Check]:
+    return dict.fromkeys(names, check)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "topic": _topics,
+    "consumer_group": lambda _, value: check_group(str(value)),
+    "home_table": lambda argument, value: check_table_name(str(value), argument),
+    "format": _one_of(Format),
+    "key_format": _one_of(KeyFormat),
+    "envelope": _one_of(Envelope),
+    "schema_registry": _registry,
+    "table_format": _one_of(TableFormat),
+    "mode": _one_of(ModeName),
+    "start_offset": _one_of(StartOffset),
+    "schema_evolution": _one_of(SchemaEvolution),
+    "unknown_fields": _one_of(UnknownFields),
+    "sql_input": _one_of(SqlInput),
+    "new_tables": _one_of(NewTables),
+    "on_error": _one_of(OnError),
+    "tombstones": _one_of(Tombstones),
+    "on_data_loss": _one_of(OnDataLoss),
+    "on_empty": _one_of(OnEmpty),
+    "out_of_range": _one_of(OutOfRange),
+    "missing": _one_of(Missing),
+    "ranges": lambda _, value: parse_ranges(arguments.range_list(value)),
+    "max_batch_bytes": size_in_bytes,
+    "max_rejected": arguments.most_rejected,
+    "parallelism": lambda argument, value: arguments.count(argument, value, "processes"),
+    "poll_timeout": arguments.positive_seconds,
+    "csv_delimiter": lambda _, value: check_delimiter(str(value)),
+    "metadata_columns": _metadata,
+    "table_properties": lambda _, value: arguments.properties(value),
+    "rename_columns": arguments.names,
+    "max_lag_records": arguments.count_from_zero,
+    **_each(arguments.count, ("max_records", "max_tables")),
+    **_each(arguments.milliseconds, ("interval_start", "interval_end", "start_timestamp", "complete_through")),
+    **_each(arguments.items, ("partition_by", "sort_order", "writer_schemas", "key", "operations")),
+    **_each(arguments.flag, ("replace", "full", "repair", "soft_delete", "per_partition", "idle_is_fresh")),
+    **_each(arguments.flag, ("fail_when_behind", "fail_when_stale")),
+    **_each(
+        _seconds,
+        (
+            "checkpoint_interval",
+            "idle_timeout",
+            "max_lag_seconds",
+            "max_batch_age",
+            "max_age",
+            "idle_after",
+            "min_time_left",
+            "watch_for",
+            "run_interval",
+        ),
+    ),
+}

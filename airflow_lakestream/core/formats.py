@@ -1,0 +1,47 @@
+"""The closed lists of what keys and values hold; `decode.known_formats` describes each."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+class Format(StrEnum):
+    """What a record's value holds."""
+
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+    CSV = "csv"
+    RAW = "raw"
+
+
+class KeyFormat(StrEnum):
+    """What a record's key holds; `RAW` is bytes, `STRING` is text in UTF-8."""
+
+    STRING = "string"
+    RAW = "raw"
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json_schema"
+
+
+class Envelope(StrEnum):
+    """The wrapping around the row in a value.
+
+    `CONNECT` is the {"schema": ..., "payload": ...} of Kafka Connect's JSON converter. `DEBEZIUM` is a change event
+    with the row before and after it, with or without Connect's wrapping.
+    """
+
+    CONNECT = "connect"
+    DEBEZIUM = "debezium"
+
+
+def check_delimiter(text: str) -> None:
+    """Raise InvalidArgument for what can't stand between fields."""
+    if not re.fullmatch(r"[\t -~]", text) or text == '"':
+        raise InvalidArgument("csv_delimiter", f"{text!r} is not one character of ASCII.", 'Write ";", "|" or a tab.')

@@ -1,0 +1,116 @@
+"""What the log of a run tells: what there is to land, how far it is, and what was committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.landing.report import iso
+from airflow_lakestream.core.ledger import Counts
+from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
+
+log = logging.getLogger(__name__)
+
+TELL_INTERVAL = 30.0
+# More ranges than these would hide the rest of the line.
+_SHOWN = 16
+
+
+def tell_plan(table: str, plan: Plan, interval: Interval | None, *, again: bool = False) -> None:
+    """Log what there is to land.
+
+    :param again: landed offsets are to take the place of their rows.
+    """
+    if plan.lost:
+        log.warning("Lost to retention, recorded in the ledger of %s: %s", table, plan.lost)
+    if plan.ranges:
+        what = "To land anew" if again else "To land"
+        topic = plan.state.identity.topic
+        log.info("%s: %s%s into %s, %s.", what, topic, period(interval), table, offsets(plan.ranges))
+
+
+def tell_commit(
+    table: str, snapshot_id: int, counts: Counts, bad: BadRecords, landed: RangeSet, seconds: float, left: int = 0
+) -> None:
+    """Log a commit. `seconds` is what it took; `left` are the plan's offsets that are still to be landed."""
+    log.info(
+        "Committed %s to %s in snapshot %s (%.2f s): %s.%s",
+        told(counts),
+        table,
+        snapshot_id,
+        seconds,
+        some(landed),
+        f" Of the plan {left:,} offsets are left." if left else "",
+    )
+    if bad.count:
+        log.warning("%s of these records are bad: %s", f"{bad.count:,}", bad.reasons)
+
+
+class Progress:
+    """Logs each half minute how far a reading is, and how long the rest will take.
+
+    :param topic: what is read.
+    :param width: how many offsets there are to read.
+    :param most: how many records are read at most; None for all.
+    """
+
+    def __init__(self, topic: str, width: int, most: int | None = None) -> None:
+        self._topic = topic
+        self._width = width
+        self._most = most
+        self._offsets = self._records = 0
+        self._began = self._told = time.monotonic()
+
+    def add(self, covers: OffsetRange, records: int) -> None:
+        """Count offsets and the records among them, and log when it is time."""
+        self._offsets += covers.until_offset - covers.from_offset
+        self._records += records
+        now = time.monotonic()
+        if now - self._told < TELL_INTERVAL:
+            return
+        self._told, took = now, now - self._began
+        share = max(self._offsets / max(self._width, 1), self._records / self._most if self._most else 0.0)
+        log.info(
+            "Reading %s: %.0f%% of it, %s records, %s a second, some %s left.",
+            self._topic,
+            100 * min(share, 1.0),
+            f"{self._records:,}",
+            f"{self._records / took:,.0f}",
+            span(max(0.0, took / share - took)) if share else "time",
+        )
+
+
+def told(counts: Counts) -> str:
+    """Return counts as text: the rows, and whatever else became of records."""
+    others = {"rejected": counts.rejected, "skipped": counts.skipped, "filtered": counts.filtered}
+    return ", ".join([f"{counts.written:,} rows", *(f"{count:,} {name}" for name, count in others.items() if count)])
+
+
+def period(interval: Interval | None) -> str:
+    """Return the time of a run, with a blank before it; empty without any."""
+    return f" from {iso(interval[0])} to {iso(interval[1])}" if interval else ""
+
+
+def offsets(ranges: RangeSet) -> str:
+    """Return how many offsets there are, and which."""
+    return f"{ranges.width:,} offsets: {some(ranges)}"
+
+
+def some(ranges: RangeSet) -> str:
+    """Return ranges as text: the first few, and how many more there are."""
+    known = [str(one) for one in ranges]
+    more = len(known) - _SHOWN
+    return (", ".join(known[:_SHOWN]) or "no offsets") + (f" and {more} ranges more" if more > 0 else "")
+
+
+def span(seconds: float) -> str:
+    """Return a time span for people: 45 s, 12 min, 3.5 h, 2.1 d."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,55 @@
+"""Names that users give, and their checks."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+# The default metadata columns of a row.
+DEFAULT_METADATA = ("topic", "partition", "offset", "timestamp")
+# All that there are.
+METADATA_NAMES = (*DEFAULT_METADATA, "key", "headers")
+
+# Tables next to a table have its name with one of these suffixes: rejected records, deleted keys of a mirror, a
+# fan-out's books, and a mirror's new snapshot.
+REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
+
+_PART = re.compile(r"[^\s./\\\"'`;]+")
+
+
+def check_topic(topic: str) -> str:
+    """Return a topic's name if Kafka allows it. Raises InvalidArgument."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic or "") or topic in (".", ".."):
+        raise InvalidArgument(
+            "topic", f"{topic!r} is not a topic's name.", "Kafka takes letters, digits, '.', '_', '-'."
+        )
+    return topic
+
+
+def check_table_name(table: str, argument: str = "table") -> str:
+    """Return a table's name if it is namespace.table. Raises InvalidArgument."""
+    parts = (table or "").split(".")
+    if len(parts) < 2 or not all(_PART.fullmatch(part) for part in parts):
+        plain = re.fullmatch(r"\w+", table or "")
+        raise InvalidArgument(
+            argument,
+            f"{table!r} is not of the form namespace.table.",
+            f'Write its namespace, too: "lake.{table}".' if plain else 'Write such as "lake.clickstream".',
+        )
+    return table
+
+
+def check_group(group: str) -> str:
+    """Return a consumer group's name. Raises InvalidArgument."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", group or ""):
+        raise InvalidArgument(
+            "consumer_group",
+            f"{group!r} is not a name of letters, digits, '.', '_' and '-'.",
+            "It names the ledger in the table and the group in Kafka.",
+        )
+    return group
+
+
+# The column that `unknown_fields="rescue"` fills: the fields without a column, as JSON text.
+RESCUED = "_rescued"

@@ -1,0 +1,87 @@
+"""The last line of a run: what became of the records, where the rejected ones are, and what is left and why."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.landing.report import counts_to_dict
+from airflow_lakestream.core.landing.story import period
+from airflow_lakestream.core.names import REJECTED
+from airflow_lakestream.core.policies import ModeName, TableFormat
+
+if TYPE_CHECKING:
+    from airflow_lakestream.run.job import ExtractConfig
+    from airflow_lakestream.run.topics import RunReport
+
+ICEBERG_DEFAULT = "iceberg_default"
+
+
+def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
+    """Return what the log of a run ends with.
+
+    :param iceberg_conn: the Airflow connection of the catalog, for the command that shows rejected records.
+    """
+    if run.changed_nothing:
+        return f"{_nothing(run, config)}{_left(run, config)}"
+    topic, where = _what(run, config), ", ".join(run.tables) or run.table
+    number = f"{run.snapshots} snapshot{'s' if run.snapshots != 1 else ''}"
+    lost = sum(report.entry.lost.width for report in run.reports.values())
+    homes = {report.table for report in run.reports.values() if report.counts.rejected}
+    return (
+        f"Landed {figures(counts_to_dict(run.counts))} of {topic} in {where}, in {number}."
+        + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
+        + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
+        + (_left(run, config) or " Nothing is left to land.")
+    )
+
+
+def figures(counts: Mapping[str, Any]) -> str:
+    """Return the figures of a report, by the names that it has for them, as text."""
+    others = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
+    return f"{counts['rows']:,} rows ({others})"
+
+
+def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:
+    """Return a sentence, with a blank before it, about where a table's rejected records are and what shows them."""
+    said = f" The rejected records are in {table}{REJECTED}"
+    if TableFormat.of(table) is TableFormat.DELTA:
+        return f"{said}."
+    command = ["lakestream", "rejects", "show", "--table", table, "--group", consumer_group]
+    if iceberg_conn != ICEBERG_DEFAULT:
+        command += ["--iceberg-conn", iceberg_conn]
+    return f"{said}; this shows them: {shlex.join(command)} ."
+
+
+def _what(run: RunReport, config: ExtractConfig) -> str:
+    """Return what the run covers, in words."""
+    interval = next((report.interval for report in run.reports.values()), None)
+    of = "the given ranges of " if config.mode == ModeName.RANGES else ""
+    return f"{of}{run.topic}{period(interval)}"
+
+
+def _nothing(run: RunReport, config: ExtractConfig) -> str:
+    what = _what(run, config)
+    if run.reports and all(report.lacks_columns for report in run.reports.values()):
+        return (
+            f"Nothing to land: there is no record of {what}. {run.table} was not created, since there was no record "
+            "to infer its columns from and no schema is given."
+        )
+    return f"Nothing to land: {run.table} holds all records of {what} that are in Kafka now."
+
+
+def _left(run: RunReport, config: ExtractConfig) -> str:
+    """Return what is left, and why, with a blank before it; empty where nothing is."""
+    left, most = run.remaining_lag, config.limits.max_records
+    if most is not None and run.counts.read >= most:
+        return f" {left:,} offsets are left, since max_records={most} are read: the next run goes on." if left else ""
+    if config.mode == ModeName.RESUME:
+        return f" {left:,} offsets came meanwhile: the next run lands them." if left else ""
+    said = ""
+    if config.mode == ModeName.INTERVAL and not all(report.completes for report in run.reports.values()):
+        said = (
+            " The interval is not complete: Kafka has no record yet at or after its end in every partition, so more "
+            "of its records may come. A later run lands them."
+        )
+    return said + (f" Outside of what this run covers, {left:,} offsets are not landed." if left else "")

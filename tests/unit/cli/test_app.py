@@ -1,0 +1,83 @@
+"""What the program says by itself: help, version, completion, colours, and which imports it gets along without."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream import __version__
+from airflow_lakestream.cli.app import FAILED, run
+from airflow_lakestream.cli.paint import paint_over, painted
+
+CHECKOUT = Path(__file__).parents[3]
+HEAVY = {"airflow", "pyarrow", "pyiceberg", "confluent_kafka", "numpy", "sqlalchemy", "duckdb"}
+
+
+@pytest.mark.parametrize("group", [[], ["ledger"], ["rejects"], ["mirror"]])
+def test_a_group_without_a_command_prints_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(group) == FAILED
+    printed = capsys.readouterr()
+    assert "Usage: lakestream" in printed.out
+    assert "Commands" in printed.out
+    assert printed.out.count("\n") > 8
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize("asked", [["-h"], ["status", "-h"], ["rejects", "show", "-h"], ["--help"]])
+def test_help_is_printed_whole(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(asked) == 0
+    out = capsys.readouterr().out
+    assert "Usage: lakestream" in out
+    assert "..." not in out.replace("[ARGS]...", "")
+    assert "…" not in out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"lakestream {__version__}\n"
+
+
+def test_a_shell_gets_completions() -> None:
+    asked = {"_LAKESTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "lakestream st", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from airflow_lakestream.cli.app import main; main()"]
+    done = subprocess.run(command, env=os.environ | asked, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["status"]
+
+
+def test_help_of_a_command_imports_neither_airflow_nor_a_client() -> None:
+    code = (
+        "import sys; from airflow_lakestream.cli.app import run\n"
+        f"for line in ([], ['status', '-h'], ['rejects', 'replay', '-h'], ['ledger', 'show', '-h']): run(line)\n"
+        f"print({HEAVY!r} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    code = "from airflow_lakestream.cli.paint import painted; print(painted('a is failing', {'failing': 'red'}))"
+    assert "\033[31m" in on_a_terminal(code)
+    assert "\033" not in on_a_terminal(code, NO_COLOR="1")
+    assert painted("a is failing", {"failing": "red"}) == "a is failing"
+
+
+def test_a_look_is_painted_over_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
+    paint_over("one\ntwo")
+    assert capsys.readouterr().out == "one\ntwo\n\n"
+    seen = on_a_terminal("from airflow_lakestream.cli.paint import paint_over; paint_over('one')")
+    assert seen == "\033[Hone\033[K\r\n\033[J"
+
+
+def on_a_terminal(code: str, **variables: str) -> str:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm", **variables}
+    with os.fdopen(ours, "rb", closefd=True) as terminal:
+        with os.fdopen(theirs, "wb"):
+            subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, stdout=theirs, env=environment, check=True)
+        return os.read(terminal.fileno(), 10_000).decode()

@@ -1,0 +1,47 @@
+"""What the demo says to try next can be copied into a shell, and holds no password."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+
+import pytest
+from rich.console import Console
+
+from airflow_lakestream.cli.app import app
+from dev.demo_summary import print_next
+from dev.services.airflow import Airflow
+
+AIRFLOW = Airflow(
+    url="http://127.0.0.1:8080",
+    username="admin",
+    password="not-to-be-shown",
+    home="/some where/home",
+    catalog_uri="sqlite:////some where/catalog.db",
+    warehouse="file:///some%20where/warehouse",
+    pid=1,
+    folder="/some where",
+)
+
+
+class Broker:
+    def client_config(self) -> dict[str, str]:
+        return {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+def test_what_to_try_next_is_copied_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    print_next(Console(width=80), AIRFLOW, Broker(), table="lake.clickstream", group="clickstream_to_lake")  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert AIRFLOW.password not in told
+    lines = [shlex.split(line) for line in told.splitlines() if line.startswith(("export", ".venv"))]
+    exported = dict(words[1].split("=", 1) for words in lines if words[0] == "export")
+    assert exported["AIRFLOW_HOME"] == AIRFLOW.home
+    iceberg = json.loads(exported["AIRFLOW_CONN_ICEBERG_DEFAULT"])
+    assert iceberg["extra"]["uri"] == AIRFLOW.catalog_uri
+    assert json.loads(exported["AIRFLOW_CONN_KAFKA_DEFAULT"])["extra"] == Broker().client_config()
+    commands = {words[1] for words in lines if words[0].endswith("/lakestream")}
+    known = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    assert commands <= known | {one.name for one in app.registered_groups}
+    ast.parse(next(words[2] for words in lines if words[0].endswith("/python")))
+    assert "/some where/warehouse/lake/clickstream" in told

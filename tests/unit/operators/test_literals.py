@@ -1,0 +1,156 @@
+"""Mistakes in a DAG file's own values: seen where the file is parsed; templates and other tasks' results are not."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
+from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
+from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
+
+
+def extract(**more: Any) -> object:
+    return KafkaExtractOperator(**{"task_id": "land", "topic": "orders", "table": "lake.orders", **more})
+
+
+def stream(**more: Any) -> object:
+    config = {"topic": "orders", "table": "lake.orders", **more.pop("app_config", {})}
+    given = {"task_id": "stream", "app": "kafka_to_iceberg", "app_config": config, **more}
+    return SparkStreamingSubmitOperator(**given)
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (extract, {"topic": "or/ders"}, "topic: 'or/ders' is not a topic's name"),
+    (extract, {"topic": "^or(ders"}, "topic: '^or(ders' is not a regex"),
+    (extract, {"table": "orders"}, "table: 'orders' is not of the form namespace.table. Write its namespace, too: "),
+    (extract, {"table": "lake.orders", "table_format": "delta"}, "table: 'lake.orders' is no place of a Delta table"),
+    (extract, {"table_format": "hudi"}, "table_format: 'hudi' is not one of 'iceberg', 'delta'"),
+    (extract, {"consumer_group": "my group"}, "consumer_group: 'my group' is not a name"),
+    (extract, {"mode": "append"}, "mode: 'append' is not one of 'resume', 'interval', 'ranges'"),
+    (extract, {"format": "xml"}, "format: 'xml' is not one of 'json', 'avro'"),
+    (extract, {"key_format": "text"}, "key_format: 'text' is not one of 'string', 'raw'"),
+    (extract, {"envelope": "maxwell"}, "envelope: 'maxwell' is not one of"),
+    (extract, {"on_error": "ignore"}, "on_error: 'ignore' is not one of 'fail', 'reject', 'skip'"),
+    (extract, {"tombstones": "drop"}, "tombstones: 'drop' is not one of"),
+    (extract, {"on_data_loss": "ignore"}, "on_data_loss: 'ignore' is not one of"),
+    (extract, {"on_empty": "fail"}, "on_empty: 'fail' is not one of 'success', 'skip'"),
+    (extract, {"start_offset": "newest"}, "start_offset: 'newest' is not one of"),
+    (extract, {"schema_evolution": "all"}, "schema_evolution: 'all' is not one of"),
+    (extract, {"unknown_fields": "drop"}, "unknown_fields: 'drop' is not one of"),
+    (extract, {"new_tables": "yes"}, "new_tables: 'yes' is not one of"),
+    (extract, {"max_batch_bytes": "256 megs"}, "max_batch_bytes: '256 megs' is not a positive size. Write 268435456"),
+    (extract, {"max_records": 0}, "max_records: 0 is not a number of records above 0"),
+    (extract, {"max_rejected": "5 percent"}, "max_rejected: '5 percent' is neither a count nor a share"),
+    (extract, {"checkpoint_interval": "1 day"}, "checkpoint_interval: '1 day' is not a number of seconds"),
+    (extract, {"poll_timeout": 0}, "poll_timeout: has to be above 0 seconds"),
+    (extract, {"parallelism": "all"}, "parallelism: 'all' is not a number of processes"),
+    (extract, {"replace": "yes"}, "replace: 'yes' is neither true nor false"),
+    (extract, {"ranges": "0:1-2"}, "ranges: '0:1-2' is not JSON"),
+    (extract, {"interval_start": "yesterday"}, "interval_start: 'yesterday' is not a time"),
+    (extract, {"start_timestamp": datetime(2026, 1, 1)}, "start_timestamp: 2026-01-01 00:00:00 has no time zone"),
+    (extract, {"metadata_columns": ["offsets"]}, "metadata_columns: 'offsets' is not one of 'topic', 'partition'"),
+    (extract, {"partition_by": {"day": "at"}}, "partition_by: {'day': 'at'} is not a list of texts"),
+    (extract, {"csv_delimiter": "||"}, "csv_delimiter: '||' is not one character of ASCII"),
+    (extract, {"schema_registry": {"url": "registry:8081"}}, "schema_registry: its url is not one of http or https"),
+    (extract, {"home_table": "home"}, "home_table: 'home' is not of the form namespace.table"),
+    (
+        lambda **more: kafka_extract_group("land", topic="orders", table="lake.orders", **more),
+        {"mode": "append"},
+        "mode: 'append' is not one of",
+    ),
+    (
+        lambda **more: LakestreamAuditOperator(task_id="audit", **{"table": "lake.orders", **more}),
+        {"full": "deep"},
+        "full: 'deep' is neither true nor false",
+    ),
+    (
+        lambda **more: LakestreamAuditOperator(task_id="audit", **{"table": "lake.orders", **more}),
+        {"table": "orders"},
+        "table: 'orders' is not of the form namespace.table",
+    ),
+    (stream, {"app": "kafka_to_iceburg"}, "app: 'kafka_to_iceburg' is no bundled app. Did you mean"),
+    (stream, {"trigger": "now"}, "trigger: 'now' is neither \"available_now\" nor a time between two batches"),
+    (stream, {"stall_timeout": "a while"}, "stall_timeout: 'a while' is not a number of seconds"),
+    (stream, {"max_restarts": -1}, "max_restarts: -1 is not a number from 0 on"),
+    (stream, {"on_kill_action": "stop"}, "on_kill_action: 'stop' is not one of 'graceful', 'kill', 'leave'"),
+    (stream, {"app_config": {"format": "xml"}}, "format: 'xml' is not one of"),
+    (stream, {"app_config": {"table": "orders"}}, "table: 'orders' is not of the form namespace.table"),
+    (stream, {"app": "kafka_to_delta"}, "table: 'lake.orders' is no place of a Delta table"),
+    (
+        lambda **more: CheckpointLagSensor(task_id="wait", table="lake.orders", **more),
+        {"max_lag_records": "few"},
+        "max_lag_records: 'few' is not a number from 0 on",
+    ),
+    (
+        lambda **more: CheckpointLagSensor(task_id="wait", table="lake.orders", **more),
+        {"missing": "ignore"},
+        "missing: 'ignore' is not one of 'wait', 'fail'",
+    ),
+    (
+        lambda **more: IcebergSnapshotFreshnessSensor(task_id="wait", table="lake.orders", **more),
+        {"max_age": "a day"},
+        "max_age: 'a day' is not a number of seconds",
+    ),
+    (
+        lambda **more: RetentionRiskSensor(task_id="wait", table="lake.orders", **more),
+        {"min_time_left": "six hours"},
+        "min_time_left: 'six hours' is not a number of seconds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "said"), WRONG)
+def test_a_mistake_is_told_where_the_dag_is_parsed(make: Any, given: dict[str, Any], said: str) -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidArgument) as caught:
+        make(**given)
+    assert str(caught.value).startswith(said)
+
+
+def test_templates_and_other_tasks_results_are_left_to_the_run() -> None:
+    @task
+    def chosen() -> str:
+        return "resume"
+
+    with DAG("d", schedule=None, params={"rows": 5}):
+        extract(
+            topic="{{ params.topic }}",
+            table="{{ params.table }}",
+            mode=chosen(),
+            max_records="{{ params.rows }}",
+            max_batch_bytes="{% if params.big %}1GiB{% endif %}",
+            partition_by=["{{ params.by }}"],
+            table_format="{{ params.kind }}",
+            interval_start=None,
+            max_rejected="",
+        )
+        stream(app_config={"table": "{{ params.table }}"}, trigger="{{ params.every }}")
+
+
+def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
+    with DAG("d", schedule=None):
+        extract(topic="^orders-.*", table="lake.{topic}", max_rejected="1%", ranges="[[0, 1, 2]]", mode="ranges")
+        extract(task_id="by_record", table="lake.{header:type}", start_timestamp="2026-01-01T00:00:00Z")
+        extract(task_id="delta", table="s3://bucket/orders", table_format="delta", schema_registry="registry_conn")
+        IcebergSnapshotFreshnessSensor(task_id="fresh", table="lake.orders", max_age=timedelta(hours=1))
+        CheckpointLagSensor(task_id="lag", group_id="g", topic=["a", "b"], max_lag_records=0)
+
+
+# Arguments that any text may be right for: names, DDL and SQL; the run finds out. `table_format` is tried above.
+OF_ANY_TEXT = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "schema", "sql", "schema_registry"}
+OF_ANY_TEXT |= {"writer_schemas", "partition_by", "sort_order", "table_format", "topic_url", "table_url"}
+
+
+def test_every_other_argument_of_a_landing_is_checked() -> None:
+    for name in set(KafkaExtractOperator.template_fields) - OF_ANY_TEXT:
+        with pytest.raises(InvalidArgument, match=f"^{name}: "):
+            check_literals({name: "no such value, and no number: /"})
