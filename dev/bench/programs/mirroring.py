@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.cdc import sink as mirror_sink
+from airflow_lakestream.cdc import mirror as mirror_module
 from airflow_lakestream.cdc.events.taken import TakenEvents
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.merge import Merger
@@ -43,7 +43,7 @@ BATCH, DECODE = "whole batch", "decode and hand over (executors)"
 # Each is a part of the batch, and of no other one.
 PHASES: tuple[tuple[Any, str, str], ...] = (
     (TakenEvents, "joined", "read what was handed over"),
-    (mirror_sink, "newest", "last event of each key"),
+    (mirror_module, "newest", "last event of each key"),
     (Merger, "_look", "which rows of which files"),
     (Merger, "_old_rows", "values left out"),
     (Merger, "_incoming", "rows that come in"),
