@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("stream", "engine", "state", "lag", "overdue", "last landing", "rows of the last landings", "rejected")
 # Landings whose rows are shown, the newest first.
 _SHOWN = 3
+# Of a page that is written again and again: a day at one look each minute.
+_LOOKS = 1440
 _COLOURS = {"landing": "green", "idle": "blue", "behind": "yellow", "stalled": "red", "failing": "red"}
 
 Tables = Annotated[
@@ -63,6 +67,9 @@ def status(
     ] = "15m",
     watch: Annotated[bool, typer.Option("--watch", help="look again and again, until Ctrl-C")] = False,
     every: Annotated[str, typer.Option("--every", help="with --watch: the time between two looks")] = "10s",
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write a page with timelines of landings and lag into this file")
+    ] = None,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: Stores = None,
@@ -77,8 +84,13 @@ def status(
     with aside():
         lakes = _Lakes(iceberg_conn, storage_conn)
         search = _search(tables or [], namespaces or [], checkpoints or [], group, kafka_conn, lakes)
+    written = None if html is None else _Page(html)
+    if written:
+        search = replace(search, landings_ms=written.landings_ms)
     if not watch:
         found = _look(search, age)
+        if written:
+            written.add(found)
         typer.echo(json.dumps(_json(found), indent=2) if as_json else painted(render(found), _COLOURS))
         return _verdict(found)
     code = 0
@@ -87,6 +99,8 @@ def status(
             found = _look(search, age)
             # Set before the look is printed: whoever sees a look and interrupts gets its code.
             code = _verdict(found)
+            if written:
+                written.add(found)
             if as_json:
                 typer.echo(json.dumps(_json(found)))
             else:
@@ -95,6 +109,28 @@ def status(
             time.sleep(pause)  # what --watch asks for
     except KeyboardInterrupt:
         return code
+
+
+class _Page:
+    """The file of `--html`, written anew with each look."""
+
+    def __init__(self, file: Path) -> None:
+        from airflow_lakestream.cli.status_page import DAY_MS, Look
+
+        if not file.parent.is_dir():
+            raise InvalidArgument("--html", f"there is no folder {file.parent}.", "Create it, or name another file.")
+        self.landings_ms = DAY_MS
+        self._file = file
+        self._looks: deque[Look] = deque(maxlen=_LOOKS)
+
+    def add(self, streams: Sequence[Stream]) -> None:
+        from airflow_lakestream.cli.status_page import Look, page
+
+        self._looks.append(Look(int(time.time() * 1000), streams))
+        # Who has the page open never sees half of it.
+        part = self._file.with_name(f"{self._file.name}.part")
+        part.write_text(page(self._looks), encoding="utf-8")
+        part.replace(self._file)
 
 
 @dataclass

@@ -300,3 +300,14 @@ def test_another_applications_query_is_known_by_its_checkpoint(
     assert (code, stream["state"], causes(stream)) == (1, "stalled", ["stopped Spark query", "late partition"])
     assert run(["status", *query, "--max-age", LONG]) == 1
     assert f"{name} -> {folder} is behind" in capsys.readouterr().out
+
+
+def test_a_page_of_it(lake: Lake, name: str, produce: Producing, tmp_path: Path) -> None:
+    page = tmp_path / "status.html"
+    for first in range(0, 8):
+        produce(name, 0, events(0, first, 1))
+        lake.land(name)
+    assert run(["status", "--table", TABLE, "--html", str(page)]) == 0
+    assert "Landings of the last 24 hours: 8, 8 rows." in page.read_text()
+    assert [one.name for one in tmp_path.glob("status*")] == ["status.html"]
+    assert run(["status", "--table", TABLE, "--html", str(tmp_path / "nowhere" / "status.html")]) == 2

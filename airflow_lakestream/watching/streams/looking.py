@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -53,6 +54,7 @@ class StreamSearch:
     :param namespaces: all their tables with a ledger are looked at.
     :param checkpoints: of Spark queries; the tables of the bundled apps' queries are looked at, too.
     :param group: look only at the streams of this consumer group.
+    :param landings_ms: tell of all landings of so many milliseconds; by default of the last few.
     """
 
     lakes: Lakes
@@ -61,6 +63,7 @@ class StreamSearch:
     namespaces: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     group: str | None = None
+    landings_ms: int | None = None
 
     def streams(self, now_ms: int, max_age: float) -> list[Stream]:
         """Look at all streams; see `status.status` for the arguments.
@@ -134,7 +137,8 @@ class StreamSearch:
     def _of_group(self, streams: Streams, name: str, group: str, before_ms: int) -> Iterator[Facts]:
         try:
             ledger = streams.ledger(group)
-            histories = {topic: streams.history(group, topic) for topic in topics_of(ledger)}
+            since = None if self.landings_ms is None else int(time.time() * 1000) - self.landings_ms
+            histories = {topic: streams.history(group, topic, since) for topic in topics_of(ledger)}
         except streams.problems as e:
             yield Facts(name, group, "", problem=Reason(Cause.UNUSABLE, str(e)))
             return
