@@ -24,7 +24,7 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.delta.commit.guard import check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_removable
+from airflow_lakestream.delta.commit.protocol import check_removable
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import live_files, remove_action
 from airflow_lakestream.delta.sink import APPEND, CREATE, OVERWRITE, DeltaSink
@@ -177,10 +177,8 @@ class DeltaMirror(DeltaSink):
     def target_of_events(self, columns: pa.Schema) -> handover.Outline:
         """Return the outline of a table that is nowhere, and whose files lie below the mirror's own folder."""
         assert isinstance(self._tables, DeltaStorage), "the driver has the table itself"
-        # Nothing of it is committed: events may have whatever there is.
-        features = frozenset({NTZ_FEATURE})
         options = dict(self._tables.options)
-        return handover.Outline(self._name, options, "", columns, delta_fields(columns), (), features)
+        return handover.Outline(self._name, options, "", columns, delta_fields(columns), ())
 
     def events_in(self, handed: Mapping[str, Any]) -> Sequence[Add]:
         """Return the files that an executor wrote for it."""

@@ -25,8 +25,10 @@ class Head:
     name: str | None = None
     description: str | None = None
     created_time: int | None = None
+    reader_version: int = 1
     writer_version: int = 2
-    features: frozenset[str] = frozenset()
+    reader_features: frozenset[str] = frozenset()
+    writer_features: frozenset[str] = frozenset()
     txn: Callable[[str], int | None] = field(default=lambda _: None, repr=False, compare=False)
     delta: DeltaTable | None = field(default=None, repr=False, compare=False)
 
@@ -45,11 +47,18 @@ class Head:
             partitions=tuple(metadata.partition_columns),
             schema=pa.schema(delta.schema()),
             fields=json.loads(delta.schema().to_json())["fields"],
+            reader_version=protocol.min_reader_version,
             writer_version=protocol.min_writer_version,
-            features=frozenset([*(protocol.writer_features or ()), *(protocol.reader_features or ())]),
+            reader_features=frozenset(protocol.reader_features or ()),
+            writer_features=frozenset(protocol.writer_features or ()),
             txn=delta.transaction_version,
             delta=delta,
         )
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Return the table features that the protocol names, of readers and of writers."""
+        return self.reader_features | self.writer_features
 
     def metadata_action(self, properties: Mapping[str, str], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the action that gives the table these properties and columns, and leaves all else as it is."""

@@ -20,7 +20,7 @@ from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import Committer, look_after
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger, landing_actions
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
+from airflow_lakestream.delta.commit.protocol import check_writable
 from airflow_lakestream.delta.design import check_design
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.replace import Replacement
@@ -28,7 +28,7 @@ from airflow_lakestream.delta.replace.takeout import Finder
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.delta.unaccounted import look_for_rows
 from airflow_lakestream.delta.write import handover
-from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers, uses_ntz
+from airflow_lakestream.delta.write.columns import delta_fields, merged, narrow_integers
 from airflow_lakestream.delta.write.files import Add, delete_files, delete_unreferenced, unwritable, write_files
 from airflow_lakestream.delta.write.layout import check_layout, check_order, check_partitions
 from airflow_lakestream.exceptions import InvalidArgument
@@ -264,14 +264,5 @@ class DeltaSink(TableSink[Add]):
             raise InvalidArgument("table", problem, "Make it an int with ALTER TABLE.")
         held = SchemaChange.nowhere(to_schema(head.schema, "table"))
         change = change_for(self._design, held.metadata, self._name)
-        if not change:
-            return change
-        new = merged(head.fields, delta_fields(arrow_schema(change.schema)))
-        if uses_ntz(new) and not uses_ntz(head.fields) and NTZ_FEATURE not in head.features:
-            raise InvalidArgument(
-                "schema",
-                f"{self._name} has no table feature {NTZ_FEATURE}, which a timestamp_ntz needs.",
-                "Make it a timestamp with zone, or add the feature to the table.",
-            )
         self._announce(change.texts)
         return change

@@ -79,7 +79,7 @@ class Checkpoint:
 
     def begun_at(self, batch_id: int) -> float | None:
         """Return when Spark began a batch, in seconds since the epoch; None if its entry does not say."""
-        lines = (self._text(f"offsets/{batch_id}") or "").splitlines()
+        lines = _lines(self._text(f"offsets/{batch_id}"))
         try:
             return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
         except (IndexError, ValueError, KeyError, TypeError):
@@ -109,7 +109,7 @@ class Checkpoint:
         for batch in {*self.planned[-1:], *self.committed[-1:]}:
             self.ends(batch)
         for batch in self.committed[-1:]:
-            lines = (self._text(file := f"commits/{batch}") or "").splitlines()
+            lines = _lines(self._text(file := f"commits/{batch}"))
             if len(lines) < 2 or not _VERSIONS.fullmatch(lines[0]) or not _is_document(lines[1]):
                 raise CheckpointDamaged(self.location, file, "was written in part, or damaged")
 
@@ -122,7 +122,7 @@ class Checkpoint:
         return _text(self._store, file)
 
     def _parsed(self, file: str, content: str, skip: int) -> Offsets:
-        lines = content.splitlines()
+        lines = _lines(content)
         if not lines or lines[0] != _VERSION:
             raise CheckpointDamaged(self.location, file, f"does not begin with {_VERSION}: it was written in part")
         sources = lines[skip:]
@@ -179,6 +179,11 @@ def _text(store: Store, path: str) -> str | None:
     content = store.read(path)
     # Content that is no text is reported as damaged where it is parsed.
     return None if content is None else content.decode(errors="replace")
+
+
+def _lines(text: str | None) -> list[str]:
+    # Not by splitlines(): JSON may have what Unicode takes for the end of a line.
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _is_document(text: str) -> bool:

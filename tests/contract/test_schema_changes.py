@@ -100,6 +100,8 @@ ADDED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"m": [("k", {"x": 0.5, "y": None})]},
     ),
     ("a int", "a int, b timestamp not null", {"a": 1}, {"a": 2, "b": AT}, {"a": 1, "b": None}),
+    # In Delta a feature of its own, which comes with the column.
+    ("a int", "a int, b timestamp_ntz", {"a": 1}, {"a": 2, "b": AT.replace(tzinfo=None)}, {"a": 1, "b": None}),
 ]
 
 

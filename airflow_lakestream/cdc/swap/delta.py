@@ -20,12 +20,11 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.guard import Target, check_fit, check_ledger
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import remove_action
 from airflow_lakestream.delta.sink import OVERWRITE
 from airflow_lakestream.delta.storage import Tables
-from airflow_lakestream.delta.write.columns import delta_fields, uses_ntz
+from airflow_lakestream.delta.write.columns import delta_fields
 from airflow_lakestream.delta.write.files import Add, beside
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.change import SchemaChange, whole_schema
@@ -119,8 +118,6 @@ def changed(head: Head, new: pa.Schema, key: Collection[str]) -> tuple[pa.Schema
         texts.append(f"add column {name} {new.field(name).type}")
         fields.append({**other, "nullable": name not in key})
         columns.append(new.field(name).with_nullable(name not in key))
-    if uses_ntz(fields) and not uses_ntz(head.fields) and NTZ_FEATURE not in head.features:
-        raise CannotSwap(head.table, f"it has no table feature {NTZ_FEATURE}, which a timestamp without zone needs.")
     return pa.schema(columns), Target(head, fields, head.partitions, tuple(texts))
 
 

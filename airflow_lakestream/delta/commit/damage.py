@@ -133,7 +133,8 @@ def _is_whole(store: Any, file: str) -> bool:
         if file.endswith(".parquet"):
             pq.read_table(io.BytesIO(data))
             return True
-        actions = [json.loads(line) for line in data.decode().splitlines() if line.strip()]
+        # Not by splitlines(): text in JSON may have what Unicode takes for the end of a line.
+        actions = [json.loads(line) for line in data.split(b"\n") if line.strip()]
     except (ValueError, OSError, pa.ArrowException, RecursionError):
         return False
     return bool(actions) and all(isinstance(action, dict) for action in actions)

@@ -15,9 +15,8 @@ from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.committing import commit_info
 from airflow_lakestream.delta.commit.log import Action
-from airflow_lakestream.delta.commit.protocol import NTZ_FEATURE, check_writable
+from airflow_lakestream.delta.commit.protocol import check_writable, protocol_of
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.tables.guards import check_landing
 
 _NO_UUID = "the table was dropped and created anew"
@@ -81,9 +80,8 @@ def landing_actions(
     version = 0 if head is None else head.version + 1
     own = {**ledger_store.properties_after(head, consumer_group, version, landing), **notes}
     generation = ledger_store.next_generation(head, consumer_group)
-    actions: list[Action] = [commit_info(*operation, dict(summary))]
+    actions: list[Action] = [commit_info(*operation, dict(summary)), *protocol_of(head, target.fields)]
     if head is None:
-        actions.append(_protocol(target.fields))
         head = _new_head(target)
     kept = {key: value for key, value in head.properties.items() if key not in gone}
     properties = {**kept, **own}
@@ -103,16 +101,3 @@ def _new_head(target: Target) -> Head:
         schema=pa.schema([]),
         fields=target.fields,
     )
-
-
-def _protocol(fields: Sequence[Mapping[str, Any]]) -> Action:
-    if not uses_ntz(fields):
-        return {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
-    return {
-        "protocol": {
-            "minReaderVersion": 3,
-            "minWriterVersion": 7,
-            "readerFeatures": [NTZ_FEATURE],
-            "writerFeatures": ["appendOnly", "invariants", NTZ_FEATURE],
-        }
-    }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.delta.commit.log import Action
 from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
 # They ask nothing of who appends rows of a given schema, or only what is looked at below.
@@ -19,6 +23,17 @@ _HARMLESS = frozenset(
     }
 )
 NTZ_FEATURE = "timestampNtz"
+# What a protocol's version means in features, each with all below it: a table that has features names them all.
+# https://github.com/delta-io/delta/blob/master/PROTOCOL.md#table-features
+_OF_WRITERS = {
+    2: ("appendOnly", "invariants"),
+    3: ("checkConstraints",),
+    4: ("changeDataFeed", "generatedColumns"),
+    5: ("columnMapping",),
+    6: ("identityColumns",),
+}
+_OF_READERS = {2: ("columnMapping",)}
+_WITH_READER_FEATURES, _WITH_WRITER_FEATURES = 3, 7
 _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 
 
@@ -36,6 +51,9 @@ def unreadable(table: str, error: str) -> UnfitTable | None:
     """
     if "catalog-managed table" in error:
         return UnfitTable(table, "its commits are its catalog's (catalogManaged)", "Land in a table without it.")
+    if "does not have the required 'timestampNtz' feature" in error:
+        remedy = "Add it: ALTER TABLE ... SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')."
+        return UnfitTable(table, f"it has columns of timestamp_ntz without the table feature {NTZ_FEATURE}", remedy)
     if found := re.search(r"Unsupported: (.*)", error):
         return UnfitTable(table, f"delta-rs can't read it: {found[1]}", "Drop it: ALTER TABLE ... DROP FEATURE.")
     return None
@@ -55,6 +73,32 @@ def check_writable(head: Head) -> None:
         if rules := [key for key in _COLUMN_RULES if key in column.get("metadata", {})]:
             what = f"column {column['name']!r} has {rules[0]}"
             raise UnfitTable(head.table, what, "Land in a table whose columns are plain ones.")
+
+
+def protocol_of(head: Head | None, fields: Sequence[Mapping[str, Any]]) -> list[Action]:
+    """Return the action for the table's protocol in a version that gives it these columns; none where it stays.
+
+    Readers refuse a whole table that has a `timestamp_ntz` without the feature: it comes in the version of the column.
+    """
+    held = Head("", -1, "", pa.schema([]), (), ()) if head is None else head
+    reader, writer = held.reader_version, held.writer_version
+    readers, writers = held.reader_features, held.writer_features
+    if uses_ntz(fields) and not (NTZ_FEATURE in readers and NTZ_FEATURE in writers):
+        readers |= {NTZ_FEATURE, *_named(_OF_READERS, reader)}
+        writers |= {NTZ_FEATURE, *_named(_OF_WRITERS, writer)}
+        reader, writer = _WITH_READER_FEATURES, _WITH_WRITER_FEATURES
+    elif head is not None:
+        return []
+    versions: dict[str, object] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if reader == _WITH_READER_FEATURES:
+        versions["readerFeatures"] = sorted(readers)
+    if writer == _WITH_WRITER_FEATURES:
+        versions["writerFeatures"] = sorted(writers)
+    return [{"protocol": versions}]
+
+
+def _named(features: Mapping[int, Sequence[str]], version: int) -> Iterator[str]:
+    return (name for needed, names in features.items() if needed <= version <= max(features) for name in names)
 
 
 def check_removable(head: Head) -> None:

@@ -27,7 +27,6 @@ class Outline:
     schema: pa.Schema
     fields: Sequence[Mapping[str, Any]]
     partitions: tuple[str, ...]
-    features: frozenset[str]
 
     def open(self, table: str) -> Head | None:
         """Return the table; None for any other."""
@@ -40,8 +39,6 @@ class Outline:
             partitions=self.partitions,
             schema=self.schema,
             fields=self.fields,
-            writer_version=7 if self.features else 2,
-            features=self.features,
         )
 
     def store(self, table: str) -> Any:
@@ -52,8 +49,7 @@ class Outline:
 def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Outline:
     """Return what another process needs to write files for a target."""
     assert isinstance(tables, DeltaStorage | Outline), "there are no others"
-    features = target.base.features if target.base is not None else frozenset[str]()
-    return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions, features)
+    return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
 
 
 def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:

@@ -189,6 +189,14 @@ def test_a_uuid_that_is_not_sent_is_an_empty_text(tmp_path: Path) -> None:
     assert mirror.rows() == []
 
 
+def test_a_timestamp_without_zone_is_added_to_a_mirror_without_any(tmp_path: Path, table_format: str) -> None:
+    mirror, kinds = Mirror(tmp_path, table_format), {"id": "int"}
+    mirror.land(event("c", {"id": 1}, kinds))
+    mirror.land(event("c", {"id": 2, "at": 1_000_000}, {**kinds, "at": "timestamp"}))
+    mirror.land(event("u", {"id": 1, "at": 2_000_000}, {**kinds, "at": "timestamp"}))
+    assert mirror.values("at") == [datetime(1970, 1, 1, 0, 0, 2), datetime(1970, 1, 1, 0, 0, 1)]
+
+
 def test_zeros_are_one_key_whatever_their_sign(tmp_path: Path, table_format: str) -> None:
     mirror, kinds = Mirror(tmp_path, table_format), {"id": "double", "n": "int"}
     mirror.land(event("c", {"id": -0.0, "n": 1}, kinds))

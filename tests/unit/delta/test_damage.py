@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_lakestream.delta.commit.damage import DamagedLog
+from airflow_lakestream.delta.commit.damage import DamagedLog, find_damage
 from airflow_lakestream.delta.commit.protocol import UnfitTable
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.exceptions import Terminal
 from tests.support.delta_table import a_sink, append_foreign_row, expected, land, landed, rows_of
 
@@ -67,6 +68,17 @@ def test_a_version_that_was_cut_is_named_and_what_went_is_landed_again_once_it_i
     assert landed(table) == f"clicks[0] [0,{version})"
     land(table, version, 9)
     assert rows_of(table) == expected((0, 9))
+
+
+def test_text_that_looks_like_the_end_of_a_line_is_no_damage(table: Path) -> None:
+    odd = json.dumps({"add": {"path": "a", "stats": "\u2028 \x85 \x0b \x1c"}}, ensure_ascii=False)
+    with commit(table, NEWEST).open("a", encoding="utf-8") as log:
+        log.write(odd + "\n")
+    # Whatever else keeps delta-rs from reading it.
+    commit(table, NEWEST - 1).unlink()
+    assert f"{NEWEST - 1:020}.json is missing" in str(find_damage(DeltaStorage().store(str(table)), str(table)))
+    commit(table, NEWEST - 1).write_bytes(commit(table, NEWEST).read_bytes())
+    assert find_damage(DeltaStorage().store(str(table)), str(table)) is None
 
 
 def test_a_version_that_is_missing_is_named(table: Path) -> None:

@@ -48,6 +48,18 @@ def test_batches_and_their_offsets_are_read(folder: Path) -> None:
     assert ("clicks", 2) not in checkpoint.starts(2)
 
 
+def test_text_that_looks_like_the_end_of_a_line_is_none(folder: Path) -> None:
+    header = HEADER.replace("{}}", '{"name":"a\u2028b\x85c"}}')
+    for batch in (1, 2):
+        write(folder / "offsets" / str(batch), f"v1\n{header}\n{offsets(p0=30, p1=9)}\n")
+    write(folder / "commits" / "1", 'v1\n{"odd":"\u2029"}')
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    checkpoint.check_whole()
+    assert checkpoint.ends(2) == {("clicks", 0): 30, ("clicks", 1): 9}
+    assert checkpoint.begun_at(2) == 1790000000.0
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_where_no_query_has_run_there_is_no_checkpoint(tmp_path: Path, made: bool) -> None:
     if made:
