@@ -73,7 +73,7 @@ def test_a_version_that_was_cut_is_named_and_what_went_is_landed_again_once_it_i
 def test_text_that_looks_like_the_end_of_a_line_is_no_damage(table: Path) -> None:
     odd = json.dumps({"add": {"path": "a", "stats": "\u2028 \x85 \x0b \x1c"}}, ensure_ascii=False)
     with commit(table, NEWEST).open("a", encoding="utf-8") as log:
-        log.write(odd + "\n")
+        log.write(f"\n{odd}\n")
     # Whatever else keeps delta-rs from reading it.
     commit(table, NEWEST - 1).unlink()
     assert f"{NEWEST - 1:020}.json is missing" in str(find_damage(DeltaStorage().store(str(table)), str(table)))
