@@ -42,7 +42,7 @@ class CsvDecoder:
     column of structs, lists or maps takes JSON. One line end behind a record is not part of it.
 
     :param schema: columns and their types.
-    :param unknown_fields: for the sake of the other formats: fields have no names, so none is unknown.
+    :param unknown_fields: as of the other formats; it changes nothing, since no field has a name.
     :param order: the columns of a record's fields, by default all of the schema; the others are null.
     :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
     """
@@ -201,7 +201,7 @@ def _written(text: str, kind: pa.DataType) -> Json:
             raise
         found = None
     if found is None:
-        # Null has no text: the word is none of it.
+        # Null has no text: the word "null" does not stand for it.
         raise Misfit(f"{quoted(text)} is no value of the type {kind}")
     return found
 

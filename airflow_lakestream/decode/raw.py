@@ -26,7 +26,7 @@ class RawDecoder:
     """Puts keys and values into columns of these names, `key` and `value`, of a binary type or a text.
 
     :param schema: one of them, or both; `nullable=False` makes one required.
-    :param unknown_fields: for the sake of the other formats: raw records have no fields, so it says nothing here.
+    :param unknown_fields: as of the other formats; it changes nothing, since raw records have no fields.
     """
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str = UnknownFields.IGNORE) -> None:
