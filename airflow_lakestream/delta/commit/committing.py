@@ -31,9 +31,9 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
-            f"{table}: the store did not say whether the last commit was written ({cause!r}), at any try. Its data files "
-            "were left in place, since the commit may still land. A retry finds out: the ledger is in the same commit "
-            "as the rows, so nothing is doubled or lost."
+            f"{table}: the store did not say whether the last commit was written ({cause!r}), at any try. "
+            "Its data files were left in place, since the commit may still land. A retry finds out: "
+            "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
 
 
