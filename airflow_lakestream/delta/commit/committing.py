@@ -17,6 +17,7 @@ from airflow_lakestream.delta.commit.log import Action, info_of, put_commit, rea
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +74,7 @@ class Committer:
     def commit(self) -> int:
         """Return the landing's version. Raises what `make` raises, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                # Longer each time: the other writer, or the store, needs the time.
-                time.sleep(RETRY_PAUSE * number)
+        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
                 version = self._try()
             except LakestreamError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from pyiceberg.catalog import Catalog
@@ -15,6 +14,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import Attempt
 from airflow_lakestream.iceberg.commit.guard import Refused
+from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,7 @@ class Committer:
     def commit(self, files: Sequence[DataFile]) -> int:
         """Return the landing's snapshot id. Raises what refuses it, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                # Longer each time: the other writer, or the catalog, needs the time.
-                time.sleep(RETRY_PAUSE * number)
+        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
                 snapshot_id = self._attempt.commit(files)
             except Refused as refused:

@@ -6,7 +6,6 @@ A commit of properties alone has no compare-and-set: of two from one base the se
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -29,6 +28,7 @@ from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused, respon
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
+from airflow_lakestream.tables.tries import tries
 
 TRIES = 8
 RETRY_PAUSE = 0.2
@@ -140,10 +140,7 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
     """
     attempt: AppendAttempt | None = None
     last: BaseException | None = None
-    for number in range(TRIES):
-        if number:
-            # Longer each time: the other writer needs the time.
-            time.sleep(RETRY_PAUSE * number)
+    for _ in tries(TRIES, RETRY_PAUSE):
         attempt = attempt or make()
         try:
             snapshot_id = attempt.commit([])
