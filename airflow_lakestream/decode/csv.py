@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.document import Json, parse_document
@@ -25,7 +25,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones, quoted
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
 _QUOTED = '"(?:[^"]|"")*"'
@@ -35,7 +35,7 @@ _MOST_REPAIRS = 3
 Reasons = dict[int, str]
 
 
-class CsvDecoder:
+class CsvDecoder(SchemaDecoder):
     """Decodes CSV into tables of one Arrow schema; `nullable=False` makes a field required.
 
     A record has one field for each column. One without quotes and without text is null, `""` is the empty text. A
@@ -54,10 +54,7 @@ class CsvDecoder:
         order: Sequence[str] = (),
         delimiter: str = ",",
     ) -> None:
-        if not len(schema):
-            raise InvalidArgument("schema", "it has no columns.")
-        self.schema = schema
-        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        super().__init__(schema, unknown_fields)
         check_delimiter(delimiter)
         self._order, self._delimiter = tuple(order) or tuple(schema.names), delimiter
         if missing := [name for name in self._order if name not in schema.names]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.sensors.consumer import ConsumerSensor
+from airflow_lakestream.sensors.base import ConsumerSensor
 
 
 class CheckpointLagSensor(ConsumerSensor):
