@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,11 +14,11 @@ import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
 from airflow_lakestream.audit.books import Books
-from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
+from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
 from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable
-from airflow_lakestream.audit.run import Audit
-from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly, take_out_lost
+from airflow_lakestream.audit.run import Audit, find_lost, together
+from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
@@ -62,8 +63,8 @@ class DeltaAudit(Audit):
         if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, books)):
             return result
         if self.full:
-            rows = _count(_rows(storage, main, {one.path for one in lost}), self.topic)
-            rejected = RowsFound() if rejects is None else _rejected(storage, main, rejects, books)
+            rows = RowsFound.of(_rows(storage, main, {one.path for one in lost}, self.topic))
+            rejected = RowsFound() if rejects is None else RowsFound.of(_rejected(storage, main, rejects, books))
             self.judge(result, books, rows, rejected, topics)
         else:
             for head in filter(None, (main, rejects)):
@@ -75,14 +76,8 @@ class DeltaAudit(Audit):
 
 def _both(storage: DeltaStorage, table: str) -> tuple[Head, Head | None]:
     """Load a table and its reject table, None without one, in versions that belong together."""
-    main = _open(storage, table)
-    while True:
-        rejects = storage.open(rejects_of(table))
-        again = _open(storage, table)
-        # Load the reject table last: rejected records are removed only after the main table's commit.
-        if again.version == main.version:
-            return main, rejects
-        main = again
+    load_rejects = partial(storage.open, rejects_of(table))
+    return together(partial(_open, storage, table), load_rejects, lambda head: head.version)
 
 
 def _open(storage: DeltaStorage, table: str) -> Head:
@@ -106,43 +101,30 @@ def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Book
     def size_of(path: str) -> int:
         return int(obstore.head(store, unquote(path))["size"])
 
-    try:
-        return take_out_lost(files, size_of, lambda file: only_topic(file, books))
-    except (OSError, BaseError) as e:
-        raise UnreadableTable(head.table, e) from e
+    return find_lost(head.table, files, size_of, books, (OSError, BaseError))
 
 
-def _rows(storage: DeltaStorage, head: Head, without: Collection[str]) -> Iterator[Any]:
+def _rows(storage: DeltaStorage, head: Head, without: Collection[str], topic: str | None) -> Iterator[pa.Table]:
     store = storage.store(head.table)
     for add in _files(head):
         try:
             if add["path"] not in without:
-                yield read_file(store, add, head.schema, COORDINATES)
+                rows = read_file(store, add, head.schema, COORDINATES)
+                yield rows if topic is None else rows.filter(pc.equal(rows[TOPIC], topic))
         except (OSError, BaseError, pa.ArrowException) as e:
             raise UnreadableTable(head.table, e) from e
 
 
-def _count(parts: Iterator[Any], topic: str | None) -> RowsFound:
-    found = RowsFound()
-    for rows in parts:
-        wanted = rows if topic is None else rows.filter(pc.equal(rows[TOPIC], topic))
-        for batch in wanted.to_batches():
-            found.add(batch)
-    return found
-
-
-def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) -> RowsFound:
-    """Count, by position, the rejected records that count for any of the groups."""
+def _rejected(storage: DeltaStorage, main: Head, rejects: Head, books: Books) -> Iterator[pa.Table]:
+    """Yield the rejected records that count for any of the groups."""
     settlement = Settlement.by(pending_of(rejects.properties), DeltaBooks(main))
-    store, found = storage.store(rejects.table), RowsFound()
+    store = storage.store(rejects.table)
     for add in _files(rejects):
         rows = read_file(store, add, rejects.schema)
         open_or_stale = pc.or_(settlement.stale(rows), settlement.undecided(rows))
         for group, identity, entry in books.entries():
             own = pc.and_(settlement.is_of(rows, group, identity), is_hit(rows, entry.landed))
-            for batch in rows.filter(pc.and_not(own, open_or_stale)).select(COORDINATES).to_batches():
-                found.add(batch)
-    return found
+            yield rows.filter(pc.and_not(own, open_or_stale))
 
 
 def _statistics(head: Head) -> TableFiles:

@@ -59,6 +59,15 @@ class RowsFound:
         """The odd rows by topic and partition."""
         return sorted_odd(self._odd)
 
+    @classmethod
+    def of(cls, parts: Iterable[pa.RecordBatch | pa.Table]) -> RowsFound:
+        """Count the rows of parts of a table, which have at least the three columns."""
+        found = cls()
+        for part in parts:
+            for batch in part.select(COORDINATES).to_batches() if isinstance(part, pa.Table) else [part]:
+                found.add(batch)
+        return found
+
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Count the rows of a batch with the three columns."""
         whole = batch.drop_null()
@@ -108,9 +117,13 @@ def count_rows(
     UnreadableTable.
     """
     check_positions(table)
-    found = RowsFound()
-    if snapshot_id is None:
-        return found
+    try:
+        return RowsFound.of(() if snapshot_id is None else _rows(table, snapshot_id, topic, without))
+    except (OSError, pa.ArrowException) as e:
+        raise UnreadableTable(".".join(table.name()), e) from e
+
+
+def _rows(table: Table, snapshot_id: int, topic: str | None, without: Collection[str]) -> Iterator[pa.RecordBatch]:
     # Topic names contain no quotes.
     where = AlwaysTrue() if topic is None else f"{TOPIC} == '{topic}'"
     scan = table.scan(row_filter=where, selected_fields=COORDINATES, snapshot_id=snapshot_id)
@@ -121,27 +134,19 @@ def count_rows(
         raise UnreadableTable(".".join(table.name()), e) from e
     reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(TOPIC,))
     for task in (task for task in tasks if task.file.file_path not in without):
-        try:
-            # One file at a time: given all, PyIceberg reads ahead without a bound.
-            for batch in reading.to_record_batches([task]):
-                found.add(batch)
-        except (OSError, pa.ArrowException) as e:
-            raise UnreadableTable(".".join(table.name()), e) from e
-    return found
+        # One file at a time: given all, PyIceberg reads ahead without a bound.
+        yield from reading.to_record_batches([task])
 
 
 def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowsFound:
     """Count, by position, the rejected records that count for any of the groups. Raises UnreadableTable."""
-    found = RowsFound()
     try:
-        for group in groups:
-            for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE):
-                for batch in rows.select(COORDINATES).to_batches():
-                    found.add(batch)
+        return RowsFound.of(
+            rows for group in groups for rows in counting_rows(rejects, main, group, topic=topic, columns=PLACE)
+        )
     except (ValueError, NotImplementedError) as e:
         # As above: delete files that PyIceberg can't apply.
         raise UnreadableTable(".".join(rejects.name()), e) from e
-    return found
 
 
 def _are_positions(rows: pa.RecordBatch | pa.Table) -> bool:

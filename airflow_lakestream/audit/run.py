@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from airflow_lakestream.audit.books import Books
@@ -18,7 +18,7 @@ from airflow_lakestream.audit.log import LogFound, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, ByCount
 from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_positions, count_rejected, count_rows
-from airflow_lakestream.audit.statistics import LostFile, TableFiles, table_files, take_out_lost
+from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import TableFormat
@@ -29,6 +29,8 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+
+Loaded = TypeVar("Loaded")
 
 
 class TableMissing(LakestreamError, Terminal):
@@ -85,7 +87,11 @@ class Audit:
         topics = self.begin(result, books)
         files = table_files(table, head)
         reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
-        if not look_for_lost(result, books, (table, files), (rejects, reject_files)):
+
+        def lost_of(one: Table, its: TableFiles) -> list[LostFile]:
+            return find_lost(".".join(one.name()), its, lambda path: len(one.io.new_input(path)), books)
+
+        if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
         if self.full:
             rows = count_rows(table, result.snapshot_id, self.topic, without=[one.path for one in result.lost_files])
@@ -136,24 +142,16 @@ class Audit:
         return log
 
 
-def look_for_lost(
-    result: AuditResult, books: Books, main: tuple[Table, TableFiles], rejects: tuple[Table | None, TableFiles]
-) -> bool:
-    """Record the lost files, and leave them out of the two; return whether the rest can be looked at.
+def find_lost(
+    table: str, files: TableFiles, size_of: SizeOf, books: Books, errors: tuple[type[Exception], ...] = (OSError,)
+) -> list[LostFile]:
+    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer.
 
-    Raises UnreadableTable if the store does not answer.
+    :param errors: what `size_of` raises then.
     """
-    (table, files), (reject_table, reject_files) = main, rejects
-    lost = find_lost(table.io, ".".join(table.name()), files, books)
-    of_rejects = [] if reject_table is None else find_lost(table.io, ".".join(reject_table.name()), reject_files, books)
-    return result.take_lost(lost, of_rejects)
-
-
-def find_lost(io: FileIO, table: str, files: TableFiles, books: Books) -> list[LostFile]:
-    """Return the lost files, and leave them out. Raises UnreadableTable if the store does not answer."""
     try:
-        return take_out_lost(files, lambda path: len(io.new_input(path)), lambda file: only_topic(file, books))
-    except OSError as e:
+        return take_out_lost(files, size_of, lambda file: only_topic(file, books))
+    except errors as e:
         raise UnreadableTable(table, e) from e
 
 
@@ -170,14 +168,25 @@ def load(catalog: Catalog, table: str) -> Table:
 
 def load_both(catalog: Catalog, table: str) -> tuple[Table, Table | None]:
     """Load a table and its reject table, None without one, in snapshots that belong together. Raises TableMissing."""
-    main = load(catalog, table)
-    while True:
+
+    def load_rejects() -> Table | None:
         try:
-            rejects = catalog.load_table(rejects_of(table))
+            return catalog.load_table(rejects_of(table))
         except NoSuchTableError:
-            return main, None
-        again = load(catalog, table)
+            return None
+
+    return together(partial(load, catalog, table), load_rejects, lambda of: ledger_store.head_of(of.metadata))
+
+
+def together(
+    load_main: Callable[[], Loaded], load_rejects: Callable[[], Loaded | None], head_of: Callable[[Loaded], object]
+) -> tuple[Loaded, Loaded | None]:
+    """Load a table and its reject table, None without one, at heads that belong together."""
+    main = load_main()
+    while (rejects := load_rejects()) is not None:
         # Load the reject table last: rejected records are removed only after the main table's commit.
-        if ledger_store.head_of(again.metadata) == ledger_store.head_of(main.metadata):
-            return main, rejects
+        again = load_main()
+        if head_of(again) == head_of(main):
+            break
         main = again
+    return main, rejects

@@ -162,7 +162,7 @@ log = logging.getLogger(__name__)
 class MirrorTable(SharedSink, Protocol):
     """The table of a mirror, in whatever format it is: the sink of a table, which can merge.
 
-    `refounds`: a mirror that is not there is founded anew by all events of its first commit.
+    `refounds`: a mirror that does not exist is founded by all events of its first commit.
     """
 
     refounds: bool
@@ -224,7 +224,7 @@ class Mirror(WrappedSharedSink):
         self._taken = TakenEvents()
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew; the schema is that of the events to decode."""
+        """Look at the table again; the schema is that of the events to decode."""
         held = self.table.held()
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)

@@ -43,9 +43,9 @@ def show(
         from airflow_lakestream.audit.run import load_both
         from airflow_lakestream.iceberg.reject_table import counting_rows
         from airflow_lakestream.iceberg.upkeep.reject_summary import COLUMNS, by_reason
-        from airflow_lakestream.run.replay import Chosen
+        from airflow_lakestream.run.replay import Selection
 
-        chosen = Chosen(stage, reason)
+        chosen = Selection(stage, reason)
         main, rejects = load_both(open_catalog(iceberg_conn), table)
         groups = groups_seen(main) if group is None else (group,)
         found = []
@@ -95,7 +95,7 @@ def replay(
     """
     with aside():
         from airflow_lakestream.core.landing.report import counts_to_dict
-        from airflow_lakestream.run.replay import Chosen, Replay
+        from airflow_lakestream.run.replay import Replay, Selection
         from airflow_lakestream.run.summary import figures, rejects_of
 
         if limit is not None and limit < 1:
@@ -103,7 +103,7 @@ def replay(
         more = {"schema_evolution": schema_evolution, "tombstones": tombstones}
         told = {**decoding, **{name: value for name, value in more.items() if value is not None}}
         told |= open_registry(decoding, kafka_conn)
-        work = Replay(table=table, consumer_group=group, chosen=Chosen(stage, reason, limit), decoding=told)
+        work = Replay(table=table, consumer_group=group, chosen=Selection(stage, reason, limit), decoding=told)
         done = work.run(open_catalog(iceberg_conn))
     if as_json:
         typer.echo(json.dumps({"table": table, **done.to_dict()}, indent=2))

@@ -63,7 +63,7 @@ def between_batches(argument: str, value: object) -> float | None:
         raise InvalidArgument(argument, problem, 'Write "10 seconds".') from None
 
 
-def most_rejected(argument: str, value: object) -> RejectLimit:
+def reject_limit(argument: str, value: object) -> RejectLimit:
     """Return a limit from a count, a share below 1, or a percentage: 100, 0.01, "1%"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", str(value))
     if match is None or isinstance(value, bool):

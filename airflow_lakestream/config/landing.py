@@ -245,7 +245,7 @@ class ExtractConfig(Decoding):
             raise InvalidArgument(
                 "max_rejected", 'goes with on_error="reject" or "skip"; with "fail" the first bad record fails the run.'
             )
-        return arguments.most_rejected("max_rejected", self.max_rejected)
+        return arguments.reject_limit("max_rejected", self.max_rejected)
 
     @property
     def poll_seconds(self) -> float:

@@ -126,7 +126,7 @@ _CHECKS: Mapping[str, Check] = {
     "missing": _one_of(Missing),
     "ranges": lambda _, value: parse_ranges(arguments.range_list(value)),
     "max_batch_bytes": size_in_bytes,
-    "max_rejected": arguments.most_rejected,
+    "max_rejected": arguments.reject_limit,
     "parallelism": lambda argument, value: arguments.count(argument, value, "processes"),
     "poll_timeout": arguments.positive_seconds,
     "csv_delimiter": lambda _, value: check_delimiter(str(value)),

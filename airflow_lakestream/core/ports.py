@@ -31,7 +31,7 @@ class Chunk:
 
 
 class Conflict(LakestreamError, Transient):
-    """The table changed under a run so that what it read can't be committed: it plans anew."""
+    """The table changed under a run so that what it read can't be committed: it plans again."""
 
 
 class HeadMoved(Conflict):
@@ -188,13 +188,13 @@ class Sink(Protocol):
     """One table, written for one consumer group."""
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew."""
+        """Look at the table again."""
 
     def write(self, rows: Rows, identity: TopicIdentity) -> None:
         """Take rows for the next commit; files are written as enough has come together."""
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
-        """Be told of records that were read and became no row, so that a replace may take out the rows they had.
+        """Take note of records that were read and became no row: a replace may take out the rows that they had.
 
         :param offsets: an Arrow array.
         """
@@ -213,7 +213,7 @@ class Sink(Protocol):
         and the landing as it was committed, with the counts of what was taken out at the head that it replaced.
 
         Raises Conflict when the ranges are not in the ledger any more, or the table's schema or layout was changed:
-        plan anew. Raises ReplacedMeanwhile when another replace touched the ranges since `load`: never plan anew then.
+        plan again. Raises ReplacedMeanwhile, after which no plan helps, when another replace touched them since `load`.
         Raises CannotReplace where rows can't be told apart, or one to take out was not read again. Whatever is raised,
         nothing was changed, and the rows taken are to be discarded.
         """
@@ -233,7 +233,7 @@ class SharedSink(Sink, Protocol):
     """A sink whose files may be written by several workers: tasks, processes or executors."""
 
     def write_below(self, folder: str) -> None:
-        """Write files below this folder of the table's data from now on: those that another worker shall commit."""
+        """Write files below this folder of the table's data from now on: those that another worker is to commit."""
 
     def hand_over(self) -> Files:
         """Write out the rows taken, and return what `adopt` needs of the files since the last call.

@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.types as t
 
 from airflow_lakestream.core.formats import check_delimiter as check_delimiter
-from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.bulk import NotInBulk
 from airflow_lakestream.decode.json.document import Json, parse_document
@@ -26,7 +26,7 @@ from airflow_lakestream.decode.json.values import field_coercer
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, good_ones, quoted
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
 
 _QUOTED = '"(?:[^"]|"")*"'
@@ -36,14 +36,14 @@ _MOST_REPAIRS = 3
 Reasons = dict[int, str]
 
 
-class CsvDecoder:
+class CsvDecoder(SchemaDecoder):
     """Decodes CSV into tables of one Arrow schema; `nullable=False` makes a field required.
 
     A record has one field for each column. One without quotes and without text is null, `""` is the empty text. A
     column of structs, lists or maps takes JSON. One line end behind a record is not part of it.
 
     :param schema: columns and their types.
-    :param unknown_fields: for the sake of the other formats: fields have no names, so none is unknown.
+    :param unknown_fields: as of the other formats; it changes nothing, since no field has a name.
     :param order: the columns of a record's fields, by default all of the schema; the others are null.
     :param delimiter: what stands between fields, one ASCII character; see `check_delimiter`.
     """
@@ -55,10 +55,7 @@ class CsvDecoder:
         order: Sequence[str] = (),
         delimiter: str = ",",
     ) -> None:
-        if not len(schema):
-            raise InvalidArgument("schema", "it has no columns.")
-        self.schema = schema
-        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        super().__init__(schema, unknown_fields)
         check_delimiter(delimiter)
         self._order, self._delimiter = tuple(order) or tuple(schema.names), delimiter
         if missing := [name for name in self._order if name not in schema.names]:
@@ -196,7 +193,7 @@ def _written(text: str, kind: pa.DataType) -> Json:
             raise
         found = None
     if found is None:
-        # Null has no text: the word is none of it.
+        # Null has no text: the word "null" does not stand for it.
         raise Misfit(f"{quoted(text)} is no value of the type {kind}")
     return found
 

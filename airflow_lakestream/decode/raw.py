@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
-from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import Decoded
+from airflow_lakestream.decode.values.outcome import Decoded, SchemaDecoder
 from airflow_lakestream.exceptions import InvalidArgument
 
 _COLUMNS = ("key", "value")
@@ -22,16 +22,15 @@ def arrow_schema(kind: pa.DataType | None = None) -> pa.Schema:
     return pa.schema([pa.field(name, kind or pa.binary()) for name in _COLUMNS])
 
 
-class RawDecoder:
+class RawDecoder(SchemaDecoder):
     """Puts keys and values into columns of these names, `key` and `value`, of a binary type or a text.
 
     :param schema: one of them, or both; `nullable=False` makes one required.
-    :param unknown_fields: for the sake of the other formats: raw records have no fields, so it says nothing here.
+    :param unknown_fields: as of the other formats; it changes nothing, since raw records have no fields.
     """
 
     def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str = UnknownFields.IGNORE) -> None:
-        if not len(schema):
-            raise InvalidArgument("schema", "it has no columns.")
+        super().__init__(schema, unknown_fields)
         for field in schema:
             if field.name not in _COLUMNS:
                 remedy = "Name the columns key and value."
@@ -40,8 +39,6 @@ class RawDecoder:
                 is_kind(field.type) for is_kind in (t.is_binary, t.is_large_binary, t.is_string, t.is_large_string)
             ):
                 raise InvalidArgument("schema", f"{field.name} can't be {field.type}.", "Make it binary or string.")
-        self.schema = schema
-        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.schema, str(self.unknown_fields))

@@ -31,7 +31,7 @@ from airflow_lakestream.tables.rejects.sink import read_stream, write_stream
 class DeltaBooks:
     """`tables.rejects.settlement.MainBooks` of a Delta table.
 
-    What RESTORE took back has no names here: its offsets are in no ledger then, and are landed anew.
+    What RESTORE took back has no names here: its offsets are in no ledger then, and are landed again.
     """
 
     rolled_back: Sequence[str] = ()

@@ -66,7 +66,7 @@ class DeltaSink(TableSink[Add]):
         super().__init__(table, consumer_group, design, parts=parts, allow_group_overlap=allow_group_overlap)
         self._tables = tables
         self._head: Head | None = None
-        # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
+        # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._first_version: int | None = None
 
     @cached_property
@@ -75,7 +75,7 @@ class DeltaSink(TableSink[Add]):
         return self._tables.store(self._name)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict."""
+        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict."""
         self._head = head = self._tables.open(self._name)
         if self._first_version is None:
             self._first_version = -1 if head is None else head.version
@@ -144,7 +144,7 @@ class DeltaSink(TableSink[Add]):
         return version, replacement.made
 
     def outline(self) -> handover.Outline:
-        """Return what a sink in another process needs to write for the table, be it not there yet."""
+        """Return what a sink in another process needs to write for the table, also for one that does not exist yet."""
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
 

@@ -16,7 +16,7 @@ from airflow_lakestream.iceberg.write.files import check_file_format
 
 # PyIceberg's modules of catalogs whose `commit_table` is not written.
 _WITHOUT_COMMITS = {f"pyiceberg.catalog.{name}" for name in ("bigquery_metastore", "dynamodb", "noop")}
-# Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and writes none of it.
+# Version 1 has no sequence numbers, which the ledger is read by. PyIceberg reads version 3, and does not write it.
 WRITTEN_VERSION = 2
 
 
@@ -72,7 +72,7 @@ def check_version(metadata: TableMetadata, name: str) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Refuse properties that a table can't have here, be it there or still to be created. Raises InvalidArgument."""
+    """Refuse properties that an existing or a new table can't have here. Raises InvalidArgument."""
     version = properties.get(TableProperties.FORMAT_VERSION, str(WRITTEN_VERSION)).strip()
     if version != str(WRITTEN_VERSION):
         raise InvalidArgument(

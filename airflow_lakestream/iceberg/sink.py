@@ -81,13 +81,13 @@ class IcebergSink(TableSink[DataFile]):
         self._catalog = catalog
         self._table: Table | None = None
         self._staged: NewTable | None = None
-        # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
+        # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._first: FirstLook | None = None
         # The topic whose name has chosen the table; None where people did.
         self.named_by: NamingTopic | None = None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew, and check it against the design. Raises InvalidArgument where they contradict.
+        """Look at the table again, and check it against the design. Raises InvalidArgument where they contradict.
 
         Raises what `fitness` raises for a catalog or a table that nothing can be landed in.
         """
@@ -134,7 +134,7 @@ class IcebergSink(TableSink[DataFile]):
         return snapshot_id, attempt.landing_of(snapshot_id)
 
     def outline(self) -> handover.Outline:
-        """Return what a sink in another process needs to write for the table, be it only staged; it can be pickled."""
+        """Return what a sink in another process needs to write for the table, also a staged one; it can be pickled."""
         self._buffer.write_out()
         target = self._target(None)
         # What it took to read the first records is better had by those who read on.
@@ -229,7 +229,7 @@ class IcebergSink(TableSink[DataFile]):
             staged = self._staged and self._staged.table
             known = staged or self._table or self._catalog.load_table(self._name)
             place = data_folder(known.metadata, folder)
-            # Most often nothing is left, and neither table nor manifests are to be read for that.
+            # Most often nothing is left: read neither table nor manifests for that.
             if next(list_files(known.io, place), None) is None:
                 return 0, 0
             return delete_unreferenced(staged or self._catalog.load_table(self._name), place)

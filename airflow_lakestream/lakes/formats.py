@@ -1,4 +1,4 @@
-"""The table formats: a row for each, with all that one does otherwise than the other.
+"""The table formats: a row for each, with all that differs between them.
 
 A part is written as module:name and imported when it is first used: not every installation has all that Delta needs.
 """

@@ -70,8 +70,8 @@ class TakenMeanwhile(LakestreamError, Transient):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which rejected records: those of a stage, those whose reason has a text in it, at most so many."""
+class Selection:
+    """Which rejected records to take: of one stage, with a text in their reason, at most so many."""
 
     stage: str | None = None
     reason: str | None = None
@@ -120,7 +120,7 @@ class Replay:
 
     table: str
     consumer_group: str
-    chosen: Chosen = Chosen()
+    chosen: Selection = Selection()
     decoding: Mapping[str, Any] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
 

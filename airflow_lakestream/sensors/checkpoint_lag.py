@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_lakestream.core.policies import is_given
-from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
-from airflow_lakestream.sensors.base import LookSensor
+from airflow_lakestream.sensors.base import ConsumerSensor
 
 
-class CheckpointLagSensor(LookSensor):
+class CheckpointLagSensor(ConsumerSensor):
     """Wait until a consumer is near the end of its topics: a Spark query, a table's ledger, or a consumer group.
 
     Without a limit it must have read everything; with several limits, each must hold. A topic ends with what is
@@ -21,22 +19,13 @@ class CheckpointLagSensor(LookSensor):
 
     .. seealso:: docs/sensors.md
 
-    :param checkpoint_location: checkpoint of a Spark query, as Spark takes it (templated)
-    :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI (templated)
-    :param consumer_group: name of the table's ledger; default: the DAG's id (templated)
-    :param group_id: a consumer group, by its committed offsets (templated)
-    :param topic: one topic or a list; default: all that the consumer has read from (templated)
     :param max_lag_records: most unread records (templated)
     :param max_lag_seconds: greatest age of an unread record, such as `"5m"` (templated)
     :param max_batch_age: greatest age of the newest batch or landing while something is unread (templated)
     :param per_partition: `max_lag_records` is for each partition; False: for their sum (templated)
     :param fail_when_behind: look once, and fail if that is too far behind (templated)
-    :param table_format: `"iceberg"` or `"delta"` (templated)
-    :param kafka_conn_id: connection of type `kafka` (templated)
-    :param iceberg_conn_id: connection of type `iceberg` (templated)
-    :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
-        (templated)
-    :param kwargs: those of `LookSensor`: `missing`, `deferrable`, `start_from_trigger`, and Airflow's own
+    :param kwargs: the consumer, as `ConsumerSensor` takes it; `missing`, `deferrable` and `start_from_trigger`, as
+        `LookSensor` does; and Airflow's own
     """
 
     check_name = "checkpoint_lag"
@@ -44,41 +33,19 @@ class CheckpointLagSensor(LookSensor):
     def __init__(
         self,
         *,
-        checkpoint_location: str | None = None,
-        table: str | None = None,
-        consumer_group: str = "{{ dag.dag_id }}",
-        group_id: str | None = None,
-        topic: str | Sequence[str] | None = None,
         max_lag_records: int | str | None = None,
         max_lag_seconds: float | str | None = None,
         max_batch_age: float | str | None = None,
         per_partition: bool | str = True,
         fail_when_behind: bool | str = False,
-        table_format: str = "iceberg",
-        kafka_conn_id: str = "kafka_default",
-        iceberg_conn_id: str = "iceberg_default",
-        storage_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not any(is_given(one) for one in (checkpoint_location, table, group_id)):
-            raise InvalidArgument(
-                "checkpoint_location", "one of checkpoint_location, table and group_id has to be given."
-            )
-        self.checkpoint_location = checkpoint_location
-        self.table = table
-        self.consumer_group = consumer_group
-        self.group_id = group_id
-        self.topic = topic
         self.max_lag_records = max_lag_records
         self.max_lag_seconds = max_lag_seconds
         self.max_batch_age = max_batch_age
         self.per_partition = per_partition
         self.fail_when_behind = fail_when_behind
-        self.table_format = table_format
-        self.kafka_conn_id = kafka_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.storage_conn_id = storage_conn_id
         self.ready()
 
-    template_fields: Sequence[str] = (*templated(__init__), *LookSensor.template_fields)
+    template_fields: Sequence[str] = (*templated(__init__), *ConsumerSensor.template_fields)

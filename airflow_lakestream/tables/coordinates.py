@@ -1,4 +1,4 @@
-"""Rows by the Kafka records that they come from: topic, partition and offset alone. Arrow only; for every table format.
+"""Rows by the Kafka records that they come from: by topic, partition and offset. Arrow only; for every table format.
 
 A row is a hit when its three metadata columns have values that lie in the ranges; NULL is no hit.
 """

@@ -51,7 +51,7 @@ def _look(rows: pa.Table, first: int, write: Write, found: dict[int, str]) -> No
         _look(rows.slice(middle), first + middle, write, found)
 
 
-# Rows are held until so many bytes of Arrow have come together.
+# Rows are held until they have this many bytes in Arrow.
 FILE_BYTES = 64 * 2**20
 # One piece is written while the next comes together; a third would only cost memory.
 WRITES_AHEAD = 1
@@ -66,7 +66,7 @@ class RowBuffer(Generic[File]):
     :param prepare: returns what writes rows as files of the table as it is now; it is called in a thread of its own.
     :param trial: returns what finds the rows that can't be written; None where nobody can tell.
     :param grows: rows may come with more columns than those before.
-    :param parts: so many buffers share the memory of one: processes that write for the same landing.
+    :param parts: how many buffers share the memory of one: processes that write for the same landing.
     """
 
     def __init__(

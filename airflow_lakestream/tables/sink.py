@@ -57,7 +57,7 @@ class TableSink(ABC, Generic[File]):
 
     :param design: how the table is created when missing, and what an existing one is held to.
 
-    :param parts: so many sinks share the memory of one; see `RowBuffer`.
+    :param parts: how many sinks share the memory of one; see `RowBuffer`.
     """
 
     # The rows that it writes are those that it is given.
@@ -89,7 +89,7 @@ class TableSink(ABC, Generic[File]):
         self._folder = ""
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
-        # For the whole life of the run, however often it plans anew: a replace must see those that came after it.
+        # For the whole life of the run, however often it plans again: a replace must see those that came later.
         self._landed: set[str] = set()
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
@@ -99,7 +99,7 @@ class TableSink(ABC, Generic[File]):
         self._buffer.take(rows)
 
     def pass_over(self, identity: TopicIdentity, partition: int, offsets: pa.Array) -> None:
-        """Be told of records that were read and became no row."""
+        """Take note of records that were read and became no row."""
         self._passed_over.append(((identity.topic, partition), offsets))
 
     def discard(self) -> None:

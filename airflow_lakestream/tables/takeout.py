@@ -1,4 +1,4 @@
-"""What a replace takes out of a table: whole files, or files whose other rows are written anew.
+"""What a replace takes out of a table: whole files, or files whose other rows are written again.
 
 Found for one head, and found again when the head moves; a file that is still there with the same deletes is not read
 or written a second time, so a replace gets on however often others commit.
@@ -22,11 +22,11 @@ from airflow_lakestream.core.ranges import PartitionKey, RangeSet, shown
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, Offsets, is_hit, is_of, not_among
 from airflow_lakestream.tables.guards import check_columns
 
-# So many bytes of kept rows come together, then they are written.
+# Kept rows are written once they have this many bytes.
 REMAINDER_BYTES = 64 * 2**20
 # Each holds some batches of three columns; reading a file lets go of the interpreter.
 FILES_AT_ONCE = 2
-# An error's text names so many; its attribute holds all.
+# At most this many ranges stand in an error's text; its attribute holds all.
 RANGES_NAMED = 100
 
 # A live file, with what is deleted of it; and a file as a commit takes it.

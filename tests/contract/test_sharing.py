@@ -133,7 +133,7 @@ def test_files_that_no_longer_fit_are_told(made: FormatTable, change: str) -> No
         worker.sink.discard()
     problem = {
         "schema": "the table's schema was changed",
-        "table": "the table was dropped and created anew",
+        "table": "the table was dropped and created again",
         "files": "they are gone, such as",
     }
     assert problem[change] in str(made.run().sink.misfit(piece))

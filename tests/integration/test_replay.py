@@ -14,7 +14,7 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from airflow_lakestream.iceberg.reject_table import pending_in
 from airflow_lakestream.run.job import build_job
-from airflow_lakestream.run.replay import CannotReplay, Chosen, Replay
+from airflow_lakestream.run.replay import CannotReplay, Replay, Selection
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.kafka import Kafka
 from tests.integration.test_rejects import FailingMain
@@ -44,7 +44,7 @@ def name(lake: Lake, topic: Topics, produce: Producing) -> str:
 
 
 def replay(catalog: Any, *chosen: Any, **decoding: Any) -> Counts:
-    return Replay(table=TABLE, consumer_group=GROUP, chosen=Chosen(*chosen), decoding=decoding).run(catalog).counts
+    return Replay(table=TABLE, consumer_group=GROUP, chosen=Selection(*chosen), decoding=decoding).run(catalog).counts
 
 
 def rejected(lake: Lake) -> dict[int, str]:

@@ -173,7 +173,7 @@ class DyingCatalog(WrappedCatalog):
 class WatchedFileIO(PyArrowFileIO):
     """A file system that tells `watcher` of each file before it is written; the watcher may raise, or kill.
 
-    Chosen by the catalog's property py-io-impl, so the watcher stands on the class: one test at a time sets it.
+    Selection by the catalog's property py-io-impl, so the watcher stands on the class: one test at a time sets it.
     """
 
     watcher: Callable[[str], object] | None = None

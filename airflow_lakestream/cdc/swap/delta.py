@@ -65,8 +65,8 @@ class _SwapTable(DeltaMirror):
         payload = [one for one in columns if one.name not in self._design.metadata.names]
         made = TableDesign(metadata=self._design.metadata, schema=to_schema(pa.schema(payload)))
         self._change = SchemaChange.nowhere(whole_schema(made, None))
-        read_anew = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
-        remember(read_anew, self._entries(self._name, self._id, self.columns, key))
+        read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
+        remember(read_again, self._entries(self._name, self._id, self.columns, key))
         read = DeltaHead(self._tables.store(aside_name), aside, schema)
         self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)

@@ -106,11 +106,11 @@ class SwapTable(MirrorTable, Protocol):
     def exchange(
         self, held: MirrorDesign, landing: Landing, key: tuple[str, ...], reach: RangeSet, aside_name: str
     ) -> int:
-        """Commit what was read anew; see `Swapping.exchange`."""
+        """Commit what was read again; see `Swapping.exchange`."""
 
 
 class Swapping(Mirror):
-    """Commits what was read anew into the table at `aside`.
+    """Commits what was read again into the table at `aside`.
 
     :param design: of the mirror; its key is left out, since it may be another one now.
     """
@@ -159,9 +159,9 @@ def note_for(aside: Mapping[str, str], held: MirrorDesign) -> dict[str, str]:
     return {MIRROR: json.dumps({**json.loads(aside[MIRROR]), "soft_delete": held.soft_delete})}
 
 
-def remember(read_anew: Entries, own: Entries) -> None:
-    """Let a mirror know what was deleted since it was read anew."""
-    entries = read_anew.read()
+def remember(read_again: Entries, own: Entries) -> None:
+    """Let a mirror know what was deleted since it was read again."""
+    entries = read_again.read()
     if entries is not None and len(entries):
         own.add(entries)
 

@@ -73,8 +73,8 @@ class _SwapTable(IcebergMirror):
         notes = {**design.table.notes, **note_for(aside.properties, design), MIRROR_ID: own}
         self._design = replace(design.table, notes=notes)
         target = self._change.schema
-        read_anew = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
-        remember(read_anew, self._entries(self._name, own, target, key))
+        read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
+        remember(read_again, self._entries(self._name, own, target, key))
         read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target)
         self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
 

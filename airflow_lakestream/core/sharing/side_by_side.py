@@ -233,7 +233,7 @@ class _Kept:
 
 
 class ReaderProcess:
-    """A child process: reads what it is ordered to, until its parent wants no more or is gone.
+    """A child process: reads what it is ordered to, until its parent needs nothing more, or is gone.
 
     :param make_job: makes the job for an order, which the event stops
     """

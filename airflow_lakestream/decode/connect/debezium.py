@@ -112,7 +112,7 @@ def flattened(event: pa.Schema) -> pa.Schema:
 
 
 def _merged(groups: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
-    """Return each field once, all of them such that they may be null: a delete may know its key only."""
+    """Return each field once, each of them nullable: a delete may know its key only."""
     fields: dict[str, pa.Field] = {}
     for group in groups:
         for field in group:
@@ -200,7 +200,7 @@ class DebeziumDecoder:
 
 
 def _row_column(events: pa.Table, name: str) -> pa.Array:
-    """Return a column of the row: as it is after the change, or was before it where there is none after."""
+    """Return a column of the row: as it is after the change, or as it was before if there is no row after it."""
     before, after = _member(events, "before"), _member(events, "after")
     deleted = pc.and_(after.is_null(), before.is_valid()).to_numpy(zero_copy_only=False)
     column = _field(after, name)

@@ -62,7 +62,7 @@ class BulkParser:
             raise NotInBulk(str(error)) from None
 
     def _join(self, values: pa.Array) -> pa.Buffer:
-        """Return the values, one on each line, such that n rows read from them can only be one row of each value.
+        """Return the values, one on each line, so that n rows read from them can only be one row of each value.
 
         Each line begins with `{` and ends with `}`, so a newline between two lines stands between `}` and `{`: no
         string may hold it, and nowhere else inside a document may `}` and `{` meet. Every line then holds whole

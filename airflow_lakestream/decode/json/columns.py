@@ -157,7 +157,7 @@ class _Columns:
         kind: pa.DataType,
         rows: Integers | None = None,
     ) -> pa.Array:
-        """Return the texts of all rows, or of some, in a column's type; null instead of those that are none of it."""
+        """Return the texts of all rows, or of some, in a column's type; null instead of those that do not fit it."""
         for _ in range(_MOST_REPAIRS):
             try:
                 return convert(texts, kind)

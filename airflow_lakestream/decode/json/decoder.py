@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_lakestream.core.names import RESCUED
-from airflow_lakestream.core.policies import OutOfRange, UnknownFields, choose
+from airflow_lakestream.core.policies import OutOfRange, UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.json.beyond import scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
@@ -21,7 +21,7 @@ from airflow_lakestream.decode.json.document import Json, parse_object, to_text
 from airflow_lakestream.decode.json.leftovers import leftovers_of
 from airflow_lakestream.decode.json.values import fields_coercer
 from airflow_lakestream.decode.lanes import leaves
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Pieces for Arrow's reader: a whole chunk, since threads stand in line for the interpreter at each call.
@@ -31,7 +31,7 @@ _WHOLE = 65536
 _SIZES = (_WHOLE, 512)
 
 
-class JsonDecoder:
+class JsonDecoder(SchemaDecoder):
     """Decodes JSON documents into tables of one Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
@@ -52,10 +52,7 @@ class JsonDecoder:
         alone: bool = False,
         out_of_range: OutOfRange | None = None,
     ) -> None:
-        if not len(schema):
-            raise InvalidArgument("schema", "it has no columns.")
-        self.schema = schema
-        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        super().__init__(schema, unknown_fields)
         self._rescues = self.unknown_fields is UnknownFields.RESCUE
         if self._rescues and RESCUED not in schema.names:
             raise InvalidArgument("schema", f"it has no column {RESCUED} for unknown_fields='rescue'.")

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from airflow_lakestream.core.policies import UnknownFields, choose
+from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.lanes import leaves
 from airflow_lakestream.decode.lanes.lanes import Integers, Lanes, with_uuids
 from airflow_lakestream.decode.lanes.leaves import Unfit
-from airflow_lakestream.decode.values.outcome import BadRow, Decoded
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.decode.values.outcome import BadRow, Decoded, SchemaDecoder
 from airflow_lakestream.registry.schemas import RegisteredSchema, SchemaNotFound, SchemaSource
 
 # So many that numpy's calls cost little next to what they do, so few that all of it stays in the cache.
@@ -25,7 +24,7 @@ _BYTES = 32 << 20
 Read = Callable[[Lanes], list[pa.Array]]
 
 
-class FramedDecoder(ABC):
+class FramedDecoder(SchemaDecoder, ABC):
     """Decodes binary records into tables of one Arrow schema; `nullable=False` makes a field required.
 
     :param schema: columns and their types.
@@ -41,10 +40,7 @@ class FramedDecoder(ABC):
         unknown_fields: UnknownFields | str = UnknownFields.IGNORE,
         registry: SchemaSource | None = None,
     ) -> None:
-        if not len(schema):
-            raise InvalidArgument("schema", "it has no columns.")
-        self.schema = schema
-        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
+        super().__init__(schema, unknown_fields)
         self.registry = registry
         self._readers: dict[Hashable, Read | str] = {}
 

@@ -95,7 +95,7 @@ class Lanes:
         self.end[hit] = 0
 
     def blame(self, lane: int, reason: str) -> None:
-        """Say anew why a lane failed; no reason: it did not."""
+        """Say why a lane failed, instead of what was said before; no reason: it did not."""
         if reason not in self.reasons:
             self.reasons.append(reason)
         self.why[lane] = self.reasons.index(reason)
@@ -162,7 +162,7 @@ class Lanes:
         self.fail(too_long, f"{path}: a number of more than 64 bits")
 
     def zigzags(self, path: str) -> Integers:
-        """Read a signed number, written such that small ones are short."""
+        """Read a signed number, of which small ones are short."""
         values = self.varints(path)
         return ((values >> _ONE) ^ (~(values & _ONE) + _ONE)).view(np.int64)
 

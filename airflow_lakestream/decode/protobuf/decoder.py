@@ -84,7 +84,7 @@ def _of(paths: list[list[int]], lanes: Lanes) -> list[list[int]]:
 
 
 class _WithSecondTry:
-    """Reads messages side by side; what fails is read and written anew by the official package, then tried again.
+    """Reads messages side by side; what fails is read and written again by the official package, then tried again.
 
     So this reader has to know nothing that is rare (a message in several parts, groups, numbers of closed enums without
     a name): the official package writes everything in the one form that it does know. And it has the last word on

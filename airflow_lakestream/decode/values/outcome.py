@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_lakestream.core.policies import UnknownFields, choose
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.exceptions import BadRecord, LakestreamError, Terminal
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError, Terminal
 
 _EXCERPT = 80
 _PATH = 160
@@ -44,6 +45,16 @@ class Misfit(ValueError):
 
 class SchemaRefused(LakestreamError, Terminal, ValueError):
     """A writer's schema that is not one, or that no table can be made for."""
+
+
+class SchemaDecoder:
+    """What every decoder keeps: the columns it makes, and what becomes of fields without one."""
+
+    def __init__(self, schema: pa.Schema, unknown_fields: UnknownFields | str) -> None:
+        if not len(schema):
+            raise InvalidArgument("schema", "it has no columns.")
+        self.schema = schema
+        self.unknown_fields = choose(UnknownFields, "unknown_fields", unknown_fields)
 
 
 def shorten(text: str, limit: int = _EXCERPT) -> str:

@@ -1,4 +1,4 @@
-"""The compare-and-set: a landing is made for one head, and becomes the version behind it or nothing.
+"""The compare-and-set: a landing is made for one head, and becomes the next version or nothing.
 
 Where the version is taken, or the answer was lost, the file itself is looked at: it names the landing that wrote it.
 Two files of one landing can't both come to be: the second is made for a head that shows whether the first one did.
@@ -17,6 +17,7 @@ from airflow_lakestream.delta.commit.log import Action, info_of, put_commit, rea
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import Tables
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,9 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
     def __init__(self, table: str, cause: BaseException) -> None:
         super().__init__(
-            f"{table}: the store did not say whether the last commit was written ({cause!r}), however often asked. "
-            "Its data files were left in place, since it may still come to be. A retry finds out: the ledger is in "
-            "the same commit as the rows, so nothing is doubled or lost."
+            f"{table}: the store did not say whether the last commit was written ({cause!r}), at any try. "
+            "Its data files were left in place, since the commit may still land. A retry finds out: "
+            "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
 
 
@@ -73,16 +74,13 @@ class Committer:
     def commit(self) -> int:
         """Return the landing's version. Raises what `make` raises, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                # Growing: the writer that got in first, or the store, needs the time.
-                time.sleep(RETRY_PAUSE * number)
+        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
                 version = self._try()
             except LakestreamError:
                 raise
             except Exception as e:
-                # Whatever the store's client raises: goes on where nothing was sent, and is looked up otherwise.
+                # The store's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
                 if not self._open:
                     raise
                 log.warning("%s: the store did not say whether the commit was written: %r", self._table, e)

@@ -1,4 +1,4 @@
-"""A log of a Delta table that was cut or damaged: found before a record is read, and told with the way out."""
+"""A Delta table's log that was cut or damaged: found before a record is read, and reported with a remedy."""
 
 from __future__ import annotations
 

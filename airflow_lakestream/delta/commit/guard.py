@@ -19,7 +19,7 @@ from airflow_lakestream.delta.commit.protocol import check_writable, protocol_of
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.tables.guards import check_landing
 
-_NO_UUID = "the table was dropped and created anew"
+_NO_UUID = "the table was dropped and created again"
 
 
 @dataclass(frozen=True)

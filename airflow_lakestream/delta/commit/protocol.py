@@ -1,4 +1,4 @@
-"""Which Delta tables can be written here: those whose features ask nothing of a writer that is not done."""
+"""Which Delta tables can be written here: those that ask of a writer only what is done here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import uses_ntz
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
-# They ask nothing of who appends rows of a given schema, or only what is looked at below.
+# They ask nothing of a writer that appends rows of a given schema, or only what is checked below.
 _HARMLESS = frozenset(
     {
         *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"),
@@ -38,7 +38,7 @@ _COLUMN_RULES = ("delta.generationExpression", "delta.identity.start", "delta.in
 
 
 class UnfitTable(LakestreamError, Terminal):
-    """A Delta table with a feature that a writer has to keep to, and this one does not know."""
+    """A Delta table with a feature that a writer has to respect, and that is unknown here."""
 
     def __init__(self, table: str, what: str, remedy: str) -> None:
         super().__init__(f"{table}: {what}. Nothing was written. {remedy}")

@@ -28,7 +28,7 @@ from airflow_lakestream.tables.row_buffer import culprits
 
 log = logging.getLogger(__name__)
 
-# Statistics of so many columns, as Delta's other writers have them.
+# The first columns have statistics, as many as with Delta's other writers.
 COLUMNS_WITH_STATISTICS = 32
 # A longer string would need a bound that is cut short upwards.
 LONGEST_BOUND = 64
@@ -190,7 +190,7 @@ def delete_unreferenced(store: Any, head: Head | None, folder: str) -> tuple[int
     """Delete the files below a folder that no version has added; return how many are deleted, and are left.
 
     Looked through are the versions since the oldest of the files. Where the log does not go back so far, nothing is
-    deleted: another version may need a file that the head has no more.
+    deleted: another version may need a file that the head no longer has.
     """
     there = {
         item["path"]: int(item["last_modified"].timestamp() * 1000)

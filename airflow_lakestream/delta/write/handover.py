@@ -19,7 +19,7 @@ from airflow_lakestream.delta.write.files import path_of
 
 @dataclass(frozen=True)
 class Outline:
-    """A table as one process tells another of it, there or still to be; also tables of which only it is known."""
+    """What one process tells another of a table, existing or new; also a store that knows this table alone."""
 
     table: str
     options: Mapping[str, str] = field(repr=False)
@@ -65,7 +65,7 @@ def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:
 def misfit(target: Target, store: Any, handed: Mapping[str, Any]) -> str | None:
     """Say why handed files can't go into the table; None if they can."""
     if handed["table_id"] != _id(target):
-        return "the table was dropped and created anew since they were written"
+        return "the table was dropped and created again since they were written"
     if handed["schema"] != _fingerprint(target):
         return "the table's schema was changed since they were written"
     if handed["partitions"] != list(target.partitions):

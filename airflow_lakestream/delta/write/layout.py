@@ -45,7 +45,7 @@ def check_partitions(schema: pa.Schema | None, partition_by: Sequence[str] | Non
 
 
 def check_layout(schema: pa.Schema, held: Sequence[str], table: str, partition_by: Sequence[str] | None) -> None:
-    """Refuse a table that is partitioned otherwise than asked for; None asks for nothing."""
+    """Refuse a table that is partitioned in another way than asked for; None asks for nothing."""
     if partition_by is not None and check_partitions(schema, partition_by) != tuple(held):
         wanted, there = (", ".join(names) or "nothing" for names in (partition_by, held))
         raise InvalidArgument(

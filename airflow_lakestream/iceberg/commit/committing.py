@@ -1,9 +1,8 @@
-"""A landing's tries: again for as long as that can help, and looked up where nobody says what became of one."""
+"""A landing's tries: repeated as long as that can help, and looked up if nobody says what became of one."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from pyiceberg.catalog import Catalog
@@ -15,6 +14,7 @@ from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import Attempt
 from airflow_lakestream.iceberg.commit.guard import Refused
+from airflow_lakestream.tables.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class CommitOutcomeUnknown(LakestreamError, Transient):
 
     def __init__(self, table: str, files: int, cause: BaseException, seen: str) -> None:
         super().__init__(
-            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), however often asked. "
+            f"{table}: the catalog did not say whether the last commit was applied ({cause!r}), at any try. "
             f"{seen} Its {files} data files were left in place, since the commit may still land. A retry finds out: "
             "the ledger is in the same commit as the rows, so nothing is doubled or lost."
         )
@@ -59,10 +59,7 @@ class Committer:
     def commit(self, files: Sequence[DataFile]) -> int:
         """Return the landing's snapshot id. Raises what refuses it, CommitOutcomeUnknown and CommitRefused."""
         unknown: BaseException | None = None
-        for number in range(COMMIT_TRIES):
-            if number:
-                # Growing: the writer that got in first, or the catalog, needs the time.
-                time.sleep(RETRY_PAUSE * number)
+        for _ in tries(COMMIT_TRIES, RETRY_PAUSE):
             try:
                 snapshot_id = self._attempt.commit(files)
             except Refused as refused:
@@ -71,7 +68,7 @@ class Committer:
             except (CommitFailedException, ValidationException) as e:
                 log.info("Commit to %s not applied (%s), trying again.", self._table, e)
             except Exception as e:
-                # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
+                # A catalog's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
                 if not self._attempt.reached_catalog:
                     self._attempt.clean_up(keep=None)
                     raise

@@ -2,7 +2,7 @@
 
 PyIceberg replays an append on a moved head without asking (its fast append validates nothing), and deletes the
 manifests of a commit that was reported as failed though it was applied. So the table that commits has this guard for
-a catalog: it refuses what the ledger at the real head forbids, computes the ledger anew for that head, and never
+a catalog: it refuses what the ledger at the real head forbids, computes the ledger for that head, and never
 lets a commit be called failed before it has looked for its own snapshot.
 """
 
@@ -150,7 +150,7 @@ class CommitGuard:
         except fitness.FormatVersionTooNew as e:
             raise Refused(e) from None
         if current.metadata.table_uuid != self._written_for.table_uuid:
-            raise Refused(StaleFiles(name, "the table was dropped and created anew"))
+            raise Refused(StaleFiles(name, "the table was dropped and created again"))
         if not self._change.fits(current.metadata):
             raise Refused(StaleFiles(name, "the schema was changed"))
         if current.metadata.default_spec_id != self._written_for.default_spec_id:
@@ -163,7 +163,7 @@ class CommitGuard:
     def _schema_requirements(self, current: Table, updates: tuple[TableUpdate, ...]) -> tuple[TableRequirement, ...]:
         changes = any(isinstance(update, SetCurrentSchemaUpdate) for update in updates)
         if changes != (self.change_at(current) is not None):
-            # To be staged anew: PyIceberg would send the change again that another run has made, or undone.
+            # Stage it again: PyIceberg would repeat a change that another run has made, or undone.
             raise NotApplied("the schema was changed since the commit was prepared")
         metadata = current.metadata
         required: list[TableRequirement] = [
@@ -223,7 +223,7 @@ class CommitGuard:
 
 
 class HeadGuard(CommitGuard):
-    """The compare-and-set of a landing that takes files out: made for one head, it is made anew for another."""
+    """The compare-and-set of a landing that takes files out: made for one head, and made again for another."""
 
     def _not_applied(self, why: str) -> Exception:
         return NotApplied(why)

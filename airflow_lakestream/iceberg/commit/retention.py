@@ -80,7 +80,7 @@ def removals(snapshot_ids: Iterable[int]) -> tuple[RemoveSnapshotsUpdate, ...]:
 def delete_unneeded_manifests(before: Table, after: TableMetadata, expired: Collection[int]) -> None:
     """Delete the manifest lists and manifests that only snapshots needed which a commit has removed; never raises.
 
-    Called once the commit is known to be applied. A process that dies here leaves files that nothing needs, no more.
+    Called once the commit is known to be applied. A process that dies here only leaves files that nothing needs.
     """
     there = {s.snapshot_id for s in after.snapshots}
     gone = [s for s in before.metadata.snapshots if s.snapshot_id in expired and s.snapshot_id not in there]

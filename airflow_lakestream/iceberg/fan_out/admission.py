@@ -16,7 +16,7 @@ from airflow_lakestream.iceberg.fan_out.books import NotItsOwn
 
 log = logging.getLogger(__name__)
 
-# Routes that are refused, and names without a table, are remembered up to so many: strangers can think up any number.
+# At most this many refused routes, and names without a table, are remembered: records can name any number.
 REMEMBERED = 10_000
 # So many tables are looked for one by one and not found; then the catalog is asked once for all that it has.
 LOOKS = 100
@@ -57,7 +57,7 @@ class Admission:
         # Routes that are admitted, with their tables: `max_tables` at most, beside those that the home knows.
         self._tables: dict[str, str] = {}
         self._refused: dict[str, str] = {}
-        # By the table's name, of which many routes may be: why it is refused.
+        # Why a table is refused, by its name: many routes may lead to one.
         self._strangers: dict[str, str] = {}
         # The last table that was not there, and is not to be made.
         self._lacking: str | None = None
@@ -104,7 +104,7 @@ class Admission:
             return f"{its} names the home table {name}. Give another home_table."
         if known.get(name) not in (None, route):
             other = fan_out.template.describe(str(known[name]))
-            return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or route anew."
+            return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or the template."
         if name not in known and len(known) >= fan_out.max_tables:
             return f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
         try:

@@ -129,7 +129,7 @@ class StampingGuard(CommitGuard):
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         is_new = any(isinstance(r, AssertCreate) for r in requirements)
-        # Loaded anew, they are at least those of the head that the commit asserts; every change of them moves main.
+        # Loaded again, they are at least those of the head that the commit asserts; every change of them moves main.
         current = None if is_new else self._catalog.load_table(table.name())
         try:
             if current is not None:

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class TakenOver(Conflict):
-    """A run has just taken its tables over from another configuration, and looks at them anew."""
+    """A run has just taken its tables over from another configuration, and looks at them again."""
 
     def __init__(self, home: str) -> None:
         super().__init__(f"{home}: its tables were taken over from another configuration.")
@@ -98,7 +98,7 @@ class FanOutSink:
         return self._admission.refusals(routes)
 
     def load(self, run_id: str) -> TableState:
-        """Look at the home anew. Raises Superseded, and InvalidArgument where design and home contradict."""
+        """Look at the home again. Raises Superseded, and InvalidArgument where design and home contradict."""
         with self._lock:
             return self._load(run_id)
 
@@ -292,7 +292,7 @@ class FanOutSink:
             try:
                 target = self._open(name, identity)
             except NotItsOwn as e:
-                # It was dropped, and made anew by somebody else: no run of this home can write there.
+                # It was dropped, and somebody else made another one: no run of this home can write there.
                 log.info("%s leaves a table alone that is not its own any more: %s", self._fan_out.home, e)
                 continue
             member = target.sink.member

@@ -50,7 +50,7 @@ _OF_ONE_TABLE = (BadRequestError, FileNotFoundError, ForbiddenError, NotIceberg,
 
 
 class TakenMeanwhile(Conflict):
-    """Another stream filled a table after this run had looked at it, and found it to be had."""
+    """Another stream filled a table after this run had looked at it, and found it free."""
 
     def __init__(self, table: str, why: str) -> None:
         super().__init__(f"{table} {why} since this run looked at it.")
@@ -91,7 +91,7 @@ class HomeSink(_StampingSink):
     rows: Counter[str] = Counter()
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew; see `IcebergSink.load`. Raises InvalidArgument for a table that is no home."""
+        """Look at the table again; see `IcebergSink.load`. Raises InvalidArgument for a table that is no home."""
         state = super().load(run_id)
         if state.exists and BOOKS not in self.properties:
             raise InvalidArgument(
@@ -145,7 +145,7 @@ class TargetSink(_StampingSink):
     read: Offsets | None = None
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew; see `IcebergSink.load`. Raises NotItsOwn for one that this fan-out did not make."""
+        """Look at the table again; see `IcebergSink.load`. Raises NotItsOwn for one that this fan-out did not make."""
         try:
             state = super().load(run_id)
         except _OF_ONE_TABLE as e:

@@ -109,7 +109,7 @@ class Target:
         if self._fresh:
             held = self._entry.held
             change = TopicEntry(
-                # The home's ranges, too, of which no record came here: the table holds all that it shall have of them.
+                # Also the home's ranges without a record for this table: it holds all that it is to have of them.
                 landed=after.landed - held,
                 lost=after.lost - held,
                 counts=Counts(read=self._fresh, written=self._fresh),

@@ -43,7 +43,7 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns
 from airflow_lakestream.tables.takeout import shortly
 
-# Of so many offsets at once the rows are compared, which bounds the memory.
+# Rows of at most this many offsets are compared at once, which bounds the memory.
 OFFSETS_AT_ONCE = 50_000
 
 
@@ -194,7 +194,7 @@ class RepairFinder(Finder):
         return replace(takeout, out=[*takeout.out, *gone], remainders=[*takeout.remainders, *ones])
 
     def _look_at_ledgers(self, table: Table) -> None:
-        """Spare what has landed at this head: what was looked at for other positions is looked at anew."""
+        """Spare what has landed at this head: what was looked at for other positions is looked at again."""
         ledgers = [ledger_store.read_ledger(table, group) for group in ledger_store.groups(table)]
         odd = tuple(one.beside(ledgers) for one in self.odd)
         if odd != self._odd_now:

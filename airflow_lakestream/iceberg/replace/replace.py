@@ -1,7 +1,7 @@
 """A landing that replaces: in one snapshot the rows of its ranges go out, and those read again come in.
 
 An attempt is made for one head. PyIceberg would send its deletions again to a head that has moved, with remainders
-that may be stale; the guard stops it, and the sink's loop makes the attempt anew.
+that may be stale; the guard stops it, and the sink's loop makes the attempt again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ReplaceGuard(HeadGuard):
         self._landing = landing
 
     def check_fit(self, current: Table) -> None:
-        """Refuse at once what another run has replaced meanwhile: planning anew would put older rows over newer."""
+        """Refuse at once what another run has replaced meanwhile: another plan would put older rows over newer ones."""
         name = ledger_store.name_of(current)
         landings, complete = self._first.landings_since(current, self._group)
         if replaced := replaced_by_others(landings, self._ranges, self._own):

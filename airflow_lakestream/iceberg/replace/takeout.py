@@ -95,7 +95,7 @@ def read_rows(
     """
     schema = metadata.schema()
     scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
-    # Private in PyIceberg, whose public ways all hold the rows of a whole file in memory at once.
+    # Private in PyIceberg, whose public functions all hold the rows of a whole file in memory at once.
     deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
         yield pa.Table.from_batches([batch])

@@ -53,7 +53,7 @@ class ExpiryRule:
         """Return the snapshots that may go, oldest first.
 
         Never one that a branch or tag names, nor a commit of another branch than main. A landing that was rolled back
-        stays until main has a later one: that one notes which rejected records count no more.
+        stays until main has a later one: that one notes which rejected records no longer count.
         """
         now = int(time.time() * 1000) if now_ms is None else now_ms
         properties = metadata.properties
@@ -80,7 +80,7 @@ class ExpiryRule:
             )
         ]
         if all(SUMMARY_EXPIRING in ledger_store.summary_of(one) for one in found):
-            # They have no files: to remove them would take one more such snapshot, each time anew.
+            # They have no files: removing them would take one more such snapshot, each time.
             return []
         return [one.snapshot_id for one in sorted(found, key=lambda one: one.sequence_number or 0)]
 

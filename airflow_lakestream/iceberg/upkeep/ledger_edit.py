@@ -6,7 +6,6 @@ A commit of properties alone has no compare-and-set: of two from one base the se
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -29,11 +28,12 @@ from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused, respon
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.rejects.settlement import FORMER_NAMES, names_of
+from airflow_lakestream.tables.tries import tries
 
 TRIES = 8
 RETRY_PAUSE = 0.2
 
-# What the ledgers shall be, decided from the table as it is: asked again when another writer came first.
+# What the ledgers are to be, decided from the table as it is: asked again when another writer came first.
 Decide = Callable[[Table], Mapping[str, Ledger]]
 # Table properties that are to be set in the same commit.
 Properties = Callable[[Table], Mapping[str, str]]
@@ -126,7 +126,7 @@ def rename(catalog: Catalog, name: str, group: str, to: str, decide: Decide) -> 
 
 
 def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Properties = lambda _: {}) -> int:
-    """Let the ledgers that `decide` returns start anew with what it says; return the snapshot's id.
+    """Replace the ledgers that `decide` returns by what it says; return the snapshot's id.
 
     Raises what `decide` raises, and EditNotDone.
     """
@@ -134,16 +134,13 @@ def restate_ledgers(catalog: Catalog, name: str, decide: Decide, properties: Pro
 
 
 def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
-    """Commit a snapshot without files; return its id. `make` is asked anew after another writer came first.
+    """Commit a snapshot without files; return its id. `make` is asked again after another writer came first.
 
     Raises what `make` and its guard raise, and EditNotDone.
     """
     attempt: AppendAttempt | None = None
     last: BaseException | None = None
-    for number in range(TRIES):
-        if number:
-            # Growing: the writer that got in first needs the time.
-            time.sleep(RETRY_PAUSE * number)
+    for _ in tries(TRIES, RETRY_PAUSE):
         attempt = attempt or make()
         try:
             snapshot_id = attempt.commit([])
@@ -151,7 +148,7 @@ def drive(name: str, make: Callable[[], AppendAttempt]) -> int:
             attempt.clean_up(keep=None)
             attempt, last = None, e
         except Exception as e:
-            # Whatever a catalog's client raises: goes on where nothing was sent, and is looked up otherwise.
+            # A catalog's client may raise anything: it goes on if nothing was sent; else the outcome is looked up.
             if not attempt.reached_catalog:
                 attempt.clean_up(keep=None)
                 raise

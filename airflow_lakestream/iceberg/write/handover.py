@@ -35,7 +35,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Outline:
-    """A table as one process tells another of it; also a catalog that knows no other table."""
+    """What one process tells another of a table; also a catalog that knows no other table."""
 
     name: str
     metadata: TableMetadata
@@ -66,7 +66,7 @@ def decode_files(handed: Mapping[str, Any]) -> list[DataFile]:
 def misfit(metadata: TableMetadata, io: FileIO, handed: Mapping[str, Any]) -> str | None:
     """Say why handed files can't go into the table; None if they can."""
     if handed["table_uuid"] != str(metadata.table_uuid):
-        return "the table was dropped and created anew since they were written"
+        return "the table was dropped and created again since they were written"
     if handed["schema"] != _fingerprint(metadata.schema()):
         return "the table's schema was changed since they were written"
     if handed["spec_id"] != metadata.default_spec_id:

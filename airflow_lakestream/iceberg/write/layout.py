@@ -89,7 +89,7 @@ def sort_order(schema: Schema, sort_by: Sequence[str] | str | None) -> SortOrder
 def check_layout(
     table: Table, partition_by: Sequence[str] | str | None, sort_by: Sequence[str] | str | None = None
 ) -> None:
-    """Refuse an existing table that is partitioned or sorted otherwise than asked for; None asks for nothing."""
+    """Refuse an existing table that is partitioned or sorted in another way than asked for; None asks for nothing."""
     schema = table.schema()
     name = ".".join(table.name())
     if partition_by is not None:

@@ -95,7 +95,7 @@ def write_parquet(
 
 
 def upper_bound(text: str, length: int) -> str | None:
-    """Return a text of so many characters at most that no text like this one comes behind; None where there is none.
+    """Return a text of at most so many characters above all texts that begin like this one; None if there is none.
 
     PyIceberg's own would make half a surrogate of the character before them, which nothing can write.
     """

@@ -3,7 +3,7 @@
 Written before the commit of the main table, which alone decides what is landed. So a row counts only if its landing is
 in the main table's ledger. Until that is known, the landing is noted as pending in a property of this table; a later
 landing finds out, and removes what does not count: rows of landings that came to nothing, and rows of ranges that a
-later landing brought anew. See `settlement`.
+later landing brought again. See `settlement`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RejectBook(ABC):
     def write_down(
         self, records: Sequence[pa.Table], pending: Sequence[Pending], run_id: str, settlement: Settlement
     ) -> None:
-        """Commit the rejected records of a landing, and note it as pending, by topic; settle others by the way.
+        """Commit the rejected records of a landing, and note it as pending, by topic; settle others, too.
 
         Raises what a commit raises.
         """
@@ -110,7 +110,7 @@ class RejectBook(ABC):
 
     @abstractmethod
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew."""
+        """Look at the table again."""
 
     @abstractmethod
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:

@@ -38,7 +38,7 @@ class RejectingSink(WrappedSink, ABC):
         self._run_id = ""
 
     def load(self, run_id: str) -> TableState:
-        """Look at the table anew, and remove rejected records that turned out not to count."""
+        """Look at the table again, and remove rejected records that turned out not to count."""
         self._run_id = run_id
         state = self.inner.load(run_id)
         self._rejects.load(run_id)
@@ -103,7 +103,7 @@ class RejectingSink(WrappedSink, ABC):
             return
         try:
             settlement = self._settlement()
-            # Also where there are no rows to remove: an old landing is found no more, and would be taken for dead.
+            # Also where there are no rows to remove: an old landing is no longer found, and would be taken for dead.
             rolled_back = self._rejects.rolled_back(settlement)
             if settlement.settled or rolled_back:
                 self._rejects.settle(settlement, rolled_back, self._run_id)
@@ -186,7 +186,7 @@ class SharedRejectingSink(RejectingSink, WrappedSharedSink):
 
     @abstractmethod
     def _take_handed(self, path: str) -> pa.Table:
-        """Return records that a process of this run stored, be the table not there yet, and delete them."""
+        """Return records that a process of this run stored, and delete them; the table may not exist yet."""
 
     @abstractmethod
     def _is_there(self, path: str) -> bool:

@@ -64,7 +64,7 @@ class SchemaChange:
         return self.metadata.schema()
 
     def and_then(self, wanted: Iterable[NestedField], policy: SchemaEvolution) -> tuple[SchemaChange, tuple[str, ...]]:
-        """Return the change that makes room for the wanted columns, too, and what of them can't be had."""
+        """Return the change that makes room for the wanted columns, too, and why some of them are not possible."""
         base, now = self.base, self.metadata
         evolved = evolve(
             now.schema(),
@@ -181,7 +181,7 @@ def _incoming(design: TableDesign, held: Schema) -> list[NestedField]:
     wanted = fields_from_arrow(columns, "schema")
     if design.evolution is not SchemaEvolution.WIDEN:
         return wanted
-    # What records have no more must not be required any more.
+    # What records no longer have must not be required any more.
     names = {one.name for one in wanted}
     left_out = (one for one in held.fields if one.name not in names and not one.name.startswith("_"))
     return [*wanted, *(one.model_copy(update={"required": False}) for one in left_out if one.required)]

@@ -75,7 +75,7 @@ def with_rescued(payload: Schema) -> Schema:
 def payload_schema(
     table: Schema, metadata_names: Collection[str], given: Schema | None = None, *, with_others: bool = False
 ) -> pa.Schema:
-    """Return the Arrow schema that a decoder shall produce for a table.
+    """Return the Arrow schema that a decoder is to produce for a table.
 
     These are the table's columns without the metadata ones; with a `given` schema only those that it names, and the
     others if told to, required where either says so. Types are the table's. Columns left out are written as null.

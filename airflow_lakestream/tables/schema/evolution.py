@@ -24,7 +24,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """A table's schema as it is to be, what that changes in words, and what can't be had, with its reason.
+    """A table's schema as it is to be, what that changes in words, and what is not possible, with the reason.
 
     `added` are the new fields by the id of the field that they are in, ROOT for columns.
     """
@@ -211,7 +211,7 @@ def _why_not(held: iceberg.IcebergType, wanted: iceberg.IcebergType) -> str:
 
 
 def _all_optional(kind: iceberg.IcebergType) -> iceberg.IcebergType:
-    """Return the type with nothing required in it: PyIceberg can't read a list of structs that have none of it."""
+    """Return the type with nothing required in it: PyIceberg can't read a list of structs without such a field."""
     match kind:
         case iceberg.StructType():
             fields = (

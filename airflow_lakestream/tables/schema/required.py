@@ -18,7 +18,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def with_required(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column such that it can be written; it may differ from the field's type in what is required.
+    """Return a column in a form that can be written; it may differ from the field's type in what is required.
 
     Raises InvalidArgument where something required is NULL while all that it stands in is there.
     """

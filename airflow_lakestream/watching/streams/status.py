@@ -185,7 +185,7 @@ def _decide(facts: Facts, now_ms: int, max_age: float, age: float | None) -> tup
         nothing = Reason(Cause.NO_LANDING, "nothing was landed yet")
         return State.STALLED if query is not None else State.LANDING, [*of_query, nothing, *beside]
     if backlog.lost:
-        lost = Reason(Cause.LOST_RECORDS, f"Kafka has {some(backlog.lost)} no more, and the table never had it")
+        lost = Reason(Cause.LOST_RECORDS, f"Kafka no longer has {some(backlog.lost)}, and the table never had it")
         return State.FAILING, [lost, *of_query, *beside]
     lands = age is not None and age <= max_age
     if backlog.overdue:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_lakestream.config.arguments import most_rejected
+from airflow_lakestream.config.arguments import reject_limit
 from airflow_lakestream.core.bad_records import MOST_KINDS, USUAL, BadRecords, Kind, RejectLimit, TooManyRejected
 from airflow_lakestream.core.codec import decode_summary, encode_summary
 from airflow_lakestream.core.landing.algorithm import land
@@ -55,8 +55,8 @@ def test_a_run_may_commit_while_no_more_than_the_limit_is_bad(limit: RejectLimit
 @given(FEW, FEW)
 def test_all_of_them_may_be_bad_where_max_rejected_is_one_as_a_share(good: int, bad: int) -> None:
     for written in ("1.0", 1.0, "100%"):
-        assert most_rejected("max_rejected", written).allows(good + bad, bad, at_commit=True)
-    assert most_rejected("max_rejected", 1) == RejectLimit(count=1)
+        assert reject_limit("max_rejected", written).allows(good + bad, bad, at_commit=True)
+    assert reject_limit("max_rejected", 1) == RejectLimit(count=1)
 
 
 @dataclass
