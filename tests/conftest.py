@@ -43,7 +43,6 @@ LONGEST = (
     "test_s3_checkpoint.py",
     "test_maintenance_dag.py",
     "test_sensor_modes.py",
-    "test_dev_stack.py",
 )
 
 
