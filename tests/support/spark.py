@@ -24,6 +24,8 @@ from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 from airflow_lakestream.spark.stream import kafka_to_iceberg
+from dev.services.s3 import S3
+from dev.stack import Stack
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
 
@@ -40,6 +42,18 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
 }
+
+
+@pytest.fixture(scope="session")
+def s3(stack: Stack) -> S3:
+    """Give the S3 of this test session."""
+    return stack.up_s3()
+
+
+@pytest.fixture
+def checkpoint_on_s3(s3: S3) -> str:
+    """Give a location of its own for a checkpoint."""
+    return f"s3a://{s3.bucket('checkpoints')}/{uuid.uuid4().hex}/clicks"
 
 
 @pytest.fixture(scope="session")
