@@ -37,7 +37,7 @@ LONGEST = (
     "test_cdc_hostile.py",
     "test_submit_yarn.py",
     "test_spark_program.py",
-    "test_delta_kills.py",
+    "test_spark_kills.py",
     "test_spark_dags.py",
     "test_sensor_kills.py",
     "test_s3_checkpoint.py",
