@@ -20,7 +20,7 @@ RUNS ?= 3
 JOBS ?= 3
 BUDGET ?= 30
 
-.PHONY: help setup lint test docs test-start test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-dev docs test-start test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ lint: setup ## Check style, types and layers
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
+
+test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)
+	$(BIN)/python -m pytest $(SPREAD) tests/dev
 
 docs: setup ## Build the documentation's site into .site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file dev/mkdocs.yml
@@ -61,8 +64,8 @@ fuzz: setup ## Fuzz the decoders with N payloads of each format, and tables with
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \
-		tests/integration/test_spark_program.py tests/integration/test_spark_same_as_extract.py \
-		-k 'killed_at_random or every_way and json-with-all'
+		tests/integration/test_spark_kills.py tests/integration/test_spark_same_as_extract.py \
+		-k 'killed_at_random and iceberg or every_way and json-with-all'
 
 soak-cdc: setup ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \

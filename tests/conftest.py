@@ -37,13 +37,12 @@ LONGEST = (
     "test_cdc_hostile.py",
     "test_submit_yarn.py",
     "test_spark_program.py",
-    "test_delta_kills.py",
+    "test_spark_kills.py",
     "test_spark_dags.py",
     "test_sensor_kills.py",
     "test_s3_checkpoint.py",
     "test_maintenance_dag.py",
     "test_sensor_modes.py",
-    "test_dev_stack.py",
 )
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import FAILED, TIMEOUT, applied, unapplied
+from tests.support.faults import FAILED, TIMEOUT, applied, twice, unapplied
 from tests.support.replacing import ranges
 from tests.support.table_formats import FORMATS, VARIANTS, FormatTable
 
 # What becomes of a commit, and what its sink is told.
 FAULTS = {
     "applied, and no answer": applied(TIMEOUT),
+    "applied, and asked for again": twice,
     "not applied, and no answer": unapplied(TIMEOUT),
     "applied, and reported as failed": applied(FAILED),
     "not applied, and reported as failed": unapplied(FAILED),

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import Conflict, LedgerConflict, StaleFiles
-from tests.contract.conftest import FAULTS
+from tests.contract.conftest import FAULTS, WITH_AND_WITHOUT_RETRIES
 from tests.support.faults import TIMEOUT, Fault, before, unapplied
 from tests.support.replacing import ORDERS, ranges, versions
 from tests.support.table_formats import FormatTable
@@ -77,6 +77,7 @@ def test_runs_at_once_with_other_offsets_all_land_with_the_whole_ledger(made: Fo
     made.assert_whole()
 
 
+@WITH_AND_WITHOUT_RETRIES
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_a_commit_without_an_answer_lands_once(either: FormatTable, fault: Fault) -> None:
     old = either.rows()
@@ -86,6 +87,18 @@ def test_a_commit_without_an_answer_lands_once(either: FormatTable, fault: Fault
     assert either.rows() == sorted([*old, *versions(((0, 0, 5), "new"))], key=repr)
     assert (0, 0) in {(r.partition, r.from_offset) for r in either.ledger().entry(ORDERS).landed}
     either.assert_whole()
+
+
+@WITH_AND_WITHOUT_RETRIES
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_a_foreign_commit_and_then_a_lost_answer(made: FormatTable, fault: Fault) -> None:
+    # It is the rebased commit that nobody confirms.
+    made.meet(before(lambda: made.append_foreign("foreign")), fault)
+    commit = made.land(ranges((0, 30, 35)), "new")
+    assert made.rows() == versions(((0, 0, 30), "old"), ((0, 30, 35), "new"), foreign=("foreign",))
+    assert made.commits()[-1] == commit
+    assert len(made.commits()) == 5
+    made.assert_whole()
 
 
 def test_no_answer_at_all_leaves_the_files_since_the_commit_may_be_there(made: FormatTable) -> None:

@@ -321,9 +321,14 @@ def test_two_replaces_at_once(made: FormatTable) -> None:
     made.assert_whole()
 
 
-def test_a_table_rolled_back_meanwhile(made: FormatTable) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["before the attempt", "before the commit"])
+def test_a_table_rolled_back_meanwhile(made: FormatTable, late: bool) -> None:
+    second = made.commits()[1]
+    if late:
+        made.meet(before(lambda: made.roll_back(second)))
     run = made.run()
-    made.roll_back(made.commits()[1])
+    if not late:
+        made.roll_back(second)
     with pytest.raises(RangesNotLanded) as caught:
         run.replace(ranges((0, 5, 25)))
     assert caught.value.ranges == ranges((0, 20, 25))

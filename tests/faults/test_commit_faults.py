@@ -7,21 +7,20 @@ from collections.abc import Callable
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
 
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.iceberg.commit import committing
 from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
 from tests.support.broker import Producing, Topics
 from tests.support.faults import (
+    ERRORS,
+    FAILED,
+    TIMEOUT,
     CatalogDown,
     DyingCatalog,
-    Fault,
     FaultyCatalog,
     LateCatalog,
-    ReadTimeout,
     applied,
-    before,
     passed,
     unapplied,
 )
@@ -30,11 +29,6 @@ from tests.support.lake import QUICK_RETRIES, Lake, assert_files_are_whole, asse
 pytestmark = pytest.mark.integration
 
 BEFORE, MORE = 20, 30
-FAILED = CommitFailedException("somebody else was quicker")
-TIMEOUT = ReadTimeout("no answer within 60 s")
-
-ERRORS = pytest.mark.parametrize("error", [FAILED, TIMEOUT], ids=["reported as failed", "timed out"])
-RETRIES = pytest.mark.parametrize("retries", [0, 4], ids=["no retries", "4 retries"])
 CREATES = pytest.mark.parametrize("creates", [True, False], ids=["create", "append"])
 # PyIceberg does not retry the creation of a table, whatever the number says.
 KINDS = pytest.mark.parametrize(
@@ -91,13 +85,6 @@ def make_case(lake: Lake, topic: Topics, produce: Producing) -> MakeCase:
 
 @KINDS
 @ERRORS
-def test_a_commit_that_was_not_applied(make_case: MakeCase, error: Exception, retries: int, creates: bool) -> None:
-    case = make_case(creates=creates, retries=retries)
-    case.assert_landed_once(case.run(FaultyCatalog(case.lake.catalog(), unapplied(error))))
-
-
-@KINDS
-@ERRORS
 def test_a_commit_that_was_applied_all_the_same(
     make_case: MakeCase, error: Exception, retries: int, creates: bool
 ) -> None:
@@ -150,24 +137,6 @@ def test_a_commit_that_is_applied_after_the_run_gave_up(
     assert_landed_once(case.lake, case.topic, {0: BEFORE + MORE})
     assert case.run(case.lake.catalog(), "r").snapshot_ids == case.lake.snapshots()[-1:]
     assert_files_are_whole(case.lake.table(), leftovers_of_a_kill=True)
-
-
-@RETRIES
-@ERRORS
-@pytest.mark.parametrize("outcome", [applied, unapplied])
-def test_a_foreign_commit_and_then_a_lost_answer(
-    make_case: MakeCase, outcome: Callable[[Exception], Fault], error: Exception, retries: int
-) -> None:
-    # PyIceberg rebases on the foreign snapshot, and it is the rebased commit that nobody confirms.
-    case = make_case(creates=False, retries=retries)
-    lake = case.lake
-    faulty = FaultyCatalog(lake.catalog(), before(lake.append_foreign), outcome(error))
-    report = case.run(faulty)
-    assert faulty.commits >= 2
-    assert_landed_once(lake, case.topic, {0: BEFORE + MORE})
-    assert len(lake.snapshots()) == 3
-    assert report.snapshot_ids == lake.snapshots()[-1:]
-    assert_files_are_whole(lake.table())
 
 
 @CREATES

@@ -162,6 +162,14 @@ class Typed:
         paths = [Path(self.place, path) for path in live_files(self.place)]
         return self._by_id(row for path in paths for row in pq.read_table(path).to_pylist())
 
+    def assert_mirrored(self) -> None:
+        """Let both mirrors follow, and assert that they are the table."""
+        self.captured.await_all_sent()
+        self.run(self.iceberg)
+        self.run(self.delta)
+        assert not differing(self.in_iceberg(), self.expected())
+        assert not differing(self.in_delta(), self.expected())
+
     def _by_id(self, rows: Any) -> dict[int, dict[str, str]]:
         listed = list(rows)
         found = {row["id"]: {name: _text(name, row[name]) for name in COLUMNS} for row in listed}
@@ -216,22 +224,14 @@ def test_a_column_of_every_type(typed: Typed) -> None:
     # The old key is NaN, and -0.0.
     sql.execute(f"update {name} set k_double = 0.0 where id in (2, 101, 102)")
     sql.execute(f"delete from {name} where id in (3, 104)")
-    captured.await_all_sent()
-    typed.run(typed.iceberg)
-    typed.run(typed.delta)
-    assert not differing(typed.in_iceberg(), typed.expected())
-    assert not differing(typed.in_delta(), typed.expected())
+    typed.assert_mirrored()
     mirrored = typed.lake.table("lake.orders").schema().column_names
     assert not LEFT_OUT.keys() & set(mirrored)
 
     # Into the rows that are there.
     sql.execute(f"update {name} set c_varchar = 'again', c_numeric = null where id < 103")
     sql.execute(f"delete from {name} where id in (1, 105)")
-    captured.await_all_sent()
-    typed.run(typed.iceberg)
-    typed.run(typed.delta)
-    assert not differing(typed.in_iceberg(), typed.expected())
-    assert not differing(typed.in_delta(), typed.expected())
+    typed.assert_mirrored()
 
     # Values that no table can hold.
     sql.execute(

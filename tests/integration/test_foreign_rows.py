@@ -21,8 +21,6 @@ from airflow_lakestream.core.landing.unaccounted import Box, RowsUnaccounted
 from airflow_lakestream.core.sharing.parallel import plan_shares
 from airflow_lakestream.iceberg import unaccounted
 from airflow_lakestream.run.topics import land_run
-from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.stream import kafka_to_iceberg
 from dev.services.kafka import Kafka
 from tests.integration.test_start_offsets import commit
 from tests.support.airflow_home import Connections
@@ -128,9 +126,7 @@ def test_by_every_way_to_land(lake: Lake, name: str, spark: SparkSession) -> Non
 @DELTA
 def test_by_spark_into_delta(lake: DeltaLake, name: str, spark: SparkSession) -> None:
     fill(lake, written(name, {0: 10}))
-    landing = {"topic": name, "table": lake.place, "consumer_group": GROUP, "mode": "ranges", "ranges": [[0, 0, EACH]]}
-    config = AppConfig.parse({"app": "kafka_to_delta", "kafka": lake.kafka, "landing": landing})
-    refused(lambda: kafka_to_iceberg(config, spark))
+    refused(lambda: SparkRun(lake, name).run(spark, mode="ranges", ranges=[[0, 0, EACH]]))
     assert lake.snapshots() == [0]
 
 

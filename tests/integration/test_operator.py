@@ -22,7 +22,7 @@ from airflow_lakestream.kafka import requests
 from airflow_lakestream.kafka.errors import KafkaUnavailable
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from dev.services.kafka import Kafka
-from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.airflow_home import AirflowHome, Connections, FailsOnce
 from tests.support.broker import poll_until
 
 TABLE = "lake.t"
@@ -67,18 +67,6 @@ def landed(connections: Connections, table: str = TABLE) -> list[tuple[int, int]
 def assert_nothing_is_left(connections: Connections) -> None:
     assert connections.catalog.list_namespaces() == []
     assert not [path for path in connections.warehouse.rglob("*") if path.is_file()]
-
-
-class FailsOnce:
-    """A post_execute hook: the rows are landed, and then the worker is lost, as far as Airflow knows."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, context: Any, result: Any) -> None:
-        self.calls += 1
-        if self.calls == 1:
-            raise RuntimeError("lost after the landing")
 
 
 # Intervals

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,16 @@ from airflow_lakestream.driver.lease_record import LeaseState
 from airflow_lakestream.driver.progress import read_progress
 from airflow_lakestream.spark.checkpoint import read_checkpoint
 from dev.services.s3 import S3
-from dev.stack import Stack
 from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.lake import Lake, assert_landed_once, events
-from tests.support.spark import SparkRun
+from tests.support.spark import SparkRun, checkpoint_on_s3
 
 pytestmark = pytest.mark.integration
 
 EACH = 40
 
 
-@pytest.fixture(scope="module")
-def s3(stack: Stack) -> S3:
-    """Give the S3 of this test session."""
-    return stack.up_s3()
-
-
-@pytest.fixture
-def place(s3: S3) -> str:
-    """Give a location of its own for a checkpoint."""
-    return f"s3a://{s3.bucket('checkpoints')}/{uuid.uuid4().hex}/clicks"
+place = checkpoint_on_s3
 
 
 @pytest.fixture

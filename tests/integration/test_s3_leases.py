@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +17,15 @@ from airflow_lakestream.driver.progress import BatchProgress, ProgressLog, read_
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.stores.folders import open_folder
 from dev.services.s3 import S3
-from dev.stack import Stack
 from tests.support.lake import Lake
-from tests.support.spark import SparkRun
+from tests.support.spark import SparkRun, checkpoint_on_s3
 
 pytestmark = pytest.mark.integration
 
 WRITERS = 8
 
 
-@pytest.fixture(scope="module")
-def s3(stack: Stack) -> S3:
-    """Give the S3 of this test session."""
-    return stack.up_s3()
-
-
-@pytest.fixture
-def place(s3: S3) -> str:
-    """Give a location of its own for a checkpoint."""
-    return f"s3a://{s3.bucket('checkpoints')}/{uuid.uuid4().hex}/clicks"
+place = checkpoint_on_s3
 
 
 def test_of_many_that_take_a_lease_at_once_one_gets_it(s3: S3, place: str) -> None:

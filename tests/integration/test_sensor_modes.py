@@ -16,6 +16,7 @@ from tests.support.sensing import TASK, Sensing, commit
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
+FROM_TRIGGER = "start_from_trigger"
 IN_LINE = {"poke": {}, "reschedule": {"mode": "reschedule"}, "deferred": {"deferrable": True}}
 
 
@@ -37,8 +38,7 @@ class Consumer:
 
 @pytest.fixture
 def consumer(connections: Connections, admin: AdminClient, topic_of: TopicOf) -> Consumer:
-    name = topic_of(*(["a", "b"] for p in (0, 1)))
-    return Consumer(admin, name)
+    return Consumer(admin, topic_of(["a", "b"], ["a", "b"]))
 
 
 @pytest.fixture
@@ -117,16 +117,20 @@ def test_what_is_missing_fails_it_or_is_awaited_with_its_name(
     assert ("timed out" in str(run.errors[0])) is (missing == "wait")
 
 
-@pytest.mark.parametrize("begin", [{"deferrable": True}, {"start_from_trigger": True}])
-def test_it_waits_in_a_real_triggerer(sensing: Sensing, consumer: Consumer, dag_id: str, begin: dict[str, Any]) -> None:
+def test_it_waits_in_a_real_triggerer(sensing: Sensing, consumer: Consumer, dag_id: str) -> None:
     # Rendered by the worker, or by the triggerer where it begins there.
     given = {**consumer.arguments, "topic": "{{ params.topic }}", "params": {"topic": consumer.topic}}
-    run, file = sensing.write(dag_id, **begin, **given)
+    written = [sensing.write(f"{dag_id}_{begin}", **{begin: True}, **given) for begin in ("deferrable", FROM_TRIGGER)]
     sensing.triggerer.start()
-    sensing.through_triggerer(run, file, lambda: consumer.commit(2))
-    state, xcom = task(run)
-    assert state == "success", sensing.triggerer.log.read_text()
-    assert xcom["partitions"] == {consumer.topic: {"0": 0, "1": 0}}
+    for run, file in written:
+        sensing.defer(run, file)
+    consumer.commit(2)
+    for run, file in written:
+        sensing.await_state(run, "scheduled")
+        sensing.work(run, file)
+        state, xcom = task(run)
+        assert state == "success", sensing.triggerer.log.read_text()
+        assert xcom["partitions"] == {consumer.topic: {"0": 0, "1": 0}}
 
 
 ENDS: list[tuple[dict[str, Any], str, str]] = [

@@ -15,7 +15,7 @@ from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake, events
-from tests.support.shared_run import SharedRun, read_until_killed
+from tests.support.shared_run import SharedRun, read, read_until_killed
 
 pytestmark = pytest.mark.integration
 
@@ -46,9 +46,7 @@ def assert_kept_once(lake: Lake, run: SharedRun) -> None:
 
 @EACH_FORMAT
 def test_those_of_all_workers_land_once(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name, {**CONFIG, "partition_by": ["_kafka_partition"]})
-    plan = run.plan(3)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name, {**CONFIG, "partition_by": ["_kafka_partition"]}), 3)
     assert [path for path in run.files() if path.endswith(".arrows")]
     report = run.commit(plan, pieces)
     assert report.counts == COUNTS
@@ -85,9 +83,7 @@ def test_a_worker_that_fails_takes_its_rejected_records_along(lake: Lake, name: 
 @pytest.mark.parametrize("applies", [False, True])
 def test_a_commit_whose_outcome_is_unknown(lake: Lake, name: str, applies: bool) -> None:
     lake.land(name, mode="ranges", ranges=[[0, 1, 2]], **CONFIG)
-    run = SharedRun(lake, name, CONFIG)
-    plan = run.plan(3)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name, CONFIG), 3)
     dying = SharedRun(lake, name, {**CONFIG, "catalog": FailingMain(lake.catalog(), applies=applies)}, run.run_id)
     with pytest.raises(CommitOutcomeUnknown):
         dying.commit(plan, pieces)

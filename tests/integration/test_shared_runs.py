@@ -26,7 +26,7 @@ from tests.support.broker import Producing, TopicOf, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.faults import FAILED, DyingCatalog, InterposedReader, SmallChunks, before, unapplied
 from tests.support.lake import Lake, assert_landed_once, events
-from tests.support.shared_run import SharedRun, read_until_killed
+from tests.support.shared_run import SharedRun, read, read_until_killed
 
 pytestmark = pytest.mark.integration
 
@@ -158,9 +158,7 @@ def test_files_of_a_killed_reader_are_swept_by_the_commit(lake: Lake, name: str)
 
 
 def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(4)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 4)
     lake.land(name, mode="ranges", ranges=[[0, 300, 310]])
     others = lake.live_files()
     reading: list[Recorded] = []
@@ -178,9 +176,7 @@ def test_a_piece_overlapped_meanwhile_is_dropped_and_the_rest_is_kept(lake: Lake
 
 
 def test_another_landing_at_the_moment_of_the_commit_changes_nothing(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(4)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 4)
 
     def raced(job: Job) -> Job:
         land = lake.failing(before(lambda: lake.land(name, mode="ranges", ranges=[[0, 300, 310]])))
@@ -208,9 +204,7 @@ def add_a_column(lake: Lake) -> None:
 def test_files_for_another_schema_or_spec_are_not_used(
     lake: Lake, name: str, change: Callable[[Lake], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(2)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 2)
     change(lake)
     with caplog.at_level(logging.WARNING):
         run.commit(plan, pieces)
@@ -236,9 +230,7 @@ def test_a_table_dropped_meanwhile_gets_none_of_the_files(lake: Lake, name: str)
 
 @EACH_FORMAT
 def test_a_commit_run_again_keeps_what_it_landed_and_says_so_again(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(2)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 2)
     first = run.commit(plan, pieces)
     again = run.commit(plan, pieces, without_reading)
     assert again.snapshot_ids == first.snapshot_ids
@@ -307,9 +299,7 @@ def test_an_unknown_outcome_deletes_nothing_and_the_next_try_finds_out(lake: Lak
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_files(lake: Lake, name: str) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(2)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 2)
 
     def refused(job: Job) -> Job:
         catalog = lake.failing(*[unapplied(FAILED)] * 3)
@@ -323,9 +313,7 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(lake: Lake, name: s
 def test_offsets_that_kafka_lost_after_they_were_read_land_all_the_same(
     lake: Lake, name: str, admin: AdminClient
 ) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(2)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 2)
     for future in admin.delete_records([TopicPartition(name, p, count) for p, count in COUNTS.items()]).values():
         future.result(30)
     report = run.commit(plan, pieces, without_reading)
@@ -386,9 +374,7 @@ def test_most_records_bound_the_plan_and_the_rest_stays(lake: Lake, name: str, p
 
 
 def test_what_comes_after_the_plan_stays_for_the_next_run(lake: Lake, name: str, produce: Producing) -> None:
-    run = SharedRun(lake, name)
-    plan = run.plan(2)
-    pieces = run.read_all(plan)
+    run, plan, pieces = read(SharedRun(lake, name), 2)
     produce(name, 1, events(1, COUNTS[1], 5))
     assert run.commit(plan, pieces, without_reading).remaining_lag == 5
     assert_landed_once(lake, name, COUNTS)

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import InvalidArgument
 from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import Lake, assert_landed_once, events
 from tests.support.spark import SparkRun
 
@@ -48,6 +49,7 @@ def test_a_retry_of_a_run_lands_nothing_again(lake: Lake, name: str, spark: Spar
     assert lake.table().scan().to_arrow().num_rows == 240
 
 
+@EACH_FORMAT
 def test_ranges_are_replaced_with_all_that_became_of_their_records(
     lake: Lake, name: str, produce: Producing, spark: SparkSession
 ) -> None:

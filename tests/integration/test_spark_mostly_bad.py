@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -15,14 +15,12 @@ from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from airflow_lakestream.driver.supervisor import Action, History, JobState, Limits, decide, sight_of
-from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from dev.services.registry import Registry
 from tests.support.broker import Producing
 from tests.support.cdc import change, mirror_config
 from tests.support.delta_lake import DELTA, DeltaLake
-from tests.support.delta_table import GROUP
 from tests.support.lake import TABLE, Lake
 from tests.support.lake_reading import at, numbers, one_partition
 from tests.support.spark import SparkRun
@@ -95,12 +93,7 @@ def test_a_new_table_is_not_made_by_a_batch_of_another_format(
 
 @DELTA
 def test_a_delta_table(lake: DeltaLake, name: str, produce: Producing, spark: SparkSession) -> None:
-    def run(**landing: Any) -> None:
-        given = {"topic": name, "table": lake.place, "consumer_group": GROUP, "schema": SCHEMA, **landing}
-        place = str(lake.folder / "checkpoint")
-        config = {"app": "kafka_to_delta", "kafka": lake.kafka, "landing": given, "checkpoint_location": place}
-        kafka_to_iceberg(AppConfig.parse(config), spark)
-
+    run = partial(SparkRun(lake, name, {"schema": SCHEMA}).run, spark)
     produce(name, 0, BAD * 20)
     with pytest.raises(TooManyRejected, match="20 of 20 records"):
         run()

@@ -1,4 +1,4 @@
-"""kafka_to_iceberg as a program in a process of its own: plainly submitted, and killed at random on a flowing topic."""
+"""kafka_to_iceberg as a program in a process of its own: plainly submitted."""
 
 from __future__ import annotations
 
@@ -9,41 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.spark.apps import app_path
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from dev.services.kafka import Kafka
 from tests.support.broker import Producing, Topics
-from tests.support.flowing import flowing, kill_at_random
-from tests.support.lake import Lake, assert_landed_once, events
+from tests.support.lake import Lake, events
 from tests.support.spark import SETTINGS, SparkRun
 
 pytestmark = pytest.mark.integration
-
-
-def snapshots(lake: Lake) -> int:
-    try:
-        return len(lake.snapshots())
-    except NoSuchTableError:
-        return 0
-
-
-def test_a_driver_that_is_killed_at_random_over_a_flowing_topic_lands_each_record_once(
-    lake: Lake, topic: Topics, produce: Producing
-) -> None:
-    name = topic(partitions=2)
-    run = SparkRun(lake, name, {"schema": "id bigint, name string, score double"})
-    with flowing(produce, name) as counts:
-        kill_at_random(
-            lambda: run.start(trigger="200 milliseconds", max_offsets_per_trigger=2000),
-            lambda: snapshots(lake),
-            lake.folder / "driver.log",
-        )
-    last = run.start()
-    assert last.wait(300) == 0, (lake.folder / "driver.log").read_text()[-3000:]
-    assert_landed_once(lake, name, counts)
-    lake.assert_whole(leftovers_of_a_kill=True)
 
 
 def submit(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

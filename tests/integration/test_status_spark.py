@@ -11,11 +11,9 @@ import time
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.spark.app_config import AppConfig
-from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, TopicOf, Topics, poll_until
 from tests.support.delta_lake import DELTA
-from tests.support.lake import GROUP, TABLE, Lake, events
+from tests.support.lake import TABLE, Lake, events
 from tests.support.spark import SparkRun
 from tests.support.status import DAY, KEPT, LONG, Told, causes, engines, old
 
@@ -81,9 +79,7 @@ def test_a_query_into_delta_is_found_by_its_checkpoint(
 ) -> None:
     produce(old_topic, 0, events(0, 0, 5), timestamps=old(5))
     checkpoint = lake.folder / "checkpoint"
-    landing = {"topic": old_topic, "table": lake.name, "consumer_group": GROUP}
-    given = {"app": "kafka_to_delta", "kafka": lake.kafka, "checkpoint_location": str(checkpoint)}
-    kafka_to_iceberg(AppConfig.parse({**given, "landing": landing}), spark)
+    SparkRun(lake, old_topic).run(spark)
     code, [stream] = told(LONG, "--checkpoint", str(checkpoint))
     assert (code, stream["state"], stream["engine"], stream["driver"]) == (0, "landing", "spark", "released")
     assert (stream["table"], stream["checkpoint"]) == (lake.name, str(checkpoint))

@@ -295,6 +295,18 @@ def airflow(pytestconfig: pytest.Config) -> AirflowHome:
     return AirflowHome(pytestconfig.stash[_HOME])
 
 
+class FailsOnce:
+    """A post_execute hook: the rows are landed, and then the worker is lost, as far as Airflow knows."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, context: Any, result: Any) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("lost after the landing")
+
+
 @dataclass
 class Connections:
     """The two default connections of one test, in the environment and nowhere else; `catalog` is what iceberg opens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,6 @@ class DeltaLake(Lake):
         """Return the files that no version of the table, or of its reject table, has."""
         rejects = f"{self.place}{REJECTED}"
         return stray_files(self.place) | (stray_files(rejects) if Path(rejects).exists() else set())
-
-
-def config_of(lake: DeltaLake) -> Mapping[str, Any]:
-    """Return what another process needs to make the same lake."""
-    return {"folder": str(lake.folder), "kafka": lake.kafka}
 
 
 LAKES = {"iceberg": Lake, "delta": DeltaLake}

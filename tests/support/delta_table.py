@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.delta.sink import DeltaSink
 from airflow_lakestream.delta.storage import DeltaStorage
+from tests.support.faults import Fault, passed
 
 GROUP = "g"
 TOPIC = TopicIdentity("clicks", "id-1", "cluster-1")
@@ -120,56 +121,11 @@ def landed(table: str | Path, consumer_group: str = GROUP) -> str:
     return str(a_sink(table, consumer_group=consumer_group).load("look").ledger.entry(TOPIC).landed)
 
 
-Put = Callable[[Any, int, Sequence[Mapping[str, Any]]], bool]
-Fault = Callable[[Put, Any, int, Sequence[Mapping[str, Any]]], bool]
-
-
-def faulty(*faults: Fault) -> Put:
+def faulty(*faults: Fault) -> Callable[..., Any]:
     """Return a `put_commit` whose first calls meet the faults, one after the other; later ones go through."""
     real, left = committing.put_commit, iter(faults)
 
-    def put(store: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
-        fault = next(left, None)
-        return real(store, version, actions) if fault is None else fault(real, store, version, actions)
+    def put(*request: Any) -> Any:
+        return next(left, passed)(lambda: real(*request))  # type: ignore[arg-type,return-value]
 
     return put
-
-
-def applied(error: Exception) -> Fault:
-    """Write the version, and report an error all the same."""
-
-    def fault(real: Put, *request: Any) -> bool:
-        assert real(*request)
-        raise error
-
-    return fault
-
-
-def unapplied(error: Exception) -> Fault:
-    """Report an error, and write nothing."""
-
-    def fault(real: Put, *request: Any) -> bool:
-        raise error
-
-    return fault
-
-
-def applied_and_taken(real: Put, *request: Any) -> bool:
-    """Write the version twice, as a client does that lost the answer and asks again: taken."""
-    assert real(*request)
-    return real(*request)
-
-
-def after(act: Callable[[], object]) -> Fault:
-    """Let something happen right before the version is written."""
-
-    def fault(real: Put, *request: Any) -> bool:
-        act()
-        return real(*request)
-
-    return fault
-
-
-def each_file(table: str | Path) -> Iterator[Path]:
-    """Yield all files of the table's folder."""
-    return (path for path in Path(table).rglob("*") if path.is_file())

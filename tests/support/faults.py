@@ -54,6 +54,12 @@ def applied(error: Exception) -> Fault:
     return fault
 
 
+def twice(apply: Apply) -> CommitTableResponse:
+    """Apply a commit, and ask again, as a client does that has lost the answer."""
+    apply()
+    return apply()
+
+
 def before(action: Callable[[], object]) -> Fault:
     """Do something right before a commit, as another writer would."""
 

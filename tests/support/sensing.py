@@ -110,11 +110,15 @@ class Sensing:
         poll_until(lambda: self.state(run) in states, f"{run.dag_id} to be {states}", PATIENCE, every=0.2)
         return self.state(run)
 
-    def through_triggerer(self, run: Run, file: Path, meanwhile: Callable[[], object] = lambda: None) -> str:
-        """Defer a task from a worker, or from the scheduler where it starts in a trigger, and end it in a worker."""
+    def defer(self, run: Run, file: Path) -> None:
+        """Defer a task from a worker, or from the scheduler where it starts in a trigger."""
         if self.schedule(run) != "deferred":
             self.work(run, file)
             assert self.state(run) == "deferred"
+
+    def through_triggerer(self, run: Run, file: Path, meanwhile: Callable[[], object] = lambda: None) -> str:
+        """Defer a task, and end it in a worker."""
+        self.defer(run, file)
         meanwhile()
         self.await_state(run, "scheduled")
         return self.work(run, file)

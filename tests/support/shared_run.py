@@ -67,6 +67,12 @@ class SharedRun:
         return {str(path) for path in self.lake.folder.rglob(f"{self.folder}/**/*") if path.is_file()}
 
 
+def read(run: SharedRun, most: int) -> tuple[SharedRun, SharedPlan, list[Piece]]:
+    """Plan a run for so many workers, and let them read it; return the run, its plan and what was handed over."""
+    plan = run.plan(most)
+    return run, plan, run.read_all(plan)
+
+
 def read_until_killed(run: SharedRun, share: Share) -> None:
     """Read a share in a process of its own, which dies of a SIGKILL when it has written some of its files."""
     context = multiprocessing.get_context("forkserver")

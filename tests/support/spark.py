@@ -24,7 +24,8 @@ from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.session import open_session
 from airflow_lakestream.spark.settings.catalog import catalog_packages
 from airflow_lakestream.spark.stream import kafka_to_iceberg
-from tests.support.delta_lake import DeltaLake
+from dev.services.s3 import S3
+from dev.stack import Stack
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session")
+def s3(stack: Stack) -> S3:
+    """Give the S3 of this test session."""
+    return stack.up_s3()
+
+
+@pytest.fixture
+def checkpoint_on_s3(s3: S3) -> str:
+    """Give a location of its own for a checkpoint."""
+    return f"s3a://{s3.bucket('checkpoints')}/{uuid.uuid4().hex}/clicks"
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give the session that all tests share; its executors are its own threads, with Python workers beside them."""
     folder = tmp_path_factory.mktemp("spark")
@@ -58,7 +71,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @dataclass
 class SparkRun:
-    """Runs of `kafka_to_iceberg` over one lake and one checkpoint; `landing` are arguments of the operator."""
+    """Runs of the app of the lake's format over one checkpoint; `landing` are arguments of the operator."""
 
     lake: Lake
     topic: str
@@ -84,18 +97,8 @@ class SparkRun:
 
 
 def by_spark(lake: Lake, topic: str, landing: dict[str, Any], spark: SparkSession) -> Callable[..., None]:
-    """Return what lands a topic in a lake of either format, by one run to its end, given more arguments."""
-    if not isinstance(lake, DeltaLake):
-        return partial(SparkRun(lake, topic, landing).run, spark)
-    place = lake.place
-
-    def run(**more: Any) -> None:
-        given = {"topic": topic, "table": place, "consumer_group": GROUP, **landing, **more}
-        settings = {} if "mode" in given else {"checkpoint_location": str(lake.folder / "checkpoint")}
-        app = {"app": "kafka_to_delta", "kafka": lake.kafka, "landing": given, **settings}
-        kafka_to_iceberg(AppConfig.parse(app), spark)
-
-    return run
+    """Return what lands a topic by one run to its end, given more arguments."""
+    return partial(SparkRun(lake, topic, landing).run, spark)
 
 
 def start_app(config: AppConfig, folder: Path) -> subprocess.Popen[str]:
@@ -116,11 +119,13 @@ def _environment() -> dict[str, str]:
 
 def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str, Any] | None = None) -> AppConfig:
     known = AppConfig.__dataclass_fields__
-    given = {"topic": topic, "table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
+    given = {"topic": topic, "table": lake.name, "consumer_group": GROUP}
     given |= (landing or {}) | {key: value for key, value in settings.items() if key not in known}
     of_app = {key: value for key, value in settings.items() if key in known}
     if given.get("mode", "resume") == "resume":
         of_app.setdefault("checkpoint_location", str(lake.folder / "checkpoint"))
+    if lake.name != TABLE:
+        return AppConfig.parse({"app": "kafka_to_delta", "kafka": lake.kafka, "landing": given, **of_app})
     catalog = {
         "type": "sql",
         "uri": f"sqlite:///{lake.folder}/catalog.db",
@@ -129,7 +134,7 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
     return AppConfig(
         app="kafka_to_iceberg",
         kafka=lake.kafka,
-        landing=given,
+        landing={"table_properties": QUICK_RETRIES, **given},
         **{"catalog": {"name": "iceberg_default", "properties": catalog}, **of_app},
     )
 

@@ -12,7 +12,7 @@ from airflow.sdk import DAG, AssetAlias
 
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.outlets import table_asset
-from tests.support.airflow_home import AirflowHome, Connections
+from tests.support.airflow_home import AirflowHome, Connections, FailsOnce
 from tests.support.delta_table import GROUP, live_files, rows_of, versions
 
 pytestmark = pytest.mark.airflow
@@ -20,18 +20,6 @@ pytestmark = pytest.mark.airflow
 
 def numbers(count: int) -> list[bytes]:
     return [b'{"id":%d,"name":"n%d"}' % (n, n) for n in range(count)]
-
-
-class FailsOnce:
-    """A post_execute hook: the rows are landed, and then the worker is lost, as far as Airflow knows."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, context: Any, result: Any) -> None:
-        self.calls += 1
-        if self.calls == 1:
-            raise RuntimeError("lost after the landing")
 
 
 def delta_dag(dag_id: str, topic: str, folder: Path, **options: Any) -> DAG:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,18 +21,8 @@ from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.exceptions import InvalidArgument
-from tests.support.delta_table import (
-    Fault,
-    Put,
-    a_sink,
-    after,
-    applied,
-    faulty,
-    live_files,
-    stray_files,
-    unapplied,
-    versions,
-)
+from tests.support.delta_table import a_sink, faulty, live_files, stray_files, versions
+from tests.support.faults import Fault, applied, before, passed, unapplied
 from tests.support.mirroring import (
     IDENTITY,
     KINDS,
@@ -70,11 +59,6 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(committing, "put_commit", faulty(*some))
 
     return meet
-
-
-def passed(real: Put, *request: Any) -> bool:
-    """Let a commit through."""
-    return real(*request)
 
 
 def assert_whole(mirror: HandDeltaMirror) -> None:
@@ -133,7 +117,7 @@ def test_a_lost_answer_changes_nothing(
 def test_a_writer_that_gets_in_between_is_merged_on(mirror: HandDeltaMirror, faults: Callable[..., None]) -> None:
     mirror.land(CREATED)
     other = [Event("u", 1, ("other", "O"), 300, 1, offset=5)]
-    faults(after(lambda: mirror.land(other)))
+    faults(before(lambda: mirror.land(other)))
     mirror.land([Event("u", 1, ("older", "A"), 200, 1, offset=4), Event("c", 9, ("b", "B"), 200, 2, offset=6)])
     assert {key: values[0] for key, values in mirror.rows().items()} == {0: "n0", 1: "other", 2: "n2", 3: "n3", 9: "b"}
     assert_whole(mirror)

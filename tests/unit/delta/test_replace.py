@@ -8,13 +8,11 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
-from airflow_lakestream.core.ports import RangesNotLanded
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.delta.commit.protocol import UnfitTable
 from tests.support.delta_table import (
     TOPIC,
     a_sink,
-    after,
     expected,
     land,
     landed,
@@ -72,14 +70,6 @@ def test_a_file_that_is_all_hits_goes_whole(table: Path) -> None:
     replace_rows(table, 0, 5)
     assert len([a for a in versions(table)[-1] if "add" in a]) == 1
     assert rows_of(table) == sorted([*expected((5, 9)), *new(0, 5)])
-
-
-def test_a_restore_in_between_has_it_planned_anew(table: Path, faults: Callable[..., None]) -> None:
-    faults(after(lambda: DeltaTable(str(table)).restore(0)))
-    with pytest.raises(RangesNotLanded, match=r"clicks\[0\] \[5,7\)"):
-        replace_rows(table, 3, 7)
-    assert rows_of(table) == expected((0, 5))
-    assert not stray_files(table)
 
 
 def _append_only(table: Path) -> None:

@@ -1,6 +1,5 @@
 """One Delta table as a sink: rows and ledger in one version, once each, whatever happens around the commit."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ from tests.support.delta_table import (
     GROUP,
     TOPIC,
     a_sink,
-    applied_and_taken,
     expected,
     land,
     landed,
@@ -50,19 +48,6 @@ def test_text_that_looks_like_the_end_of_a_line_does_not_cut_the_log(table: Path
     sink.commit(landing(0, 3))
     land(table, 3, 5)
     assert landed(table) == "clicks[0] [0,5)"
-
-
-@pytest.mark.parametrize("is_new", [True, False], ids=["no table yet", "table there"])
-def test_a_commit_that_is_applied_and_then_told_it_is_taken_lands_once(
-    table: Path, faults: Callable[..., None], is_new: bool
-) -> None:
-    first = 0 if is_new else land(table, 0, 5) + 5
-    faults(applied_and_taken)
-    version = land(table, first, first + 4)
-    assert version == len(versions(table)) - 1
-    assert rows_of(table) == expected((0, first + 4))
-    assert landed(table) == f"clicks[0] [0,{first + 4})"
-    assert not stray_files(table)
 
 
 def test_a_request_that_is_applied_late_is_found_before_another_is_sent(

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform import SqlTransform
+from airflow_lakestream.transform.engine import Engine
+from airflow_lakestream.transform.raw_input import RAW_SCHEMA
 
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _COLUMNS = {"keys": pa.binary(), "headers": HEADERS}
@@ -28,3 +30,8 @@ def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:
     found: dict[int, Any] = {failed.index: failed for failed in result.bad}
     found.update(zip(result.kept.tolist(), result.rows["v"].to_pylist(), strict=True))
     return [found[index] for index in range(len(values))]
+
+
+def planned(sql: str) -> None:
+    """Plan a statement over raw records as the process of a SqlTransform does, without one. Raises InvalidArgument."""
+    Engine(sql, RAW_SCHEMA, "256MB", 1, None)
