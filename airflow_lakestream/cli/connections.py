@@ -121,11 +121,12 @@ def aside() -> Iterator[None]:
 def _like_the_airflow_command(*conn_ids: str | None) -> Iterator[None]:
     """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
     environment = dict(_ENVIRONMENT)
-    if all(f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ for conn_id in conn_ids if conn_id):
+    settings = sys.modules.get("airflow.settings")
+    if settings is None and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one):
         # Neither its database nor its models are needed: they take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)
-    elif (settings := sys.modules.get("airflow.settings")) is not None and settings.Session is None:
+    elif settings is not None and settings.Session is None:
         settings.initialize()
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update({name: before[name] or value for name, value in environment.items()})
