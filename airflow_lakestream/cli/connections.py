@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.cli.environment import catalog_properties, kafka_settings
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.runtime.collector import no_collection
 
@@ -55,6 +56,8 @@ class KafkaConnection:
 
 def open_kafka(conn_id: str) -> KafkaConnection:
     """Read a `kafka` connection. Raises InvalidArgument."""
+    if (settings := kafka_settings(conn_id)) is not None:
+        return KafkaConnection(settings, f"Kafka connection {conn_id!r}")
     with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.kafka import KafkaHook
 
@@ -64,6 +67,12 @@ def open_kafka(conn_id: str) -> KafkaConnection:
 
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
+    if (properties := catalog_properties(conn_id)) is not None:
+        with no_collection(), suppress(Exception):
+            from pyiceberg.catalog import load_catalog
+
+            return load_catalog(conn_id, **properties)
+    # It says what is wrong, too.
     with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
