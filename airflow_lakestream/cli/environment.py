@@ -1,7 +1,7 @@
 """Connections that stand in the environment as JSON, read without Airflow, whose import takes seconds.
 
-Only where that comes to what the hooks would make of them; whatever needs more, such as a token or a secrets backend, is
-left to them by returning None.
+Only where that comes to what the hooks would make of them; whatever needs more, such as a token or a secrets backend,
+is left to them by returning None.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from airflow_lakestream.core.policies import (
     UnknownFields,
     choose,
 )
-from airflow_lakestream.core.routing import NewTables, NoTopicMatches
+from airflow_lakestream.core.routing import NewTables, NoTopicMatches, is_pattern
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
@@ -307,7 +307,12 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
 
     def _link(self, context: Context) -> None:
         self._has_run = True
-        push_pages(context["ti"], {"topic": self.topic, "table": self.table}, self.topic_url, self.table_url)
+        # Of a regex, and of tables that records choose, there is no one page.
+        names = {
+            "topic": "" if is_pattern(self.topic) else self.topic,
+            "table": "" if "{" in self.table else self.table,
+        }
+        push_pages(context["ti"], names, self.topic_url, self.table_url)
 
     def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
         tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
