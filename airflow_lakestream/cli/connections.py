@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airflow_lakestream.cli.environment import catalog_properties, kafka_settings
 from airflow_lakestream.core.policies import TableFormat
 from airflow_lakestream.runtime.collector import no_collection
 
@@ -55,6 +56,8 @@ class KafkaConnection:
 
 def open_kafka(conn_id: str) -> KafkaConnection:
     """Read a `kafka` connection. Raises InvalidArgument."""
+    if (settings := kafka_settings(conn_id)) is not None:
+        return KafkaConnection(settings, f"Kafka connection {conn_id!r}")
     with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.kafka import KafkaHook
 
@@ -64,6 +67,12 @@ def open_kafka(conn_id: str) -> KafkaConnection:
 
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
+    if (properties := catalog_properties(conn_id)) is not None:
+        with no_collection(), suppress(Exception):
+            from pyiceberg.catalog import load_catalog
+
+            return load_catalog(conn_id, **properties)
+    # It says what is wrong, too.
     with _like_the_airflow_command(conn_id):
         from airflow_lakestream.hooks.iceberg import IcebergHook
 
@@ -121,11 +130,12 @@ def aside() -> Iterator[None]:
 def _like_the_airflow_command(*conn_ids: str | None) -> Iterator[None]:
     """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
     environment = dict(_ENVIRONMENT)
-    if all(f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ for conn_id in conn_ids if conn_id):
+    settings = sys.modules.get("airflow.settings")
+    if settings is None and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one):
         # Neither its database nor its models are needed: they take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)
-    elif (settings := sys.modules.get("airflow.settings")) is not None and settings.Session is None:
+    elif settings is not None and settings.Session is None:
         settings.initialize()
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update({name: before[name] or value for name, value in environment.items()})

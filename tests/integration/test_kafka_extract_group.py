@@ -185,9 +185,10 @@ def test_a_group_that_is_skipped_is_skipped_whole(written: Written, name: str) -
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"idle_timeout": 5}, "idle_timeout"),
-        ({"mode": "ranges", "ranges": [[0, 0, 5]], "replace": True}, "replace"),
-        ({"topic": "^orders-.*"}, "topic"),
+        # From a form; what stands in the DAG file is refused where it is parsed.
+        ({"idle_timeout": "{{ 5 }}"}, "idle_timeout"),
+        ({"mode": "ranges", "ranges": [[0, 0, 5]], "replace": "{{ True }}"}, "replace"),
+        ({"topic": "{{ '^orders-.*' }}"}, "topic"),
     ],
     ids=["idle_timeout", "replace", "regex"],
 )

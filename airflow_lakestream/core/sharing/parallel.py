@@ -21,7 +21,7 @@ from airflow_lakestream.core.landing.job import Job, Stopped, check_still_there,
 from airflow_lakestream.core.landing.modes import ByInterval
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.core.landing.story import offsets
+from airflow_lakestream.core.landing.story import Progress, offsets
 from airflow_lakestream.core.ledger import TopicIdentity
 from airflow_lakestream.core.ports import Conflict, OffsetsGone, RowsNotWritable, TableState
 from airflow_lakestream.core.ranges import RangeSet
@@ -178,10 +178,12 @@ def _found(job: Job, table: TableState, plan: Plan) -> bool:
 def _read_pieces(job: Job, table: TableState, plan: Plan) -> list[Piece]:
     pieces: list[Piece] = []
     batch = Batch(plan)
+    progress = Progress(plan.state.identity.topic, plan.ranges.width)
     try:
         with closing(read_rows(job, plan, job.decoders(table.schema, None), None)) as results:
             for _, chunk in results:
                 take(job, batch, chunk)
+                progress.add(chunk.covers, chunk.counts.read)
                 if batch.is_due(job.limits):
                     pieces.append(batch.piece(job.shared.hand_over()))
                     batch = batch.next()

@@ -23,6 +23,10 @@ def extract(**more: Any) -> object:
     return KafkaExtractOperator(**{"task_id": "land", "topic": "orders", "table": "lake.orders", **more})
 
 
+def group(**more: Any) -> object:
+    return kafka_extract_group("land", **{"topic": "orders", "table": "lake.orders", **more})
+
+
 def stream(**more: Any) -> object:
     config = {"topic": "orders", "table": "lake.orders", **more.pop("app_config", {})}
     given = {"task_id": "stream", "app": "kafka_to_iceberg", "app_config": config, **more}
@@ -63,11 +67,13 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"csv_delimiter": "||"}, "csv_delimiter: '||' is not one character of ASCII"),
     (extract, {"schema_registry": {"url": "registry:8081"}}, "schema_registry: its url is not one of http or https"),
     (extract, {"home_table": "home"}, "home_table: 'home' is not of the form namespace.table"),
-    (
-        lambda **more: kafka_extract_group("land", topic="orders", table="lake.orders", **more),
-        {"mode": "append"},
-        "mode: 'append' is not one of",
-    ),
+    (group, {"mode": "append"}, "mode: 'append' is not one of"),
+    (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),
+    (group, {"table": "lake.{key}"}, "table: tables that each record chooses are not for a group of tasks."),
+    (group, {"unknown_fields": "evolve"}, 'unknown_fields: "evolve" is not for a group of tasks'),
+    (group, {"parallelism": 2}, "parallelism: is not for a group of tasks. Say with `tasks` how many read."),
+    (group, {"replace": True}, "replace: is not for a group of tasks. Use KafkaExtractOperator, in one task."),
+    (group, {"idle_timeout": "5m"}, "idle_timeout: is not for a group, whose plan is fixed. Use KafkaExtractOperator"),
     (
         lambda **more: LakestreamAuditOperator(task_id="audit", **{"table": "lake.orders", **more}),
         {"full": "deep"},
