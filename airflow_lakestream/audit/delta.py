@@ -20,12 +20,13 @@ from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTabl
 from airflow_lakestream.audit.run import Audit, find_lost, together
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
 from airflow_lakestream.core.mirrors import refuse_mirror
+from airflow_lakestream.core.names import check_location
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.reject_table import DeltaBooks
 from airflow_lakestream.delta.replace.takeout import bounds_of, live_files
-from airflow_lakestream.delta.storage import DeltaStorage, check_location
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import AnyTable, Group, IcebergConn, Json, KafkaConn, StorageConn, aside, open_kafka, open_lake, open_registry
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    StorageConn,
+    aside,
+    open_kafka,
+    open_lake,
+    open_registry,
+)
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.exceptions import InvalidArgument
 

@@ -6,7 +6,17 @@ import json
 
 import typer
 
-from airflow_lakestream.cli.connections import AnyTable, Group, IcebergConn, Json, StorageConn, Table, aside, open_catalog, open_storage
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    Group,
+    IcebergConn,
+    Json,
+    StorageConn,
+    Table,
+    aside,
+    open_catalog,
+    open_storage,
+)
 from airflow_lakestream.cli.ledger_edits import forget, rebuild, rename, reset
 from airflow_lakestream.cli.ledger_text import history_json, history_text, ledger_json, ledger_text
 from airflow_lakestream.core.policies import TableFormat

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from airflow_lakestream.cli.connections import Group, IcebergConn, KafkaConn, KafkaConnection, Table, aside, open_catalog, open_kafka
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    KafkaConn,
+    KafkaConnection,
+    Table,
+    aside,
+    open_catalog,
+    open_kafka,
+)
 from airflow_lakestream.core.ledger import Counts, Ledger, Noted, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import InvalidArgument

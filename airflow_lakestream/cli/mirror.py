@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import AnyTable, Group, IcebergConn, Json, KafkaConn, StorageConn, aside, open_kafka, open_lake, open_registry, open_store_properties
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    StorageConn,
+    aside,
+    open_kafka,
+    open_lake,
+    open_registry,
+    open_store_properties,
+)
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument
 

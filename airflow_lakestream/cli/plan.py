@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import Group, IcebergConn, Json, KafkaConn, Table, aside, open_catalog, open_kafka
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    Table,
+    aside,
+    open_catalog,
+    open_kafka,
+)
 
 if TYPE_CHECKING:
     from airflow_lakestream.core.landing.job import Job

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import Group, IcebergConn, Json, KafkaConn, Table, aside, open_catalog, open_registry
+from airflow_lakestream.cli.connections import (
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    Table,
+    aside,
+    open_catalog,
+    open_registry,
+)
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.exceptions import InvalidArgument
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import IcebergConn, Json, KafkaConn, aside, open_catalog, open_kafka, open_storage, open_store_properties
+from airflow_lakestream.cli.connections import (
+    IcebergConn,
+    Json,
+    KafkaConn,
+    aside,
+    open_catalog,
+    open_kafka,
+    open_storage,
+    open_store_properties,
+)
 from airflow_lakestream.cli.paint import paint_over, painted
 from airflow_lakestream.core.policies import seconds
 from airflow_lakestream.exceptions import InvalidArgument

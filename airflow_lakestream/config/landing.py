@@ -16,7 +16,20 @@ from airflow_lakestream.core.bad_records import USUAL, RejectLimit
 from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.modes import ByInterval, Mode, Resume, parse_ranges
 from airflow_lakestream.core.names import DEFAULT_METADATA, check_group
-from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnError, SchemaEvolution, StartOffset, TableFormat, Tombstones, UnknownFields, choose, is_given, seconds, size_in_bytes
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnDataLoss,
+    OnError,
+    SchemaEvolution,
+    StartOffset,
+    TableFormat,
+    Tombstones,
+    UnknownFields,
+    choose,
+    is_given,
+    seconds,
+    size_in_bytes,
+)
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern, is_pattern
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.keys import KEY_COLUMN

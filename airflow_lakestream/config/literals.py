@@ -14,10 +14,27 @@ from functools import partial
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
 from airflow_lakestream.core.landing.modes import parse_ranges
-from airflow_lakestream.core.names import METADATA_NAMES, check_group, check_table_name
-from airflow_lakestream.core.policies import Missing, ModeName, OnDataLoss, OnEmpty, OnError, OutOfRange, SchemaEvolution, SqlInput, StartOffset, TableFormat, Tombstones, UnknownFields, choose, is_given, is_template, seconds, size_in_bytes
+from airflow_lakestream.core.names import METADATA_NAMES, check_group, check_location, check_table_name
+from airflow_lakestream.core.policies import (
+    Missing,
+    ModeName,
+    OnDataLoss,
+    OnEmpty,
+    OnError,
+    OutOfRange,
+    SchemaEvolution,
+    SqlInput,
+    StartOffset,
+    TableFormat,
+    Tombstones,
+    UnknownFields,
+    choose,
+    is_given,
+    is_template,
+    seconds,
+    size_in_bytes,
+)
 from airflow_lakestream.core.routing import NewTables, TableTemplate, check_topic_or_pattern
-from airflow_lakestream.delta.storage import check_location
 from airflow_lakestream.exceptions import UnknownValue
 from airflow_lakestream.registry.config import RegistryConfig, is_address
 

@@ -12,7 +12,15 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.formats import Envelope
-from airflow_lakestream.core.policies import ModeName, OnError, OutOfRange, SchemaEvolution, Tombstones, choose, is_given
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnError,
+    OutOfRange,
+    SchemaEvolution,
+    Tombstones,
+    choose,
+    is_given,
+)
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 

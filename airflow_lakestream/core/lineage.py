@@ -15,7 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_lakestream.core.codec import JournalEntry, LedgerProperty, anchors_key, decode_anchors, decode_property, decode_summary, encode_property, property_key
+from airflow_lakestream.core.codec import (
+    JournalEntry,
+    LedgerProperty,
+    anchors_key,
+    decode_anchors,
+    decode_property,
+    decode_summary,
+    encode_property,
+    property_key,
+)
 from airflow_lakestream.core.ledger import Landing, Ledger
 from airflow_lakestream.core.restated import decode_restated
 from airflow_lakestream.exceptions import LakestreamError, Terminal

@@ -27,26 +27,6 @@ def location(table: str) -> str:
     return table.rstrip("/")
 
 
-def check_location(table: str, argument: str = "table") -> str:
-    """Return where a Delta table lies, if it is an absolute path or a URI. Raises InvalidArgument."""
-    parts = urlsplit(table or "")
-    if "{" in (table or "") or "}" in (table or ""):
-        raise InvalidArgument(
-            argument, f"{table!r}: a Delta table's place has no placeholders.", "Give each topic a task of its own."
-        )
-    if (parts.scheme and not parts.path.strip("/")) or (not parts.scheme and not (table or "").startswith("/")):
-        raise InvalidArgument(
-            argument,
-            f'{table!r} is no place of a Delta table (table_format="delta").',
-            'Write a URI or an absolute path: "s3://bucket/lake/clicks", "/lake/clicks".',
-        )
-    if parts.query or parts.fragment or parts.password:
-        raise InvalidArgument(
-            argument, "has a query, a fragment or a password in it.", "Keys belong in the connection."
-        )
-    return table
-
-
 # Each gives up what the commit rests on: that a version is written once.
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "it lets a commit overwrite another one",

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import LeaseRecord
 from airflow_lakestream.driver.progress import BatchProgress, Progress, read_progress
-from airflow_lakestream.driver.supervisor import Decision, DriverState, History, JobState, Limits, Sight, decide, sight_of
+from airflow_lakestream.driver.supervisor import (
+    Decision,
+    DriverState,
+    History,
+    JobState,
+    Limits,
+    Sight,
+    decide,
+    sight_of,
+)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,14 @@ from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.unaccounted import look_for_rows
 from airflow_lakestream.iceberg.write import handover, layout
-from airflow_lakestream.iceberg.write.files import data_folder, delete_files, delete_unreferenced, list_files, unwritable, write_data_files
+from airflow_lakestream.iceberg.write.files import (
+    data_folder,
+    delete_files,
+    delete_unreferenced,
+    list_files,
+    unwritable,
+    write_data_files,
+)
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema

@@ -12,7 +12,16 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from airflow_lakestream.core.landing.plan import LogTruncated, Plan
 from airflow_lakestream.core.ports import Chunk, OffsetsGone
 from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
-from airflow_lakestream.kafka.errors import AUTHENTICATION, AUTHORIZATION, MISSING_TOPIC, BatchTooLarge, KafkaRefused, ReadFailed, StalledPartition, TopicMissing
+from airflow_lakestream.kafka.errors import (
+    AUTHENTICATION,
+    AUTHORIZATION,
+    MISSING_TOPIC,
+    BatchTooLarge,
+    KafkaRefused,
+    ReadFailed,
+    StalledPartition,
+    TopicMissing,
+)
 from airflow_lakestream.kafka.messages import Positions, runs, timestamps
 from airflow_lakestream.kafka.partition import CHUNK_BYTES, Partition
 from airflow_lakestream.runtime.collector import calm_collector

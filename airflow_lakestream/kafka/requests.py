@@ -12,7 +12,14 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from airflow_lakestream.kafka.client import ClientErrors, admin_config, open_client
-from airflow_lakestream.kafka.errors import AUTHENTICATION, AUTHORIZATION, MISSING_TOPIC, KafkaRefused, KafkaUnavailable, TopicMissing
+from airflow_lakestream.kafka.errors import (
+    AUTHENTICATION,
+    AUTHORIZATION,
+    MISSING_TOPIC,
+    KafkaRefused,
+    KafkaUnavailable,
+    TopicMissing,
+)
 
 REQUEST_TIMEOUT = 20.0
 _RETRY_PAUSE = 0.2

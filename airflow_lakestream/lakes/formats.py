@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
 
-from airflow_lakestream.core.names import check_table_name
+from airflow_lakestream.core.names import check_location, check_table_name
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.delta.storage import check_location
 from airflow_lakestream.delta.write.columns import REFUSED_CHARACTERS
 from airflow_lakestream.exceptions import MissingExtra
 from airflow_lakestream.tables.design import TableDesign

@@ -14,13 +14,32 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperat
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.names import DEFAULT_METADATA
-from airflow_lakestream.core.policies import ModeName, OnDataLoss, OnEmpty, OnError, SchemaEvolution, SqlInput, StartOffset, TableFormat, Tombstones, UnknownFields, choose
+from airflow_lakestream.core.policies import (
+    ModeName,
+    OnDataLoss,
+    OnEmpty,
+    OnError,
+    SchemaEvolution,
+    SqlInput,
+    StartOffset,
+    TableFormat,
+    Tombstones,
+    UnknownFields,
+    choose,
+)
 from airflow_lakestream.core.routing import NewTables, NoTopicMatches, is_pattern
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
 from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
 from airflow_lakestream.operators.arguments import extras_of, templated
-from airflow_lakestream.operators.base import IDLE_THREADS, airflow_errors, keep_freed_memory, late_imports, need_extras, run_key
+from airflow_lakestream.operators.base import (
+    IDLE_THREADS,
+    airflow_errors,
+    keep_freed_memory,
+    late_imports,
+    need_extras,
+    run_key,
+)
 from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.outlets import tell_outlets
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out

@@ -16,7 +16,14 @@ from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.report import LandingReport, counts_to_dict
 from airflow_lakestream.core.ledger import Counts
 from airflow_lakestream.core.ports import Sink
-from airflow_lakestream.core.routing import NoTopicMatches, check_name_by_topic, is_pattern, matching, near_names, rivals
+from airflow_lakestream.core.routing import (
+    NoTopicMatches,
+    check_name_by_topic,
+    is_pattern,
+    matching,
+    near_names,
+    rivals,
+)
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.fan_out.books import NamingTopic
 from airflow_lakestream.iceberg.fan_out.sink import FanOutSink

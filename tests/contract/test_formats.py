@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.exceptions import InvalidArgument, MissingExtra
 from airflow_lakestream.lakes.formats import LAKES, lake_of
 
 PARTS = ("sink", "mirror", "rejecting", "books", "audit", "swap")
@@ -44,5 +44,7 @@ def test_a_name_of_another_format_is_refused(form: TableFormat) -> None:
 
 def test_a_missing_package_is_named_with_what_to_install() -> None:
     lake = replace(LAKES[TableFormat.DELTA], sink="no_such_package.sink:Sink")
-    with pytest.raises(InvalidArgument, match=r"needs the package no_such_package.*airflow-lakestream\[delta\]"):
+    with pytest.raises(
+        MissingExtra, match=r"no_such_package is not installed: pip install 'airflow-lakestream\[delta\]'"
+    ):
         lake.part("sink")

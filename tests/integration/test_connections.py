@@ -28,7 +28,13 @@ from confluent_kafka.admin import (
 
 from airflow_lakestream.core.landing.algorithm import land
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
-from airflow_lakestream.kafka.errors import KafkaMisconfigured, KafkaRefused, KafkaUnavailable, StalledPartition, TopicMissing
+from airflow_lakestream.kafka.errors import (
+    KafkaMisconfigured,
+    KafkaRefused,
+    KafkaUnavailable,
+    StalledPartition,
+    TopicMissing,
+)
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support.broker import Producing, TopicOf, Topics

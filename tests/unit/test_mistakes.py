@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -454,10 +455,25 @@ def test_by_a_command(number: int, line: list[str], said: str, capsys: pytest.Ca
 
 
 def test_71_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "x:1"}}')
+    # A broker that takes the connection, and never answers.
+    silent = socket.create_server(("127.0.0.1", 0))
+    extra = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
     monkeypatch.setenv("AIRFLOW_CONN_ICEBERG_DEFAULT", '{"conn_type": "iceberg", "extra": {"type": "in-memory"}}')
-    threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+    main = threading.main_thread().ident
+
+    def interrupt() -> None:
+        with silent, silent.accept()[0]:
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+            gone.wait(60)
+
+    gone = threading.Event()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     assert run(["plan", "--table", "lake.t", "--group", "g", "--topic", "t"]) == FAILED
+    gone.set()
+    thread.join()
     assert_said(capsys.readouterr().err, "lakestream: interrupted.")
 
 

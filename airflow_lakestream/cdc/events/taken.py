@@ -9,7 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_lakestream.cdc.columns import DELETED, KEY_NAMES, OF_EVENTS, OFFSET, OP, PARTITION, RECORD_KEY, TABLE, TRANSACTION, no_rows, version_schema
+from airflow_lakestream.cdc.columns import (
+    DELETED,
+    KEY_NAMES,
+    OF_EVENTS,
+    OFFSET,
+    OP,
+    PARTITION,
+    RECORD_KEY,
+    TABLE,
+    TRANSACTION,
+    no_rows,
+    version_schema,
+)
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import TypeSeen, type_changed

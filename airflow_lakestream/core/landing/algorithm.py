@@ -16,7 +16,14 @@ from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, give_way
 from airflow_lakestream.core.landing.job import Job, check_bad, check_still_there, entry_of, read_first, read_rows, take
 from airflow_lakestream.core.landing.modes import Look, Resume
-from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, Plan, TopicState, check_log, first_hole, resume_plan
+from airflow_lakestream.core.landing.plan import (
+    LandedByAnotherGroup,
+    Plan,
+    TopicState,
+    check_log,
+    first_hole,
+    resume_plan,
+)
 from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport

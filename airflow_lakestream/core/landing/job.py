@@ -18,7 +18,18 @@ from airflow_lakestream.core.landing.plan import Plan, TopicReplaced, TopicState
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Chunk, Decoder, DecoderFactory, Reader, Rejects, RowsNotWritable, SharedSink, Sink, Source, TableState
+from airflow_lakestream.core.ports import (
+    Chunk,
+    Decoder,
+    DecoderFactory,
+    Reader,
+    Rejects,
+    RowsNotWritable,
+    SharedSink,
+    Sink,
+    Source,
+    TableState,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
 from airflow_lakestream.core.sharing.pieces import Handed, Piece

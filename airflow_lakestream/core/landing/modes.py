@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from airflow_lakestream.core.landing.plan import BeginningGone, BeginningLost, DataLoss, Plan, RangesGone, TopicState, leader_epochs, resume_plan
+from airflow_lakestream.core.landing.plan import (
+    BeginningGone,
+    BeginningLost,
+    DataLoss,
+    Plan,
+    RangesGone,
+    TopicState,
+    leader_epochs,
+    resume_plan,
+)
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import BEGINNING_MS, Boundary, Source

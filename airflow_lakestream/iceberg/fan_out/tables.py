@@ -21,7 +21,22 @@ from airflow_lakestream.core.ports import Conflict, TableState
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
-from airflow_lakestream.iceberg.fan_out.books import BOOKS, MEMBER, ROWS, Books, Fenced, NotItsOwn, Properties, Stamp, StampingGuard, StampingReplaceGuard, fingerprint_of, landed_by_fan_out, landings_of, owner_of
+from airflow_lakestream.iceberg.fan_out.books import (
+    BOOKS,
+    MEMBER,
+    ROWS,
+    Books,
+    Fenced,
+    NotItsOwn,
+    Properties,
+    Stamp,
+    StampingGuard,
+    StampingReplaceGuard,
+    fingerprint_of,
+    landed_by_fan_out,
+    landings_of,
+    owner_of,
+)
 from airflow_lakestream.iceberg.replace.takeout import Finder
 from airflow_lakestream.iceberg.sink import IcebergSink, Kind, NotIceberg
 from airflow_lakestream.tables.coordinates import Offsets

@@ -28,7 +28,15 @@ from airflow_lakestream.iceberg.commit.guard import Refused
 from airflow_lakestream.iceberg.reject_table import RejectingSink
 from airflow_lakestream.iceberg.replace.odd_rows import NoPlace
 from airflow_lakestream.iceberg.replace.replace import FirstLook, ReplaceAttempt, ReplaceGuard
-from airflow_lakestream.iceberg.replace.takeout import FileKey, Finder, IcebergFiles, Takeout, live_files, may_hold, read_rows
+from airflow_lakestream.iceberg.replace.takeout import (
+    FileKey,
+    Finder,
+    IcebergFiles,
+    Takeout,
+    live_files,
+    may_hold,
+    read_rows,
+)
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC, Offsets, is_hit, not_among
 from airflow_lakestream.tables.design import TableDesign

@@ -15,7 +15,14 @@ from pyiceberg.schema import Schema
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.schema.ddl import parse_schema
-from airflow_lakestream.tables.schema.types import arrow_schema, build_schema, checked, fields_from_arrow, nearest, type_text
+from airflow_lakestream.tables.schema.types import (
+    arrow_schema,
+    build_schema,
+    checked,
+    fields_from_arrow,
+    nearest,
+    type_text,
+)
 
 METADATA_PREFIX = "_kafka_"
 

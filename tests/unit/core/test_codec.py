@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.codec import SUMMARY_ENGINE, SUMMARY_TOPICS, SUMMARY_VERSION, VERSION, JournalEntry, LedgerProperty, UnreadableLedger, decode_property, decode_summary, encode_property, encode_ranges, encode_summary
+from airflow_lakestream.core.codec import (
+    SUMMARY_ENGINE,
+    SUMMARY_TOPICS,
+    SUMMARY_VERSION,
+    VERSION,
+    JournalEntry,
+    LedgerProperty,
+    UnreadableLedger,
+    decode_property,
+    decode_summary,
+    encode_property,
+    encode_ranges,
+    encode_summary,
+)
 from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers

@@ -15,7 +15,14 @@ from airflow_lakestream.core.landing.batch import Limits
 from airflow_lakestream.core.landing.contention import GIVE_WAY, MAX_CONFLICTS, Contention
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.modes import ByInterval, Resume
-from airflow_lakestream.core.landing.plan import LandedByAnotherGroup, LogTruncated, Plan, TopicReplaced, TopicState, Watermarks
+from airflow_lakestream.core.landing.plan import (
+    LandedByAnotherGroup,
+    LogTruncated,
+    Plan,
+    TopicReplaced,
+    TopicState,
+    Watermarks,
+)
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ports import Boundary, Chunk, LedgerConflict, OffsetsGone, TableState
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.ledger import MOST_NOTED, Counts, CountsDoNotAddUp, Landing, Ledger, Noted, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import (
+    MOST_NOTED,
+    Counts,
+    CountsDoNotAddUp,
+    Landing,
+    Ledger,
+    Noted,
+    TopicEntry,
+    TopicIdentity,
+)
 from airflow_lakestream.core.ranges import RangeSet
 from tests.support.core_strategies import IDENTITY, TOPIC, entries, offsets
 

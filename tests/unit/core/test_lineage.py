@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from airflow_lakestream.core import lineage
-from airflow_lakestream.core.codec import SUMMARY_VERSION, JournalEntry, LedgerProperty, UnreadableLedger, decode_property, encode_property, encode_summary, property_key
+from airflow_lakestream.core.codec import (
+    SUMMARY_VERSION,
+    JournalEntry,
+    LedgerProperty,
+    UnreadableLedger,
+    decode_property,
+    encode_property,
+    encode_summary,
+    property_key,
+)
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.lineage import JOURNAL_LENGTH, ReplacedTable, SnapshotFacts, TableFacts, UndecidedLedger
 from airflow_lakestream.core.ranges import RangeSet

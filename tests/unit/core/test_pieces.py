@@ -12,7 +12,17 @@ from airflow_lakestream.core.landing.batch import Batch
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.ledger import Counts, Engine, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
-from airflow_lakestream.core.sharing.pieces import Files, Handed, Piece, Share, UnreadablePiece, at_most_offsets, ranges_from_dict, ranges_to_dict, split
+from airflow_lakestream.core.sharing.pieces import (
+    Files,
+    Handed,
+    Piece,
+    Share,
+    UnreadablePiece,
+    at_most_offsets,
+    ranges_from_dict,
+    ranges_to_dict,
+    split,
+)
 from tests.support.core_strategies import IDENTITY, TOPIC, by_partition, counts, range_sets
 
 FILES = {"files": [{"file_path": "s3://a/b", "partition": [None, {"float": "nan"}]}]}

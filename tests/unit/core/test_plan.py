@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_lakestream.core.landing.plan import DataLoss, LogTruncated, TopicReplaced, TopicState, Watermarks, check_identity, check_log, first_hole, resume_plan
+from airflow_lakestream.core.landing.plan import (
+    DataLoss,
+    LogTruncated,
+    TopicReplaced,
+    TopicState,
+    Watermarks,
+    check_identity,
+    check_log,
+    first_hole,
+    resume_plan,
+)
 from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import RangeSet

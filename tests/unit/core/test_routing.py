@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_lakestream.core.routing import MAX_NAME, Origin, Placeholder, TableTemplate, Unroutable, check_topic_or_pattern, matching, near_names, rivals, sanitized
+from airflow_lakestream.core.routing import (
+    MAX_NAME,
+    Origin,
+    Placeholder,
+    TableTemplate,
+    Unroutable,
+    check_topic_or_pattern,
+    matching,
+    near_names,
+    rivals,
+    sanitized,
+)
 from airflow_lakestream.exceptions import InvalidArgument
 
 parse = TableTemplate.parse

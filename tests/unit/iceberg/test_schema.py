@@ -9,7 +9,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.tables.schema.columns import check_compatible, check_metadata, fits, payload_schema, to_schema, with_metadata
+from airflow_lakestream.tables.schema.columns import (
+    check_compatible,
+    check_metadata,
+    fits,
+    payload_schema,
+    to_schema,
+    with_metadata,
+)
 from airflow_lakestream.tables.schema.ddl import parse_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, arrow_schema_with_ids, schema_text, type_text
 

@@ -16,7 +16,14 @@ import pytest
 
 from airflow_lakestream.core.policies import OnError
 from airflow_lakestream.exceptions import BadRecord
-from airflow_lakestream.tables.schema.value_ranges import MAX_DAY, MAX_MICROS, MAX_MILLIS, MICROS_PER_DAY, MIN_DAY, MIN_MICROS
+from airflow_lakestream.tables.schema.value_ranges import (
+    MAX_DAY,
+    MAX_MICROS,
+    MAX_MILLIS,
+    MICROS_PER_DAY,
+    MIN_DAY,
+    MIN_MICROS,
+)
 from airflow_lakestream.tables.schema.value_ranges import MIN_MILLIS as FIRST_MILLIS
 from tests.support.given_records import GivenLake, Record
 from tests.unit.values.payloads import avro_registry, avro_value, framed
