@@ -42,7 +42,7 @@ def main(file: str) -> int:
 
 
 def _work(config: dict[str, Any], lease: Lease) -> None:
-    landing, catalog = ExtractConfig(**config["landing"]), load_catalog("lake", **config["catalog"])
+    landing, catalog = ExtractConfig(**config["landing"]), load_catalog("iceberg_default", **config["catalog"])
     progress, number = ProgressLog(config["checkpoint_location"]), 0
     while not lease.stop_requested():
         # A driver that was taken over while it was away learns it here, before it lands.
