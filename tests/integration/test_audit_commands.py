@@ -207,6 +207,6 @@ def test_what_could_not_be_looked_at_is_retried(
 
 
 def test_a_wrong_argument_fails_without_a_retry(airflow: AirflowHome, connections: Connections, landed: str) -> None:
-    done = airflow.run(audit_dag("audit_wrong", full="perhaps"))
+    done = airflow.run(audit_dag("audit_wrong", full="{{ params.full }}"), {"full": "perhaps"})
     assert (done.state, done.task("audit").tries) == ("failed", 1)
     assert "full: 'perhaps' is neither true nor false" in str(done.errors[0])

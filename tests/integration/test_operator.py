@@ -103,6 +103,8 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "iceberg_conn_id": "iceberg_default",
         "table_format": "iceberg",
         "storage_conn_id": "",
+        "topic_url": "",
+        "table_url": "",
         "mode": "resume",
         "interval_start": "",
         "interval_end": "",
