@@ -68,6 +68,10 @@ class Judge:
                 kept = True
         return kept
 
+    def is_gone(self, guards: Iterable[Guard], place: Place) -> None:
+        """Take note of a row that is marked as deleted: a deletion that is sent again is no other one's."""
+        self.done.update(id(guard) for guard in guards if guard.kind is Guarded.SENT and place >= guard.since)
+
     def unknown(self, guard: Guard) -> MirrorStopped:
         """Return the error for a transaction with several rows of one key."""
         return MirrorStopped(self.table, StopReason.ORDER_UNKNOWN, self._at(guard) + _UNKNOWN, _REMEDY_UNKNOWN)

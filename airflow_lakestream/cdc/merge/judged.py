@@ -32,9 +32,13 @@ class Judged:
         """
         stays = self._is_repeated(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
-        for number in np.flatnonzero(guarded & self._is_live(rows)).tolist():
+        live = self._is_live(rows)
+        for number in np.flatnonzero(guarded).tolist():
             guards = self.batch.guards[int(at[number])]
             where = (rows[COMMIT][number].as_py(), rows[POSITION][number].as_py())
+            if not live[number]:
+                self.judge.is_gone(guards, where)
+                continue
             needed = {name for guard in guards for name in guard.image}
             values = self._values(head, file, number, needed) if needed else {}
             stays[number] |= self.judge.keeps(guards, where, values)
