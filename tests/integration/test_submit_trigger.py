@@ -203,14 +203,14 @@ def test_nothing_blocks_it_where_the_driver_is_to_be_restarted(start: Any, caplo
 
 
 def test_a_trigger_that_looks_or_logs_in_the_loop_is_seen(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_lakestream.triggers import spark_stream
+    from airflow_lakestream.triggers import driver as module
 
     async def in_the_loop(work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
 
     driver = start(batches=3)
-    monkeypatch.setattr(spark_stream, "asyncio", SimpleNamespace(to_thread=in_the_loop, sleep=asyncio.sleep))
-    monkeypatch.setattr(spark_stream, "tell", lambda log, *line: in_the_loop(log.log, *line))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(to_thread=in_the_loop, sleep=asyncio.sleep))
+    monkeypatch.setattr(module, "tell", lambda log, *line: in_the_loop(log.log, *line))
     event, seen = in_loop(lambda: first_event(trigger(driver)))
     assert event["action"] == "finish"
     assert {what for what, _ in seen} >= {"open", logging.__file__}
