@@ -377,10 +377,10 @@ def test_ranges_landed_between_audit_and_commit_make_the_repair_look_again(
 
 def test_another_repair_in_between_leaves_nothing_to_do(lake: Lake, landed: str) -> None:
     everything(lake, landed)
-    before = lake.snapshots()
+    there = lake.snapshots()
     result = repair(lake, lake.failing(before(lambda: repair(lake))))
     assert (result.verdict, repaired(result).snapshot_id) == (CLEAN, None)
-    assert len(lake.snapshots()) == len(before) + 1
+    assert len(lake.snapshots()) == len(there) + 1
     assert_landed_once(lake, landed, {0: 30, 1: 10})
     lake.assert_whole()
 
@@ -403,15 +403,15 @@ def test_killed_before_the_commit_it_leaves_nothing(
 
 def test_killed_in_the_commit_it_is_done_or_not_done_and_then_done_once(lake: Lake, landed: str) -> None:
     everything(lake, landed)
-    before = lake.snapshots()
+    there = lake.snapshots()
     with pytest.raises(KeyboardInterrupt):
         repair(lake, lake.failing(before(interrupt)))
-    assert lake.snapshots() == before
+    assert lake.snapshots() == there
     with pytest.raises(CommitOutcomeUnknown):
         repair(lake, DyingCatalog(lake.catalog(), applied=True))
     assert_landed_once(lake, landed, {0: 30, 1: 10})
     assert repaired(repair(lake)).snapshot_id is None
-    assert len(lake.snapshots()) == len(before) + 1
+    assert len(lake.snapshots()) == len(there) + 1
 
 
 def test_a_table_that_keeps_changing_is_not_repaired(lake: Lake, landed: str, produce: Producing) -> None:
