@@ -9,7 +9,10 @@ import typer
 
 from airflow_lakestream.cli import ledger, mirror, rejects
 from airflow_lakestream.cli.audit import audit
+from airflow_lakestream.cli.doctor import doctor
+from airflow_lakestream.cli.init import init
 from airflow_lakestream.cli.plan import plan
+from airflow_lakestream.cli.preview import preview
 from airflow_lakestream.cli.status import status
 from airflow_lakestream.exceptions import LakestreamError
 
@@ -23,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(init)
+app.command()(preview)
+app.command()(doctor)
 app.command()(audit)
 app.command()(plan)
 app.command()(status)

@@ -58,6 +58,14 @@ def open_kafka(conn_id: str) -> KafkaConnection:
         return KafkaConnection(hook.configuration(), hook.where)
 
 
+def open_settings(conn_id: str) -> dict[str, Any] | None:
+    """Return a connection's settings, secrets included: its extra, with the host as `uri`; None if there is none."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.store import settings_of
+
+        return settings_of(conn_id)
+
+
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
     with _like_the_airflow_command():

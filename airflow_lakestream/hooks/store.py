@@ -26,3 +26,12 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
     if kind in _OF_DELTA:
         return dict(DeltaStorageHook(conn_id).open_storage().options)
     return IcebergHook(conn_id).properties()
+
+
+def settings_of(conn_id: str) -> dict[str, object] | None:
+    """Return a connection's extra, with its host as `uri`, secrets included; None if there is no such connection."""
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return None
+    return {**connection.extra_dejson, **({"uri": connection.host} if connection.host else {})}
