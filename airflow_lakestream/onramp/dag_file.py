@@ -25,6 +25,7 @@ class Engine(StrEnum):
 
 
 _SCHEDULES = {Engine.EXTRACT: "*/5 * * * *", Engine.GROUP: "*/15 * * * *", Engine.SPARK: "@continuous"}
+_JINJA = re.compile(r"\{[{%#]")
 _PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _ABOUT = {
     Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
@@ -61,6 +62,10 @@ class DagFile:
     connections: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.columns is not None and _JINJA.search(self.columns):
+            # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
+            problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
+            raise InvalidArgument("--schema", problem, "Give the columns without it.")
         if self.schedule is not None:
             check_schedule(self.schedule, self.engine)
 
@@ -93,8 +98,8 @@ class DagFile:
             ]
         )
 
-    def _arguments(self) -> list[tuple[str, str, str]]:
-        """Return the landing's arguments as (name, Python, comment)."""
+    def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
+        """Return the landing's arguments as (name, Python, comment), for lines indented so far."""
         name_of_group = "The name of the ledger in the table: who takes another one begins anew."
         found = [
             ("topic", _literal(self.topic), ""),
@@ -105,7 +110,7 @@ class DagFile:
             found.append(("table_format", _literal("delta"), ""))
         for name, value in self.decoding.items():
             if name != "schema":
-                found.append((name, _python(value), ""))
+                found.append((name, _python(value, indent), ""))
         if self.columns is not None:
             found.append(("schema", "SCHEMA", ""))
         return found
@@ -121,7 +126,7 @@ class DagFile:
 
     def _spark(self) -> str:
         app = "kafka_to_delta" if self.is_delta else "kafka_to_iceberg"
-        landing = [one for one in self._arguments() if one[0] != "table_format"]
+        landing = [one for one in self._arguments(12) if one[0] != "table_format"]
         settings = "".join(_lines(f'"{name}": ', python, why, 12) for name, python, why in landing)
         own = [
             ("trigger", '"10 seconds"', "A batch, and a commit, each ten seconds."),
@@ -192,11 +197,12 @@ def _lines(name: str, python: str, why: str, indent: int) -> str:
     return (f"{space}# {why}\n" if why else "") + f"{space}{name}{python},\n"
 
 
-def _python(value: Any) -> str:
+def _python(value: Any, indent: int) -> str:
     if not isinstance(value, list | tuple):
         return _literal(str(value))
     # One to a line, as a formatter leaves it.
-    return "[\n" + "".join(f"            {_literal(str(one))},\n" for one in value) + "        ]"
+    space = " " * indent
+    return "[\n" + "".join(f"{space}    {_literal(str(one))},\n" for one in value) + f"{space}]"
 
 
 def _literal(text: str) -> str:

@@ -71,7 +71,7 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding
 
 def _compare_and_set(catalog: Catalog, name: str) -> Finding:
     """Commit for a head that the table does not have: a catalog that takes it would let runs overwrite each other."""
-    stale = (AssertRefSnapshotId(ref="main", **{"snapshot-id": 1}),)
+    stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
     try:
         change = (SetPropertiesUpdate(updates={"lakestream.doctor": "stale"}),)
         fitness.commit_table(catalog, catalog.load_table(name), stale, change)
