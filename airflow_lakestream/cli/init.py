@@ -142,7 +142,7 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
         remedy = "Give --format (and --schema), or --schema-registry."
         raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
     told: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
-    if "schema_registry" in told or "schema_registry" in decoding:
+    if "schema_registry" in decoding and "schema_registry" in found.decoding:
         # As the user gave it: what was looked up has secrets.
         told["schema_registry"] = decoding["schema_registry"]
     columns = told.pop("schema", None)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.decode.values.misfit import shorten
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
@@ -114,11 +114,17 @@ def preview(
     else:
         chosen = last.trimmed(wanted.count, newest=True)
     whole = first + last + chosen
-    guess = Guess() if is_given(decoding.get("format")) or is_given(decoding.get("sql")) else _guess(whole, registry)
+    guess = (
+        Guess()
+        if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
+        else guess_format(whole.values, registry)
+    )
     told = {**guess.decoding, **decoding}
-    told |= _registry_for(told, registry)
-    if not is_given(told.get("format")):
-        told.pop("format", None)
+    if uses_registry(told.get("format"), told.get("key_format")):
+        told |= {} if registry is None else {"schema_registry": registry}
+    elif guess.format is not None:
+        # It was given for the guess.
+        told.pop("schema_registry", None)
     found = Preview(
         topic=topic.name,
         partitions=len(state.marks),
@@ -128,7 +134,7 @@ def preview(
         reason=guess.reason,
         columns=None,
         looked_at=len(whole),
-        notes=_notes(whole, guess),
+        notes=_notes(whole),
     )
     if guess.problem is not None and not _is_told(told):
         return replace(found, problem=guess.problem, undecoded=_undecoded(chosen))
@@ -140,17 +146,7 @@ def _is_told(told: Mapping[str, Any]) -> bool:
     return is_given(told.get("writer_schemas")) or is_given(told.get("schema"))
 
 
-def _guess(sample: Sample, registry: RegistryConfig | None) -> Guess:
-    return guess_format(sample.values, registry)
-
-
-def _registry_for(told: Mapping[str, Any], registry: RegistryConfig | None) -> dict[str, Any]:
-    names = (told.get("format", "json"), told.get("key_format"))
-    needs = any(FORMATS[str(name)].kind is not None for name in names if str(name) in FORMATS)
-    return {"schema_registry": registry} if needs and registry is not None else {}
-
-
-def _notes(sample: Sample, guess: Guess) -> list[str]:
+def _notes(sample: Sample) -> list[str]:
     notes = []
     if sample.is_cut:
         notes.append(f"The records are large: reading ended after {MOST_BYTES >> 20} MiB.")

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.integration
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMAND = re.compile(r"^    \$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
 COMMANDS = {
+    "init",
+    "preview",
+    "doctor",
     "audit",
     "plan",
     "status",
@@ -36,8 +39,16 @@ COMMANDS = {
 
 
 def test_every_documented_command_exits_as_documented(
-    connections: Connections, kafka: Kafka, topic: Topics, produce: Producing, capsys: pytest.CaptureFixture[str]
+    connections: Connections,
+    kafka: Kafka,
+    topic: Topics,
+    produce: Producing,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    # A DAG file is written there.
+    monkeypatch.chdir(tmp_path)
     name = topic(partitions=1)
     produce(name, 0, [*numbers(300), "not JSON"])
     config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")

@@ -240,7 +240,12 @@ CLAMPED: dict[str, list[Any]] = {
 # Delta has no type for a time.
 @pytest.mark.parametrize(
     ("column", "table_format"),
-    [(column, name) for column in ODD for name in ("iceberg", "delta") if not (column.startswith("t") and name == "delta")],
+    [
+        (column, name)
+        for column in ODD
+        for name in ("iceberg", "delta")
+        if not (column.startswith("t") and name == "delta")
+    ],
     indirect=["table_format"],
 )
 def test_values_out_of_range(tmp_path: Path, table_format: str, column: str) -> None:
