@@ -58,12 +58,12 @@ def open_kafka(conn_id: str) -> KafkaConnection:
         return KafkaConnection(hook.configuration(), hook.where)
 
 
-def open_settings(conn_id: str) -> dict[str, Any] | None:
-    """Return a connection's settings, secrets included: its extra, with the host as `uri`; None if there is none."""
+def connection_fields(conn_id: str) -> dict[str, Any] | None:
+    """Return what a connection says, secrets included, its extra as a mapping; None if there is none."""
     with _like_the_airflow_command():
-        from airflow_lakestream.hooks.store import settings_of
+        from airflow_lakestream.hooks.store import fields_of
 
-        return settings_of(conn_id)
+        return fields_of(conn_id)
 
 
 def open_catalog(conn_id: str) -> Catalog:

@@ -15,7 +15,7 @@ from airflow_lakestream.cli.connections import (
     StorageConn,
     aside,
     open_catalog,
-    open_settings,
+    connection_fields,
     open_storage,
     open_store_properties,
 )
@@ -144,7 +144,7 @@ class _Visit:
 
     def _know(self, conn_id: str | None) -> None:
         """Take in the secrets of a connection, before something of it is said."""
-        self._settings.append(None if conn_id is None else open_settings(conn_id))
+        self._settings.append(None if conn_id is None else connection_fields(conn_id))
 
     def _look(self, part: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
         from airflow_lakestream.onramp.connection_lines import secret_values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside
+from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
 from airflow_lakestream.cli.decoding import takes_decoding
 from airflow_lakestream.cli.preview import Servers, about, columns_of, open_topic, without_logs
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
@@ -164,29 +164,27 @@ def _connection_lines(
     from airflow_lakestream.onramp.connection_lines import export_line
     from airflow_lakestream.onramp.dag_file import Engine
 
-    here = bootstrap_servers is None
-    kafka = _extra_of(kafka_conn) if here else {"bootstrap.servers": bootstrap_servers}
-    lines = [export_line(kafka_conn, "kafka", kafka or {"bootstrap.servers": "<broker:9092>"})]
+    # Without a connection for the brokers, Airflow is not asked for the others either.
+    known = connection_fields if bootstrap_servers is None else _unknown
+    servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
+    lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]
     if file.is_delta:
-        options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
         if storage_conn is not None:
-            lines.append(export_line(storage_conn, "generic", _extra_of(storage_conn) or options))
-    elif here and (known := _extra_of(iceberg_conn)):
-        lines.append(export_line(iceberg_conn, "iceberg", known))
+            options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
+            lines.append(export_line(storage_conn, known(storage_conn) or {"conn_type": "generic", "extra": options}))
+    elif (catalog := known(iceberg_conn)) is not None:
+        lines.append(export_line(iceberg_conn, catalog))
     else:
-        folder = Path(os.path.abspath("lake"))  # noqa: PTH100  # it need not exist
+        folder = Path("lake").absolute()
         local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
-        lines.append(
-            f"# A catalog on this machine alone, to try it (mkdir -p {folder}); yours is REST, Glue, Hive, SQL:"
-        )
-        lines.append(export_line(iceberg_conn, "iceberg", local))
+        lines.append("# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours.")
+        lines.append(f"mkdir -p {shlex.quote(str(folder))}")
+        lines.append(export_line(iceberg_conn, {"conn_type": "iceberg", "extra": local}))
     if file.engine is Engine.SPARK:
-        lines.append(export_line("spark_default", "spark", {}, host="local[*]"))
+        spark = known("spark_default") or {"conn_type": "spark", "host": "local[*]"}
+        lines.append(export_line("spark_default", spark))
     return lines
 
 
-def _extra_of(conn_id: str) -> dict[str, Any] | None:
-    """Return what a connection of Airflow says, or None where there is none."""
-    from airflow_lakestream.cli.connections import open_settings
-
-    return open_settings(conn_id)
+def _unknown(conn_id: str) -> dict[str, Any] | None:
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_lakestream.exceptions import InvalidArgument
@@ -28,10 +30,12 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
     return IcebergHook(conn_id).properties()
 
 
-def settings_of(conn_id: str) -> dict[str, object] | None:
-    """Return a connection's extra, with its host as `uri`, secrets included; None if there is no such connection."""
+def fields_of(conn_id: str) -> dict[str, Any] | None:
+    """Return what a connection says, secrets included, its extra as a mapping; None if there is no such connection."""
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         return None
-    return {**connection.extra_dejson, **({"uri": connection.host} if connection.host else {})}
+    named = ("conn_type", "host", "port", "login", "password", "schema")
+    fields = {name: getattr(connection, name) for name in named if getattr(connection, name)}
+    return {**fields, "extra": dict(connection.extra_dejson)}

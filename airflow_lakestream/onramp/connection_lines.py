@@ -15,14 +15,12 @@ _KEYS = re.compile(r"(?:\.pem|access-key-id|access_key_id)$", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)([^/@\s]*)@")
 
 
-def export_line(conn_id: str, conn_type: str, extra: Mapping[str, Any], **fields: str | None) -> str:
+def export_line(conn_id: str, fields: Mapping[str, Any]) -> str:
     """Return `export AIRFLOW_CONN_...`, as JSON, which Airflow reads from the environment.
 
-    :param fields: host, login, password, ... of the connection.
+    :param fields: of the connection: conn_type, host, login, password, ..., and extra, a mapping.
     """
-    shown = {name: value for name, value in masked(fields).items() if value}
-    connection = {"conn_type": conn_type, **shown, "extra": masked(extra)}
-    text = json.dumps({name: value for name, value in connection.items() if value != {}})
+    text = json.dumps({name: value for name, value in masked(fields).items() if value})
     return f"export AIRFLOW_CONN_{conn_id.upper()}={shlex.quote(text)}"
 
 

@@ -25,13 +25,16 @@ CATALOG = {
 
 def test_the_line_is_a_connection_with_placeholders_for_secrets() -> None:
     for settings in (KAFKA, CATALOG):
-        line = export_line("Mine", "kafka", settings, host="h", password="pw-4711")
+        line = export_line(
+            "Mine", {"conn_type": "kafka", "host": "h", "password": "pw-4711", "port": None, "extra": settings}
+        )
         assert "4711" not in line
         [word, assigned] = shlex.split(line)
         name, _, value = assigned.partition("=")
         assert (word, name) == ("export", "AIRFLOW_CONN_MINE")
         found = json.loads(value)
         assert (found["conn_type"], found["host"], found["password"]) == ("kafka", "h", "<password>")
+        assert "port" not in found
         assert found["extra"].keys() == settings.keys()
     assert found["extra"]["warehouse"] == "s3://it's/here"
     assert found["extra"]["uri"] == "postgresql+psycopg2://<user>:<password>@host/db"
