@@ -14,8 +14,8 @@ from airflow_lakestream.cli.connections import (
     KafkaConn,
     StorageConn,
     aside,
-    open_catalog,
     connection_fields,
+    open_catalog,
     open_storage,
     open_store_properties,
 )

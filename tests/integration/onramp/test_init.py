@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -121,6 +122,24 @@ def test_without_a_connection_brokers_are_enough_and_airflow_is_not_imported(
     found = exported(done.stdout)
     assert found[KAFKA_CONNECTION] == {"conn_type": "kafka", "extra": {"bootstrap.servers": kafka.bootstrap}}
     assert found[ICEBERG_CONNECTION]["extra"]["uri"] == f"sqlite:///{tmp_path}/lake/catalog.db"
+
+
+def test_on_a_terminal_it_asks_for_what_is_not_given(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['{"id": 1}'])
+    terminal, ours = pty.openpty()
+    os.write(terminal, f"{name}\ngroup\n\n".encode())
+    command = [LAKESTREAM, "init", "--bootstrap-servers", kafka.bootstrap]
+    done = subprocess.run(command, cwd=tmp_path, stdin=ours, capture_output=True, text=True, timeout=120, check=False)
+    os.close(terminal)
+    os.close(ours)
+    assert done.returncode == 0, done.stderr
+    assert f"Table [lake.{name.replace('-', '_')}]" in done.stderr
+    text = (tmp_path / f"{name}_to_lake.py").read_text()
+    assert "kafka_extract_group(" in text
+    assert f'table="lake.{name.replace("-", "_")}"' in text
 
 
 def test_secrets_of_the_connections_are_placeholders(
