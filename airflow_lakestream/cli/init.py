@@ -38,7 +38,9 @@ def init(
         typer.Option("--table", help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
     ] = None,
     group: Annotated[str | None, typer.Option("--group", help="consumer group; default: the DAG's id")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="what lands: extract, group or spark")] = "extract",
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="what lands: extract (default), group or spark")
+    ] = None,
     schedule: Annotated[
         str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
     ] = None,
@@ -64,7 +66,7 @@ def init(
         from airflow_lakestream.onramp.preview import Wanted, preview
 
         topic = _asked("topic", topic, None)
-        chosen = choose(Engine, "--engine", _asked("engine", _given("engine", engine), "extract"))
+        chosen = choose(Engine, "--engine", _asked("engine", engine, Engine.EXTRACT))
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
@@ -91,15 +93,6 @@ def init(
     said += ["It needs these connections; put in what stands in <...>:", *lines]
     said += [f"Then: lakestream doctor --topic {topic}, and put the file into Airflow's DAG folder."]
     typer.echo("\n".join(said))
-
-
-def _given(option: str, value: str) -> str | None:
-    """Return an option's value if the user gave it, None for its default."""
-    from click import get_current_context
-    from click.core import ParameterSource
-
-    source = get_current_context().get_parameter_source(option)
-    return None if source is ParameterSource.DEFAULT else value
 
 
 def _asked(option: str, value: str | None, default: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
+from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoders
@@ -29,6 +31,7 @@ _NOWHERE = {"table": "no.table", "consumer_group": "lakestream-preview"}
 # Records looked at besides those shown, of all partitions together: the columns come from them.
 _LOOKED_AT = 500
 _LEAST_OF_EACH = 5
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,20 @@ def preview(
     :param decoding: arguments of `config.decoding` that the user gave; a format that is missing is guessed.
     :param registry: asked where a format is guessed, and where one needs it.
     """
+    for _ in range(_TRIES - 1):
+        with suppress(OffsetsGone):
+            # Retention may remove the first records while they are read.
+            return _preview(topic, decoding, wanted, registry, tombstones)
+    return _preview(topic, decoding, wanted, registry, tombstones)
+
+
+def _preview(
+    topic: SampledTopic,
+    decoding: Mapping[str, Any],
+    wanted: Wanted,
+    registry: RegistryConfig | None,
+    tombstones: str,
+) -> Preview:
     state = topic.look()
     each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
     first, last = topic.first(state, each), topic.last(state, max(each, wanted.count))

@@ -14,12 +14,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from google.protobuf import message_factory
+from pyiceberg.schema import Schema
 
 from airflow_lakestream.cli.app import run
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
 from airflow_lakestream.onramp import samples
 from airflow_lakestream.run.job import ExtractConfig
 from airflow_lakestream.run.topics import land_run
+from airflow_lakestream.tables.schema.type_text import schema_text
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
 from tests.integration.test_formats import framed, record
@@ -87,12 +89,18 @@ def in_json(registry: Registry, name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("format_name", "made"),
-    [("avro", in_avro), ("protobuf", in_protobuf), ("json_schema", in_json_schema), ("json", in_json)],
+    ("format_name", "made", "columns"),
+    [
+        ("avro", in_avro, "id bigint not null, label string not null"),
+        ("protobuf", in_protobuf, "id bigint, label string"),
+        ("json_schema", in_json_schema, "id bigint, label string"),
+        ("json", in_json, "id bigint, label string"),
+    ],
 )
 def test_the_format_is_guessed_and_rows_and_columns_are_those_of_a_landing(
     format_name: str,
     made: Any,
+    columns: str,
     preview: Previewing,
     connections: Connections,
     topic: Topics,
@@ -102,12 +110,14 @@ def test_the_format_is_guessed_and_rows_and_columns_are_those_of_a_landing(
     name = topic(1)
     produce(name, 0, made(registry, name))
     found = preview(name, "--schema-registry", registry.url)
-    assert (found["format"], found["columns"], found["problem"]) == (format_name, "id bigint, label string", None)
+    assert (found["format"], found["columns"], found["problem"]) == (format_name, columns, None)
     shown = [(row["id"], row["label"], row["_kafka_offset"]) for row in found["rows"]]
     assert shown == [(n, "x", n) for n in range(4)]
     told = {} if format_name == "json" else {"schema_registry": registry.url}
     config = ExtractConfig(topic=name, table="lake.t", consumer_group="g", format=format_name, **told)
     land_run(config, preview.kafka.client_config(), connections.catalog, run_id="r")
+    made_columns = connections.catalog.load_table("lake.t").schema().fields[:2]
+    assert schema_text(Schema(*made_columns)) == columns
     landed = connections.catalog.load_table("lake.t").scan().to_arrow().sort_by("_kafka_offset")
     assert [(r["id"], r["label"], r["_kafka_offset"]) for r in landed.to_pylist()] == shown
 
@@ -191,7 +201,8 @@ def test_sql_shows_what_the_statement_makes(preview: Previewing, topic: Topics, 
 def test_the_newest_records_of_all_partitions_an_offset_and_a_time(
     preview: Previewing, topic: Topics, produce: Producing
 ) -> None:
-    name = topic(3)
+    # The times are long ago.
+    name = topic(3, retention_ms=-1)
     for p in range(3):
         produce(name, p, [f'{{"n": {p}}}'] * 5, timestamps=[NOW + MINUTE * (3 * n + p) for n in range(5)])
 
