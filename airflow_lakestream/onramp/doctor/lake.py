@@ -89,8 +89,11 @@ def _remove(catalog: Catalog, made: Table, name: str) -> None:
         catalog.drop_table(name)
     location = urlsplit(made.location())
     if location.scheme in ("", "file"):
-        # On a disk empty folders stay. The name is of this look alone.
-        shutil.rmtree(url2pathname(location.path), ignore_errors=True)
+        # On a disk empty folders stay. The name, which the namespace may have as well, is of this look alone.
+        folder = Path(url2pathname(location.path))
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent.name.removesuffix(".db") == folder.name:
+            folder.parent.rmdir()
 
 
 def _parent(location: str) -> str:

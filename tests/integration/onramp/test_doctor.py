@@ -68,6 +68,7 @@ def test_all_is_well_and_no_trace_is_left(
     produce(name, 1, ['{"id": 1}'])
     connections.kafka({**kafka.secure_client_config(), "schema.registry.url": registry.url})
     connections.catalog.create_namespace("lake")
+    connections.warehouse.mkdir()
     before = files_in(tmp_path)
     options = ["--topic", name, "--checkpoint", str(tmp_path / "checkpoints" / "here")]
     found = examine(*options, code=0)
