@@ -60,7 +60,7 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding
         if catalog.load_table(name).scan().to_arrow() != _ROWS:
             yield Finding(STORE, Health.WRONG, f"{made.location()}: a row that was written is not read back.")
             return
-        yield Finding(STORE, Health.OK, f"{_parent(made.location())}: files can be written, read and deleted.")
+        yield Finding(STORE, Health.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted.")
         yield _compare_and_set(catalog, name)
     finally:
         if made is not None:
@@ -96,8 +96,9 @@ def _remove(catalog: Catalog, made: Table, name: str) -> None:
             folder.parent.rmdir()
 
 
-def _parent(location: str) -> str:
-    return location.rstrip("/").rpartition("/")[0] or location
+def _above(location: str, scratch: str) -> str:
+    """Return the folder that holds the scratch table, or the namespace of its name."""
+    return location.partition(f"/{scratch}")[0]
 
 
 def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[Finding]:

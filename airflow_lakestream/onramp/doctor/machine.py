@@ -53,6 +53,8 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
         requirement = Requirement(text)
         if requirement.name != _DISTRIBUTION:
             by_extra.setdefault(_extra_of(text), []).append(requirement)
+    # The others together.
+    by_extra.pop("all", None)
     problems = [problem for one in by_extra.pop("", []) if (problem := _problem(one)) is not None]
     version = metadata.version(_DISTRIBUTION)
     if problems:
@@ -62,7 +64,7 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
     for extra, requirements in sorted(by_extra.items()):
         problems = [problem for one in requirements if (problem := _problem(one)) is not None]
         if not problems:
-            yield Finding(PACKAGES, Health.OK, f"extra {extra}")
+            yield Finding(PACKAGES, Health.OK, f"extra {extra}: installed.")
             continue
         health = Health.WRONG if extra in needed else Health.NOTE
         remedy = f"To use it: pip install '{_DISTRIBUTION}[{extra}]'"

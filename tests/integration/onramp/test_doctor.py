@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_lakestream.cli.app import run
@@ -19,6 +20,8 @@ from airflow_lakestream.onramp.doctor.machine import check_packages
 from dev.ports import LOOPBACK, free_ports
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
+from dev.stack import Stack
+from tests.integration.test_connections import allow
 from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 
@@ -84,6 +87,7 @@ def test_all_is_well_and_no_trace_is_left(
         "commits work, and one for an older head is refused (compare and set).",
     ]
     assert [finding.health for finding in found["store"]] == [Health.OK, Health.OK]
+    assert found["store"][0].text == f"{connections.warehouse.as_uri()}: files can be written, read and deleted."
     assert connections.catalog.list_namespaces() == [("lake",)]
     assert files_in(tmp_path) == before
     # In the namespace of a table that is to be landed in, too.
@@ -177,6 +181,27 @@ def test_a_topic_that_is_unknown_empty_or_of_tomorrow(
     produce(name, 0, ["{}"], timestamps=[int(time.time() * 1000) + 3_600_000])
     found = examine("--topic", name, code=1)
     assert "after this machine's clock" in one(found, "clock")[1]
+
+
+def test_a_topic_that_may_not_be_read_is_told(examine: Examine, connections: Connections) -> None:
+    acls = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # The plain listener's clients, this broker's controller among them.
+        "super.users": "User:ANONYMOUS",
+    }
+    with Stack.owned("tests-doctor") as stack:
+        strict = stack.up_kafka(overrides=acls)
+        name = Topics(AdminClient({**strict.client_config(), "log_level": 2}))(1)
+        Producing(strict.client_config())(name, 0, ["{}"])
+        connections.kafka(strict.secure_client_config())
+        found = examine("--topic", name, "--read-only", code=1)
+        assert (one(found, "topic")[0], name in one(found, "topic")[1]) == (Health.WRONG, True)
+        # Who may describe it, and not read it.
+        allow(strict, ResourceType.TOPIC, name, AclOperation.DESCRIBE)
+        health, text = one(examine("--topic", name, "--read-only", code=1), "topic")
+        assert (health, "refused" in text, "ACLs" in text) == (Health.WRONG, True, True)
+        allow(strict, ResourceType.TOPIC, name, AclOperation.READ)
+        assert one(examine("--topic", name, "--read-only", code=0), "topic")[0] is Health.OK
 
 
 def test_a_registry_that_is_down_or_something_else(
