@@ -114,8 +114,7 @@ def _is_line(value: bytes) -> bool:
     try:
         text = value[:_PARSED].decode()
     except UnicodeDecodeError:
-        # The cut may be inside of a character.
-        return len(value) > _PARSED
+        return False
     return text.replace("\t", " ").rstrip("\r\n").isprintable()
 
 

@@ -54,19 +54,25 @@ def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding
     name = f"{namespace}.{scratch}"
     made_namespace = make_namespace(catalog, name)
     made: Table | None = None
+    left = False
     try:
         made = catalog.create_table(name, _ROWS.schema)
         made.append(_ROWS)
-        if catalog.load_table(name).scan().to_arrow() != _ROWS:
-            yield Finding(STORE, Health.WRONG, f"{made.location()}: a row that was written is not read back.")
-            return
-        yield Finding(STORE, Health.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted.")
-        yield _compare_and_set(catalog, name)
+        read_back = catalog.load_table(name).scan().to_arrow() == _ROWS
+        compared = _compare_and_set(catalog, name)
     finally:
         if made is not None:
-            _remove(catalog, made, name)
+            left = _remove(catalog, made, name)
         if made_namespace:
             catalog.drop_namespace(namespace)
+    yield compared
+    if not read_back:
+        yield Finding(STORE, Health.WRONG, f"{made.location()}: a row that was written was not read back.")
+    elif left:
+        said = f"files can be written and read, and those of {made.location()} are still there"
+        yield Finding(STORE, Health.NOTE, f"{said}. Delete them; without the right to delete, orphan files stay.")
+    else:
+        yield Finding(STORE, Health.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted.")
 
 
 def _compare_and_set(catalog: Catalog, name: str) -> Finding:
@@ -81,12 +87,13 @@ def _compare_and_set(catalog: Catalog, name: str) -> Finding:
     return Finding(CATALOG, Health.WRONG, f"a commit for an older head was taken: runs would lose rows. {remedy}")
 
 
-def _remove(catalog: Catalog, made: Table, name: str) -> None:
-    """Remove the scratch table with its files."""
+def _remove(catalog: Catalog, made: Table, name: str) -> bool:
+    """Remove the scratch table with its files; return whether files are left."""
     try:
         catalog.purge_table(name)
     except NotImplementedError:
         catalog.drop_table(name)
+    left = bool(made.io.new_input(made.metadata_location).exists())
     location = urlsplit(made.location())
     if location.scheme in ("", "file"):
         # On a disk empty folders stay. The name, which the namespace may have as well, is of this look alone.
@@ -94,6 +101,8 @@ def _remove(catalog: Catalog, made: Table, name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.parent.name.removesuffix(".db") == folder.name:
             folder.parent.rmdir()
+        return folder.exists()
+    return left
 
 
 def _above(location: str, scratch: str) -> str:

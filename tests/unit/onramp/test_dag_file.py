@@ -84,7 +84,7 @@ def test_a_delta_table_is_landed_by_the_parts_for_delta() -> None:
     assert "table_format" not in spark
 
 
-@pytest.mark.parametrize("schedule", ["* * * *", "every day", "@sometimes", "61 * * * *", ""])
+@pytest.mark.parametrize("schedule", ["* * * *", "every day", "@sometimes", "61 * * * *", "0 0 * * * 1", ""])
 def test_a_schedule_that_is_none_is_refused(schedule: str) -> None:
     with pytest.raises(InvalidArgument, match="--schedule"):
         check_schedule(schedule, Engine.EXTRACT)
