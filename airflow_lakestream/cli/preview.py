@@ -133,7 +133,7 @@ def columns_of(found: Preview) -> list[str]:
 
 
 def _render(found: Preview) -> str:
-    from airflow_lakestream.onramp.preview import excerpt
+    from airflow_lakestream.onramp.shown import excerpt
 
     lines = [*about(found), *columns_of(found)]
     if found.rows:
@@ -168,13 +168,13 @@ def _at(record: Mapping[str, Any]) -> str:
 
 
 def _payload(row: Mapping[str, Any]) -> str:
-    from airflow_lakestream.onramp.preview import excerpt
+    from airflow_lakestream.onramp.shown import excerpt
 
     return excerpt(", ".join(f"{k}={excerpt(v, 60)}" for k, v in row.items() if not k.startswith("_kafka_")), 240)
 
 
 def _quoted(value: bytes | None) -> str:
-    from airflow_lakestream.onramp.preview import excerpt
+    from airflow_lakestream.onramp.shown import excerpt
 
     return "null" if value is None else f"'{excerpt(value, 80)}'"
 

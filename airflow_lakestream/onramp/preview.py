@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,10 +16,10 @@ from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.known_formats import uses_registry
 from airflow_lakestream.decode.rows import RowDecoders
-from airflow_lakestream.decode.values.misfit import shorten
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
 from airflow_lakestream.onramp.guess import Guess, guess_format
 from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
+from airflow_lakestream.onramp.shown import json_ready
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, with_metadata
@@ -78,9 +77,9 @@ class Preview:
             "columns": self.columns,
             "records_looked_at": self.looked_at,
             "problem": self.problem,
-            "rows": [_json_ready(row) for row in self.rows],
-            "rejected": [_json_ready(row) for row in self.rejected],
-            "undecoded": [_json_ready(row) for row in self.undecoded],
+            "rows": [json_ready(row) for row in self.rows],
+            "rejected": [json_ready(row) for row in self.rejected],
+            "undecoded": [json_ready(row) for row in self.undecoded],
             "skipped": self.skipped,
             "notes": list(self.notes),
         }
@@ -272,32 +271,6 @@ def _time(milliseconds: int) -> datetime | None:
         return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds >= 0 else None
     except (OverflowError, ValueError, OSError):
         return None
-
-
-def excerpt(value: object, limit: int = 100) -> str:
-    """Return a value on one line, cut to `limit` characters."""
-    if isinstance(value, bytes):
-        value = value[: 4 * limit].decode(errors="backslashreplace")
-    text = str(value)[: 4 * limit]
-    return shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), limit)
-
-
-def _json_ready(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _json_ready(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_ready(item) for item in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, float):
-        # JSON has no word for these.
-        return value if value == value and abs(value) != float("inf") else str(value)
-    if value is None or isinstance(value, str | int):
-        return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> Wanted:
