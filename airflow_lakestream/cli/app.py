@@ -11,7 +11,10 @@ import typer
 from airflow_lakestream import __version__
 from airflow_lakestream.cli import ledger, mirror, rejects
 from airflow_lakestream.cli.audit import audit
+from airflow_lakestream.cli.doctor import doctor
+from airflow_lakestream.cli.init import init
 from airflow_lakestream.cli.plan import plan
+from airflow_lakestream.cli.preview import preview
 from airflow_lakestream.cli.status import status
 from airflow_lakestream.exceptions import LakestreamError
 
@@ -26,6 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(init)
+app.command()(preview)
+app.command()(doctor)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -74,7 +80,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
+    # Extensions wrap one that comes while they work into a SystemError.
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         return "interrupted."
     # Wrong arguments, in the words of any version of Typer and Click.
     if format_message := getattr(error, "format_message", None):

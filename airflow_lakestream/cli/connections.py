@@ -65,6 +65,14 @@ def open_kafka(conn_id: str) -> KafkaConnection:
         return KafkaConnection(hook.configuration(), hook.where)
 
 
+def connection_fields(conn_id: str) -> dict[str, Any] | None:
+    """Return what a connection says, secrets included, its extra as a mapping; None if there is none."""
+    with _like_the_airflow_command():
+        from airflow_lakestream.hooks.store import fields_of
+
+        return fields_of(conn_id)
+
+
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
     if (properties := catalog_properties(conn_id)) is not None:

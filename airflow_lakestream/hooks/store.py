@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 from airflow_lakestream.exceptions import InvalidArgument
@@ -26,3 +28,14 @@ def store_properties(conn_id: str | None) -> dict[str, str] | None:
     if kind in _OF_DELTA:
         return dict(DeltaStorageHook(conn_id).open_storage().options)
     return IcebergHook(conn_id).properties()
+
+
+def fields_of(conn_id: str) -> dict[str, Any] | None:
+    """Return what a connection says, secrets included, its extra as a mapping; None if there is no such connection."""
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return None
+    named = ("conn_type", "host", "port", "login", "password", "schema")
+    fields = {name: getattr(connection, name) for name in named if getattr(connection, name)}
+    return {**fields, "extra": dict(connection.extra_dejson)}

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.integration
 DOCS = Path(__file__).parents[2] / "docs"
 COMMAND = re.compile(r"^ {4,8}\$ lakestream (.*?)(?:\s+# exit code (\d).*)?$", re.MULTILINE)
 COMMANDS = {
+    "init",
+    "preview",
+    "doctor",
     "audit",
     "plan",
     "status",
@@ -38,8 +41,16 @@ COMMANDS = {
 
 @pytest.mark.parametrize("page", ["cli.md", "runbook.md", "migrate.md"])
 def test_every_documented_command_exits_as_documented(
-    connections: Connections, kafka: Kafka, topic_of: TopicOf, capsys: pytest.CaptureFixture[str], page: str
+    connections: Connections,
+    kafka: Kafka,
+    topic_of: TopicOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    page: str,
 ) -> None:
+    # A DAG file is written there.
+    monkeypatch.chdir(tmp_path)
     name = topic_of([*numbers(300), "not JSON"])
     config = ExtractConfig(topic=name, table="lake.orders", consumer_group="orders-lake")
     land(build_job(config, kafka.client_config(), connections.catalog, run_id="r"))

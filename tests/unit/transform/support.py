@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.transform import SqlTransform
-from airflow_lakestream.transform.engine import Engine
 from airflow_lakestream.transform.raw_input import RAW_SCHEMA
 
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -34,4 +33,7 @@ def column(expression: str, *values: bytes | None, **more: Any) -> list[Any]:
 
 def planned(sql: str) -> None:
     """Plan a statement over raw records as the process of a SqlTransform does, without one. Raises InvalidArgument."""
+    # Its DuckDB is to be in no process that does not plan.
+    from airflow_lakestream.transform.engine import Engine
+
     Engine(sql, RAW_SCHEMA, "256MB", 1, None)

@@ -1,0 +1,183 @@
+"""`lakestream init`: looks at a topic and writes a DAG file that lands it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import IcebergConn, KafkaConn, StorageConn, aside, connection_fields
+from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.cli.preview import Servers, about, columns_of, open_topic, without_logs
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+
+if TYPE_CHECKING:
+    from airflow_lakestream.onramp.dag_file import DagFile
+    from airflow_lakestream.onramp.preview import Preview
+
+# Formats whose records do not say what a registry says: the file names the columns.
+_NAMED_COLUMNS = ("json", "csv")
+
+
+class FileExists(LakestreamError, Terminal):
+    """The DAG file is there already."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} exists, and was left as it is. Give --force to replace it, or another --output.")
+
+
+@takes_decoding()
+def init(
+    topic: Annotated[str | None, typer.Option("--topic", help="topic to land; asked for on a terminal")] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", help="namespace.table, or the path or URI of a Delta table; default: lake.<topic>"),
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", help="consumer group; default: the DAG's id")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="what lands: extract (default), group or spark")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="file to write, or a folder; default: <topic>_to_lake.py here")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
+    bootstrap_servers: Servers = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    *,
+    decoding: Mapping[str, Any],
+) -> None:
+    """Look at a topic, and write a DAG file that lands it. Prints the connections that the DAG needs.
+
+    Asks for what is not given if it runs on a terminal. Nothing is written but the file.
+    """
+    with aside(), without_logs():
+        from airflow_lakestream.config.landing import ExtractConfig
+        from airflow_lakestream.core.policies import TableFormat, choose
+        from airflow_lakestream.onramp.dag_file import DagFile, Engine, default_name, default_table
+        from airflow_lakestream.onramp.preview import Wanted, preview
+
+        topic = _asked("topic", topic, None)
+        chosen = choose(Engine, "--engine", _asked("engine", engine, Engine.EXTRACT))
+        opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
+        table = _asked("table", table, default_table(topic))
+        dag_id = default_name(topic)
+        path = _path(output, dag_id, force=force)
+        # Wrong arguments are told before anything is looked at.
+        connections = _named(kafka_conn, iceberg_conn, storage_conn)
+        file = DagFile(
+            topic=topic,
+            table=table,
+            group=group or dag_id,
+            dag_id=dag_id,
+            engine=chosen,
+            schedule=schedule,
+            connections=connections,
+        )
+        found = preview(opened, decoding, Wanted(), registry)
+        file = _with_columns(file, found, decoding)
+        told = {**found.decoding, "schema": file.columns, "table_format": TableFormat.of(table)}
+        ExtractConfig(topic=topic, table=table, consumer_group=file.group, **told)
+        lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
+    _write(path, file.text, force=force)
+    said = [*about(found), *columns_of(found)]
+    said += [f"Wrote {path}: DAG {dag_id}, {topic} -> {table}, by {chosen}."]
+    said += ["It needs these connections; put in what stands in <...>:", *lines]
+    said += [f"Then: lakestream doctor --topic {topic}, and put the file into Airflow's DAG folder."]
+    typer.echo("\n".join(said))
+
+
+def _asked(option: str, value: str | None, default: str | None) -> str:
+    """Return a value: as given, asked for on a terminal, or the default. Raises InvalidArgument without any."""
+    if value is not None:
+        return value
+    if sys.stdin.isatty():
+        return str(typer.prompt(option.capitalize(), default=default, err=True))
+    if default is None:
+        raise InvalidArgument(f"--{option}", "is missing.", "Say which one; on a terminal it would be asked for.")
+    return default
+
+
+def _path(output: Path | None, dag_id: str, *, force: bool) -> Path:
+    path = Path(f"{dag_id}.py") if output is None else output
+    path = path / f"{dag_id}.py" if path.is_dir() else path
+    if path.suffix != ".py":
+        raise InvalidArgument("--output", f"{str(path)!r} is no file that Airflow reads.", "Let it end with .py.")
+    if not path.parent.is_dir():
+        raise InvalidArgument("--output", f"there is no folder {str(path.parent)!r}.")
+    if path.exists() and not force:
+        raise FileExists(path)
+    return path
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    compile(text, str(path), "exec")
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as e:
+        raise FileExists(path) from e
+
+
+def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) -> DagFile:
+    """Return the file with how records are decoded, and with the columns where only the records say them."""
+    from dataclasses import replace
+
+    if found.decoding.get("format") is None and found.problem is not None:
+        remedy = "Give --format (and --schema), or --schema-registry."
+        raise InvalidArgument("--format", f"it can't be guessed. {found.problem}", remedy)
+    told: dict[str, Any] = {name: value for name, value in found.decoding.items() if isinstance(value, str | list)}
+    if "schema_registry" in decoding and "schema_registry" in found.decoding:
+        # As the user gave it: what was looked up has secrets.
+        told["schema_registry"] = decoding["schema_registry"]
+    columns = told.pop("schema", None)
+    said = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
+    if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in told:
+        columns = found.columns
+    return replace(file, decoding=told, columns=columns, columns_by=said)
+
+
+def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:
+    given = {"kafka_conn_id": kafka_conn, "iceberg_conn_id": iceberg_conn, "storage_conn_id": storage_conn}
+    usual = {"kafka_conn_id": "kafka_default", "iceberg_conn_id": "iceberg_default"}
+    return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+
+
+def _connection_lines(
+    file: DagFile, bootstrap_servers: str | None, kafka_conn: str, iceberg_conn: str, storage_conn: str | None
+) -> list[str]:
+    from airflow_lakestream.onramp.connection_lines import export_line
+    from airflow_lakestream.onramp.dag_file import Engine
+
+    # Without a connection for the brokers, Airflow is not asked for the others either.
+    known = connection_fields if bootstrap_servers is None else _unknown
+    servers = {"bootstrap.servers": bootstrap_servers or "<broker:9092>"}
+    lines = [export_line(kafka_conn, known(kafka_conn) or {"conn_type": "kafka", "extra": servers})]
+    if file.is_delta:
+        if storage_conn is not None:
+            options = {"aws_region": "<region>", "aws_access_key_id": "<id>", "aws_secret_access_key": "<secret>"}
+            lines.append(export_line(storage_conn, known(storage_conn) or {"conn_type": "generic", "extra": options}))
+    elif (catalog := known(iceberg_conn)) is not None:
+        lines.append(export_line(iceberg_conn, catalog))
+    else:
+        folder = Path("lake").absolute()
+        local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+        lines.append("# To try it, a catalog on this machine; instead: a REST, Glue, Hive or SQL catalog of yours.")
+        lines.append(f"mkdir -p {shlex.quote(str(folder))}")
+        lines.append(export_line(iceberg_conn, {"conn_type": "iceberg", "extra": local}))
+    if file.engine is Engine.SPARK:
+        spark = known("spark_default") or {"conn_type": "spark", "host": "local[*]"}
+        lines.append(export_line("spark_default", spark))
+    return lines
+
+
+def _unknown(conn_id: str) -> dict[str, Any] | None:
+    return None

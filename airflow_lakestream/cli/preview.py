@@ -1,0 +1,189 @@
+"""`lakestream preview`: shows some records of a topic as a landing would decode them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import Json, KafkaConn, KafkaConnection, aside, open_kafka, open_registry
+from airflow_lakestream.cli.decoding import takes_decoding
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.onramp.preview import Preview
+    from airflow_lakestream.onramp.samples import SampledTopic
+    from airflow_lakestream.registry.config import RegistryConfig
+
+Servers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", help="brokers, such as broker:9092, instead of an Airflow connection"),
+]
+_PLACE = re.compile(r"(\d+):(\d+)")
+
+
+@takes_decoding()
+def preview(
+    topic: Annotated[str, typer.Argument(help="topic to look at")],
+    limit: Annotated[int, typer.Option("--limit", help="records to show")] = 10,
+    from_offset: Annotated[
+        list[str] | None,
+        typer.Option("--from-offset", help="from partition:offset on, such as 0:1200; may be repeated"),
+    ] = None,
+    from_timestamp: Annotated[
+        str | None, typer.Option("--from-timestamp", help="from a time on, such as 2026-11-20T10:00Z")
+    ] = None,
+    tombstones: Annotated[str, typer.Option("--tombstones", help="as the operator's")] = "keep",
+    bootstrap_servers: Servers = None,
+    kafka_conn: KafkaConn = "kafka_default",
+    as_json: Json = False,
+    *,
+    decoding: Mapping[str, Any],
+) -> None:
+    """Show the newest records of a topic decoded, the columns that a landing would make, and what it would reject.
+
+    The format is guessed where it is not given. Nothing is written, and no consumer group is joined or changed.
+    """
+    with aside(), without_logs():
+        from airflow_lakestream.config.arguments import milliseconds
+        from airflow_lakestream.onramp import preview as looking
+
+        since_ms = None if from_timestamp is None else milliseconds("--from-timestamp", from_timestamp)
+        wanted = looking.check_wanted(limit, _places(from_offset or ()), since_ms)
+        opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
+        found = looking.preview(opened, decoding, wanted, registry, tombstones)
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else _render(found))
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """Keep the logs of clients and decoders back: the answer says what is in them."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def open_topic(
+    topic: str, bootstrap_servers: str | None, kafka_conn: str, decoding: Mapping[str, Any]
+) -> tuple[SampledTopic, RegistryConfig | None]:
+    """Return the topic to look at, and the registry, if one is known. Raises InvalidArgument."""
+    from airflow_lakestream.core.names import check_topic
+    from airflow_lakestream.onramp.samples import SampledTopic
+
+    check_topic(topic)
+    kafka, registry = open_servers(bootstrap_servers, kafka_conn, decoding.get("schema_registry"))
+    return SampledTopic(kafka.configuration, topic, kafka.where), registry
+
+
+def open_servers(
+    bootstrap_servers: str | None, kafka_conn: str, schema_registry: str | None
+) -> tuple[KafkaConnection, RegistryConfig | None]:
+    """Return the brokers' settings, and the registry if one is known, by connections or by addresses.
+
+    Raises InvalidArgument.
+    """
+    from airflow_lakestream.registry.config import RegistryConfig, is_address
+
+    if bootstrap_servers is None:
+        # Any format with a registry: whether the values' own needs one is not known yet.
+        found = open_registry({"schema_registry": schema_registry, "format": "avro"}, kafka_conn)
+        return open_kafka(kafka_conn), found.get("schema_registry")
+    given = {"bootstrap.servers": bootstrap_servers}
+    kafka = KafkaConnection(given, f"--bootstrap-servers {bootstrap_servers}")
+    if schema_registry is not None and not is_address(schema_registry):
+        problem = f"{schema_registry!r} is no URL, and --bootstrap-servers goes without Airflow's connections."
+        raise InvalidArgument("--schema-registry", problem, "Give its URL, or --kafka-conn.")
+    return kafka, None if schema_registry is None else RegistryConfig.parse(schema_registry)
+
+
+def about(found: Preview) -> list[str]:
+    """Return what is known of a topic, line by line."""
+    rate = "" if found.rate is None else f", about {found.rate:,.3g} records a minute by the newest timestamps"
+    lines = [f"{found.topic}: {found.partitions} partitions, {found.offsets:,} offsets{rate}"]
+    told = {name: value for name, value in found.decoding.items() if isinstance(value, str) and name != "schema"}
+    how = ", ".join(f"{name}={value}" for name, value in told.items())
+    if found.reason and found.problem is None:
+        lines.append(f"Guessed: {how} ({found.reason})")
+    elif how:
+        lines.append(f"Decoded by: {how}")
+    return [*lines, *found.notes]
+
+
+def columns_of(found: Preview) -> list[str]:
+    """Return the columns, one to a line."""
+    from pyiceberg.schema import Schema
+
+    from airflow_lakestream.tables.schema.columns import to_schema
+    from airflow_lakestream.tables.schema.types import schema_text
+
+    if found.columns is None:
+        return [f"The columns are not known: {found.problem}"]
+    lines = [schema_text(Schema(one)) for one in to_schema(found.columns).fields]
+    return [
+        f"Columns, as a first run would make them ({found.looked_at} records looked at):",
+        *(f"  {x}" for x in lines),
+    ]
+
+
+def _render(found: Preview) -> str:
+    from airflow_lakestream.onramp.shown import excerpt
+
+    lines = [*about(found), *columns_of(found)]
+    if found.rows:
+        lines.append(f"{len(found.rows)} rows:")
+        lines += [f"  {_place(row)}  {_payload(row)}" for row in found.rows]
+    if found.rejected:
+        lines.append(f"{len(found.rejected)} rejected:")
+        lines += [
+            f"  {_at(one)}  {one['stage']}: {excerpt(one['reason'], 200)} (value {_quoted(one['value'])})"
+            for one in found.rejected
+        ]
+    if found.skipped:
+        lines.append(f"{found.skipped} skipped or filtered, as tombstones and sql say")
+    if found.undecoded:
+        lines.append(f"{len(found.undecoded)} records, not decoded:")
+        lines += [f"  {_at(one)}  {_quoted(one['value'])}" for one in found.undecoded]
+    if not (found.rows or found.rejected or found.undecoded or found.skipped):
+        lines.append("No record there.")
+    return "\n".join(lines)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    named = ("_kafka_partition", "_kafka_offset", "_kafka_timestamp")
+    partition, offset, at = (row.get(name) for name in named)
+    return _at({"partition": partition, "offset": offset, "timestamp": at})
+
+
+def _at(record: Mapping[str, Any]) -> str:
+    at = record["timestamp"]
+    time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(at, "isoformat") else "no time"
+    return f"[{record['partition']}] {record['offset']}  {time}"
+
+
+def _payload(row: Mapping[str, Any]) -> str:
+    from airflow_lakestream.onramp.shown import excerpt
+
+    return excerpt(", ".join(f"{k}={excerpt(v, 60)}" for k, v in row.items() if not k.startswith("_kafka_")), 240)
+
+
+def _quoted(value: bytes | None) -> str:
+    from airflow_lakestream.onramp.shown import excerpt
+
+    return "null" if value is None else f"'{excerpt(value, 80)}'"
+
+
+def _places(texts: Sequence[str]) -> dict[int, int]:
+    found = {}
+    for text in texts:
+        match = _PLACE.fullmatch(text.strip())
+        if match is None:
+            raise InvalidArgument("--from-offset", f"{text!r} is no place.", 'Write "0:1200": partition and offset.')
+        found[int(match[1])] = int(match[2])
+    return found

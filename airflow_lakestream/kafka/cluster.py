@@ -1,0 +1,84 @@
+"""A cluster seen from outside: who its brokers are, and whether they can be reached and talk as the settings say."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+
+_CONNECT_SECONDS = 5.0
+_DEFAULT_PORT = 9092
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def problem(self) -> str | None:
+        """Return why no connection can be made; None if one can."""
+        try:
+            with self._connect():
+                return None
+        except socket.gaierror:
+            return f"the name {self.host!r} is unknown here"
+        except TimeoutError:
+            return f"nothing answers within {_CONNECT_SECONDS:.0f} s"
+        except (OSError, UnicodeError, OverflowError) as e:
+            return str(getattr(e, "strerror", None) or e).lower()
+
+    def speaks_tls(self) -> bool | None:
+        """Tell whether the port speaks TLS, whatever its certificate; None if that can't be told."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            with self._connect() as connected, context.wrap_socket(connected, server_hostname=self.host):
+                return True
+        except ssl.SSLError as e:
+            # An alert is an answer in TLS, such as one that asks for a certificate.
+            return "ALERT" in str(e.reason)
+        except ConnectionError:
+            return False
+        except OSError:
+            return None
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=_CONNECT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """A cluster's id, and its brokers as they tell clients to reach them."""
+
+    cluster_id: str
+    addresses: Sequence[Address]
+
+
+class Cluster(Requests):
+    """A connection's cluster."""
+
+    def brokers(self) -> Brokers:
+        """Ask for the brokers. Raises KafkaRefused, KafkaUnavailable, KafkaMisconfigured."""
+        found = self._ask(
+            "describing the cluster", lambda: self._client().describe_cluster(request_timeout=REQUEST_TIMEOUT)
+        )
+        return Brokers(str(found.cluster_id), [Address(node.host, node.port) for node in found.nodes])
+
+
+def bootstrap_addresses(connection: Mapping[str, Any]) -> list[Address]:
+    """Return the brokers that a connection names. Raises ValueError for a port that is no number."""
+    text = str(connection.get("bootstrap.servers") or connection.get("metadata.broker.list") or "")
+    found = []
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        host, colon, port = part.rpartition("://")[2].rpartition(":")
+        found.append(Address(host.strip("[]"), int(port)) if colon else Address(port, _DEFAULT_PORT))
+    return found

@@ -1,0 +1,214 @@
+"""The DAG file that `lakestream init` writes: a topic into a table, by one of three engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import schema_text
+
+
+class Engine(StrEnum):
+    """What lands the topic."""
+
+    EXTRACT = "extract"
+    GROUP = "group"
+    SPARK = "spark"
+
+
+_SCHEDULES = {Engine.EXTRACT: "*/5 * * * *", Engine.GROUP: "*/15 * * * *", Engine.SPARK: "@continuous"}
+_JINJA = re.compile(r"\{[{%#]")
+_PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+_ABOUT = {
+    Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
+    Engine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
+    Engine.SPARK: "Spark runs a streaming query, which a task supervises. To stop it for good, pause the DAG first.",
+}
+_IMPORTS = {
+    Engine.EXTRACT: "from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator",
+    Engine.GROUP: "from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group",
+    Engine.SPARK: "from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DagFile:
+    """A DAG to be written; `text` is the file.
+
+    :param schedule: cron or a preset; None for the engine's usual one.
+    :param decoding: arguments that say how records are decoded, as text.
+    :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
+    :param columns_by: what says the columns, in words.
+    :param connections: by argument, such as `kafka_conn_id`, those that are not the default.
+    """
+
+    topic: str
+    table: str
+    group: str
+    dag_id: str
+    engine: Engine = Engine.EXTRACT
+    schedule: str | None = None
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    columns: str | None = None
+    columns_by: str = ""
+    connections: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.columns is not None and _JINJA.search(self.columns):
+            # Airflow would render what is a field's name in the topic: whoever produces could read a variable.
+            problem = "a name of the columns holds what Airflow takes for a template ({{, {% or {#)."
+            raise InvalidArgument("--schema", problem, "Give the columns without it.")
+        if self.schedule is not None:
+            check_schedule(self.schedule, self.engine)
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the table is a Delta table."""
+        return TableFormat.of(self.table) is TableFormat.DELTA
+
+    @property
+    def text(self) -> str:
+        """The file's text, formatted."""
+        schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
+        checkpoint = _CHECKPOINT if self.engine is Engine.SPARK else ""
+        body = {Engine.EXTRACT: self._extract, Engine.GROUP: self._group, Engine.SPARK: self._spark}[self.engine]()
+        return "".join(
+            [
+                f'"""Land the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
+                "from __future__ import annotations\n\n",
+                "from datetime import timedelta\n\nimport pendulum\nfrom airflow.sdk import DAG\n\n",
+                f"{_IMPORTS[self.engine]}\n",
+                f"{checkpoint}{schema}\n" if checkpoint or schema else "\n",
+                f"with DAG(\n    dag_id={_literal(self.dag_id)},\n",
+                f"    schedule={_literal(self.schedule or _SCHEDULES[self.engine])},\n",
+                '    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),\n',
+                "    # Each run lands all that is new, so runs that were missed need not be made up for.\n",
+                "    catchup=False,\n",
+                "    # Runs of one consumer group take turns.\n    max_active_runs=1,\n",
+                '    tags=["lakestream"],\n    doc_md=__doc__,\n) as dag:\n',
+                body,
+            ]
+        )
+
+    def _arguments(self, indent: int = 8) -> list[tuple[str, str, str]]:
+        """Return the landing's arguments as (name, Python, comment), for lines indented so far."""
+        name_of_group = "The name of the ledger in the table: who takes another one begins anew."
+        found = [
+            ("topic", _literal(self.topic), ""),
+            ("table", _literal(self.table), "Created by the first run if it is missing."),
+            ("consumer_group", _literal(self.group), name_of_group),
+        ]
+        if self.is_delta:
+            found.append(("table_format", _literal("delta"), ""))
+        for name, value in self.decoding.items():
+            if name != "schema":
+                found.append((name, _python(value, indent), ""))
+        if self.columns is not None:
+            found.append(("schema", "SCHEMA", ""))
+        return found
+
+    def _extract(self) -> str:
+        told = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *_RETRIES]
+        return f"    KafkaExtractOperator(\n{_keywords(told, 8)}    )\n"
+
+    def _group(self) -> str:
+        tasks = ("tasks", "4", "Most tasks that read side by side.")
+        told = [tasks, *self._arguments(), *self._connections(), *_RETRIES]
+        return f'    kafka_extract_group(\n        "land",\n{_keywords(told, 8)}    )\n'
+
+    def _spark(self) -> str:
+        app = "kafka_to_delta" if self.is_delta else "kafka_to_iceberg"
+        landing = [one for one in self._arguments(12) if one[0] != "table_format"]
+        settings = "".join(_lines(f'"{name}": ', python, why, 12) for name, python, why in landing)
+        own = [
+            ("trigger", '"10 seconds"', "A batch, and a commit, each ten seconds."),
+            ("checkpoint_location", "CHECKPOINT", ""),
+            *self._connections(),
+            ("deferrable", "True", "The triggerer watches the stream: it takes no worker slot."),
+            ("retries", "10", ""),
+            ("retry_delay", "timedelta(seconds=30)", ""),
+        ]
+        head = f'        task_id="stream",\n        app="{app}",\n        app_config={{\n{settings}        }},\n'
+        return f"    SparkStreamingSubmitOperator(\n{head}{_keywords(own, 8)}    )\n"
+
+    def _connections(self) -> list[tuple[str, str, str]]:
+        return [(name, _literal(value), "") for name, value in self.connections.items()]
+
+
+_RETRIES = [
+    ("retries", "3", "A run that failed lands nothing twice: it begins where the table ends."),
+    ("retry_delay", "timedelta(minutes=1)", ""),
+]
+_CHECKPOINT = """
+# Where the query keeps its place. If there are several workers, give a place that all of them share.
+CHECKPOINT = "{{ var.value.get('lakestream_checkpoints', '/tmp/lakestream') }}/{{ dag.dag_id }}"
+"""
+
+
+def default_name(topic: str) -> str:
+    """Return the DAG's id for a topic."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", topic) + "_to_lake"
+
+
+def default_table(topic: str) -> str:
+    """Return the table's name for a topic."""
+    return "lake." + (re.sub(r"\W+", "_", topic).strip("_") or "topic")
+
+
+def check_schedule(schedule: str, engine: Engine) -> None:
+    """Refuse what Airflow takes for no schedule. Raises InvalidArgument."""
+    if schedule.startswith("@"):
+        if schedule not in _PRESETS:
+            raise InvalidArgument("--schedule", f"{schedule!r} is not one of {', '.join(_PRESETS)}.")
+        return
+    from croniter import croniter  # Airflow itself brings it.
+
+    if len(schedule.split()) != 5 or not croniter.is_valid(schedule):
+        problem = f"{schedule!r} is no cron expression of five fields."
+        raise InvalidArgument("--schedule", problem, f'Write "{_SCHEDULES[Engine.EXTRACT]}", or "@hourly".')
+
+
+def _schema(columns: str, said: str) -> str:
+    fields = to_schema(columns).fields
+    lines = ",\n".join(f"    {_in_triple_quotes(schema_text(Schema(one)))}" for one in fields)
+    why = f"# The columns of the table, by {said}: correct names and types before the first run makes it.\n"
+    return f'\n{why}SCHEMA = """\n{lines}\n"""\n'
+
+
+def _in_triple_quotes(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in escaped)
+
+
+def _keywords(arguments: list[tuple[str, str, str]], indent: int) -> str:
+    return "".join(_lines(f"{name}=", python, why, indent) for name, python, why in arguments)
+
+
+def _lines(name: str, python: str, why: str, indent: int) -> str:
+    space = " " * indent
+    return (f"{space}# {why}\n" if why else "") + f"{space}{name}{python},\n"
+
+
+def _python(value: Any, indent: int) -> str:
+    if not isinstance(value, list | tuple):
+        return _literal(str(value))
+    # One to a line, as a formatter leaves it.
+    space = " " * indent
+    return "[\n" + "".join(f"{space}    {_literal(str(one))},\n" for one in value) + f"{space}]"
+
+
+def _literal(text: str) -> str:
+    """Return a text as Python, in the quotes that formatters choose."""
+    found = repr(text)
+    if found.startswith("'") and text.count('"') <= text.count("'"):
+        inner = found[1:-1].replace("\\'", "'").replace('"', '\\"')
+        return f'"{inner}"'
+    return found

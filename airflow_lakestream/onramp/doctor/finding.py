@@ -1,0 +1,66 @@
+"""What the doctor says of one part of a setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.onramp.connection_lines import without_secrets
+
+
+class Health(StrEnum):
+    """How a part is: `NOTE` is worth knowing, `WRONG` has to be mended, `UNKNOWN` could not be looked at."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+_EXIT_CODES = {Health.WRONG: 1, Health.UNKNOWN: 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line; `text` says what is wrong, and how to mend it."""
+
+    part: str
+    health: Health
+    text: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return JSON-ready values."""
+        return {"part": self.part, "health": str(self.health), "text": self.text}
+
+    def __str__(self) -> str:
+        return f"{self.health:<8} {self.part:<10} {self.text}"
+
+
+Look = Callable[[], Iterable[Finding]]
+
+
+def findings_of(part: str, look: Look, secrets: Callable[[], Iterable[str]]) -> list[Finding]:
+    """Look, and return what was found; an error is a finding, too. No secret is in the texts.
+
+    :param secrets: what no text may show, as far as known after the look.
+    """
+    found: list[Finding] = []
+    try:
+        # One by one: what was found before an error stays.
+        for one in look():
+            found.append(one)
+    except LakestreamError as e:
+        found.append(Finding(part, Health.UNKNOWN if isinstance(e, Transient) else Health.WRONG, str(e)))
+    except (ImportError, OSError) as e:
+        found.append(Finding(part, Health.WRONG, f"{type(e).__name__}: {e}"))
+    except Exception as e:  # noqa: BLE001  # whatever a client raises: the other parts are still to be looked at
+        found.append(Finding(part, Health.UNKNOWN, f"{type(e).__name__}: {e}"))
+    hidden = list(secrets())
+    return [replace(one, text=" ".join(without_secrets(one.text, hidden).split())) for one in found]
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return 2 if a part could not be looked at, 1 if one is wrong, otherwise 0."""
+    return max((_EXIT_CODES.get(one.health, 0) for one in findings), default=0)

@@ -1,0 +1,158 @@
+"""The catalog and the store: what a commit needs is tried on a scratch table or file, which is removed again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import Table
+from pyiceberg.table.update import AssertRefSnapshotId, SetPropertiesUpdate
+
+from airflow_lakestream.iceberg import fitness
+from airflow_lakestream.iceberg.commit.new_table import make_namespace
+from airflow_lakestream.onramp.doctor.finding import Finding, Health
+from airflow_lakestream.stores.folders import open_folder
+
+CATALOG, STORE, CLOCK = "catalog", "store", "clock"
+_SCRATCH = "lakestream_doctor_"
+_SKEW_SECONDS = 60
+_ROWS = pa.table({"id": pa.array([1], pa.int64())})
+
+
+def check_catalog(open_catalog: Callable[[], Catalog], table: str | None, *, read_only: bool) -> Iterator[Finding]:
+    """Open the catalog, look at the table, and commit to a scratch table, unless nothing is to be written."""
+    catalog = open_catalog()
+    namespaces = catalog.list_namespaces()
+    kind = type(catalog).__name__
+    fitness.check_catalog(catalog, table or "any.table")
+    known = f"{len(namespaces)} namespaces"
+    if table is not None:
+        try:
+            fitness.check(catalog, catalog.load_table(table))
+            known += f", {table} can be read"
+        except NoSuchTableError:
+            known += f", {table} is not there yet"
+    yield Finding(CATALOG, Health.OK, f"{kind} answers: {known}.")
+    if read_only:
+        said = "whether a commit works is not tried with --read-only."
+        yield Finding(CATALOG, Health.NOTE, said)
+        return
+    yield from _with_scratch_table(catalog, table)
+
+
+def _with_scratch_table(catalog: Catalog, table: str | None) -> Iterator[Finding]:
+    scratch = f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
+    namespace = table.rpartition(".")[0] if table is not None else scratch
+    name = f"{namespace}.{scratch}"
+    made_namespace = make_namespace(catalog, name)
+    made: Table | None = None
+    left = False
+    try:
+        made = catalog.create_table(name, _ROWS.schema)
+        made.append(_ROWS)
+        read_back = catalog.load_table(name).scan().to_arrow() == _ROWS
+        compared = _compare_and_set(catalog, name)
+    finally:
+        if made is not None:
+            left = _remove(catalog, made, name)
+        if made_namespace:
+            catalog.drop_namespace(namespace)
+    yield compared
+    if not read_back:
+        yield Finding(STORE, Health.WRONG, f"{made.location()}: a row that was written was not read back.")
+    elif left:
+        said = f"files can be written and read, and those of {made.location()} are still there"
+        yield Finding(STORE, Health.NOTE, f"{said}. Delete them; without the right to delete, orphan files stay.")
+    else:
+        yield Finding(STORE, Health.OK, f"{_above(made.location(), scratch)}: files can be written, read and deleted.")
+
+
+def _compare_and_set(catalog: Catalog, name: str) -> Finding:
+    """Commit for a head that the table does not have: a catalog that takes it would let runs overwrite each other."""
+    stale = (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": 1}),)
+    try:
+        change = (SetPropertiesUpdate(updates={"lakestream.doctor": "stale"}),)
+        fitness.commit_table(catalog, catalog.load_table(name), stale, change)
+    except CommitFailedException:
+        return Finding(CATALOG, Health.OK, "commits work, and one for an older head is refused (compare and set).")
+    remedy = "Use a REST, Glue, SQL or Hive catalog that checks requirements."
+    return Finding(CATALOG, Health.WRONG, f"a commit for an older head was taken: runs would lose rows. {remedy}")
+
+
+def _remove(catalog: Catalog, made: Table, name: str) -> bool:
+    """Remove the scratch table with its files; return whether files are left."""
+    try:
+        catalog.purge_table(name)
+    except NotImplementedError:
+        catalog.drop_table(name)
+    left = bool(made.io.new_input(made.metadata_location).exists())
+    location = urlsplit(made.location())
+    if location.scheme in ("", "file"):
+        # On a disk empty folders stay. The name, which the namespace may have as well, is of this look alone.
+        folder = Path(url2pathname(location.path))
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent.name.removesuffix(".db") == folder.name:
+            folder.parent.rmdir()
+        return folder.exists()
+    return left
+
+
+def _above(location: str, scratch: str) -> str:
+    """Return the folder that holds the scratch table, or the namespace of its name."""
+    return location.partition(f"/{scratch}")[0]
+
+
+def check_store(location: str, properties: Mapping[str, str] | None, *, read_only: bool) -> Iterator[Finding]:
+    """Write, create only if missing, read and delete a file: what a Delta commit and a checkpoint's lease need.
+
+    :param location: a path or a URI.
+    :param properties: how to reach an object store; see `stores.folders.open_folder`.
+    """
+    folder = open_folder(location, properties)
+    folder.names()
+    if read_only:
+        yield Finding(STORE, Health.OK, f"{location} can be listed; writing is not tried with --read-only.")
+        return
+    name, content = f".{_SCRATCH}{uuid.uuid4().hex}", uuid.uuid4().bytes
+    missing = _missing_folders(location)
+    try:
+        created = folder.create(name, content)
+        written_at = time.time()
+        again = folder.create(name, b"another")
+        if not created or again or folder.read(name) != content:
+            remedy = "Use a store with conditional writes: a disk, S3, or one that is as strict."
+            said = f"{location}: a file that was there could be created again: commits could overwrite each other."
+            yield Finding(STORE, Health.WRONG, f"{said} {remedy}")
+            return
+        modified = folder.modified(name)
+        yield Finding(STORE, Health.OK, f"{location}: files can be created once, read and deleted.")
+    finally:
+        folder.remove(name)
+        for path in missing:
+            path.rmdir()
+    if modified is not None:
+        yield _clock(location, modified - written_at)
+
+
+def _clock(location: str, ahead: float) -> Finding:
+    if abs(ahead) <= _SKEW_SECONDS:
+        return Finding(CLOCK, Health.OK, f"the time of {location} is this machine's, within {_SKEW_SECONDS} s.")
+    way = "ahead of" if ahead > 0 else "behind"
+    return Finding(CLOCK, Health.WRONG, f"the time of {location} is {abs(ahead):.0f} s {way} this machine's. Set it.")
+
+
+def _missing_folders(location: str) -> list[Path]:
+    """Return the folders that a write to a disk would make, the innermost first."""
+    scheme, _, rest = location.partition(":")
+    if rest and "/" not in scheme and scheme != "file":
+        return []
+    path = Path("/" + rest.lstrip("/")) if scheme == "file" and rest else Path(location)
+    return [one for one in (path, *path.parents) if not one.exists()]

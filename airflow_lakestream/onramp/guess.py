@@ -1,0 +1,204 @@
+"""The format of a topic's values, guessed from some of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from airflow_lakestream.core.formats import Envelope, Format
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.json.document import parse_object
+from airflow_lakestream.decode.json.infer import infer_schema
+from airflow_lakestream.decode.known_formats import FORMATS
+from airflow_lakestream.decode.values.outcome import Misfit
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.registry.client import RegistryClient
+from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.registry.schemas import SchemaNotFound
+from airflow_lakestream.tables.schema.columns import to_schema
+from airflow_lakestream.tables.schema.types import schema_text
+
+_HEADER = 5
+_SINGLE_OBJECT = b"\xc3\x01"
+# A longer document is only looked at where it begins.
+_PARSED = 256 * 1024
+_DELIMITERS = ",;\t|"
+# Fewer lines than this are no table: any two texts may have as many commas.
+_LEAST_LINES = 3
+# This share of the lines has to have one number of fields.
+_ALIKE = 0.9
+_LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What values are likely to hold: arguments of a landing, and what speaks for it in words.
+
+    `problem` says why nothing can be decoded yet, and what to give; None where it can.
+    """
+
+    decoding: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    problem: str | None = None
+
+    @property
+    def format(self) -> str | None:
+        """The format; None if it is not known."""
+        return self.decoding.get("format")
+
+
+def guess_format(values: Sequence[bytes | None], registry: RegistryConfig | None) -> Guess:
+    """Guess what values hold: what most of them look like. Raises the registry's errors.
+
+    :param registry: where schemas are asked for by the ids that values name; None if there is none.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        what = "is empty" if not values else "has tombstones only (records without a value) where it was looked at"
+        return Guess(problem=f"The topic {what}: say format and schema, or produce a record first.")
+    kinds = Counter(map(_Kinds(registry), known))
+    kind, count = kinds.most_common(1)[0]
+    if 2 * count <= len(known):
+        kind, count = "bytes", len(known)
+    said = f"{count} of {len(known)} values {_SAID[kind]}"
+    return _MADE[kind](said, known)
+
+
+class _Kinds:
+    """Tells what one value looks like."""
+
+    def __init__(self, registry: RegistryConfig | None) -> None:
+        self._registry = None if registry is None else RegistryClient(registry)
+        self._of_kind = {row.kind: name for name, row in FORMATS.items() if row.kind is not None}
+
+    def __call__(self, value: bytes) -> str:
+        if value.startswith(_SINGLE_OBJECT):
+            return "single"
+        if len(value) > _HEADER and value[0] == 0 and (found := self._framed(value)) is not None:
+            return found
+        if value[:_PARSED].lstrip()[:1] == b"{" and (found := _document(value)) is not None:
+            return found
+        return "text" if _is_line(value) else "bytes"
+
+    def _framed(self, value: bytes) -> str | None:
+        if self._registry is None:
+            return Format.JSON_SCHEMA if _document(value[_HEADER:]) is not None else "framed"
+        try:
+            kind = self._registry.schema(int.from_bytes(value[1:_HEADER], "big")).kind
+        except SchemaNotFound:
+            return None
+        return self._of_kind.get(kind)
+
+
+def _document(value: bytes) -> str | None:
+    """Return what a JSON object is: plain, or in an envelope; None where it is none."""
+    if len(value) > _PARSED:
+        return Format.JSON if value.lstrip()[:1] == b"{" and value.rstrip()[-1:] == b"}" else None
+    try:
+        document = parse_object(value)
+    except Misfit:
+        return None
+    inner = document.get("payload") if set(document) == {"schema", "payload"} else document
+    if isinstance(inner, dict) and "op" in inner and ("before" in inner or "after" in inner):
+        return Envelope.DEBEZIUM
+    return Format.JSON if inner is document else Envelope.CONNECT
+
+
+def _is_line(value: bytes) -> bool:
+    try:
+        text = value[:_PARSED].decode()
+    except UnicodeDecodeError:
+        return False
+    return text.replace("\t", " ").rstrip("\r\n").isprintable()
+
+
+_SAID = {
+    "single": "are Avro in single-object encoding",
+    "framed": "begin with a zero byte and the id of a schema",
+    "text": "are text",
+    "bytes": "are neither JSON, text nor of a registry",
+    Format.JSON: "are JSON objects",
+    Envelope.DEBEZIUM: "are change events of Debezium in JSON",
+    Envelope.CONNECT: "are Kafka Connect's JSON, with a schema beside each row",
+    Format.AVRO: "name a schema of Avro in the registry",
+    Format.PROTOBUF: "name a schema of Protobuf in the registry",
+    Format.JSON_SCHEMA: "name a JSON Schema in the registry",
+}
+
+
+def _as(**decoding: str) -> Callable[[str, Sequence[bytes]], Guess]:
+    return lambda said, _: Guess(decoding, said)
+
+
+def _stuck(format_name: str | None, remedy: str) -> Callable[[str, Sequence[bytes]], Guess]:
+    decoding = {} if format_name is None else {"format": format_name}
+    return lambda said, _: Guess(decoding, said, f"{said}. {remedy}")
+
+
+def _text(said: str, values: Sequence[bytes]) -> Guess:
+    lines = [value.decode() for value in values if len(value) <= _PARSED and _is_line(value)]
+    best: tuple[int, str, int] | None = None
+    for delimiter in _DELIMITERS:
+        counts = Counter(len(_fields(line, delimiter)) for line in lines)
+        width, count = counts.most_common(1)[0] if counts else (0, 0)
+        if width > 1 and len(lines) >= _LEAST_LINES and count >= _ALIKE * len(lines):
+            best = max(best or (0, "", 0), (width, delimiter, count))
+    if best is None:
+        return Guess({"format": Format.RAW}, f"{said}, and no table")
+    width, delimiter, count = best
+    decoding = {"format": Format.CSV, "schema": _csv_columns(lines, delimiter, width)}
+    if delimiter != ",":
+        decoding["csv_delimiter"] = delimiter
+    return Guess(
+        decoding, f"{count} of {len(values)} values are text of {width} fields, with {delimiter!r} between them"
+    )
+
+
+_MADE: Mapping[str, Callable[[str, Sequence[bytes]], Guess]] = {
+    "single": _stuck(Format.AVRO, "Give the schemas of its writers: --writer-schemas."),
+    "framed": _stuck(None, "Say where the registry is: --schema-registry http://registry:8081."),
+    "text": _text,
+    "bytes": _as(format=Format.RAW),
+    Envelope.DEBEZIUM: _as(format=Format.JSON, envelope=Envelope.DEBEZIUM),
+    Envelope.CONNECT: _as(format=Format.JSON, envelope=Envelope.CONNECT),
+    **{name: _as(format=name) for name in (Format.JSON, Format.AVRO, Format.PROTOBUF, Format.JSON_SCHEMA)},
+}
+
+
+def _fields(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return []
+
+
+def _csv_columns(lines: Sequence[str], delimiter: str, width: int) -> str:
+    """Return DDL for fields without names: types by the rules for JSON, which are those of a field's text."""
+    rows = [fields for line in lines if len(fields := _fields(line, delimiter)) == width]
+    names = [f"column_{n}" for n in range(1, width + 1)]
+    documents = [
+        "{" + ", ".join(f"{json.dumps(name)}: {_json(text)}" for name, text in zip(names, row, strict=True)) + "}"
+        for row in rows
+    ]
+    values = pa.array([document.encode() for document in documents], pa.binary())
+    try:
+        found = infer_schema(RawBatch("csv", 0, range(len(values)), [0] * len(values), values))
+    except InvalidArgument:
+        found = pa.schema([])
+    return schema_text(to_schema(pa.schema([pa.field(n, _type(found, n)) for n in names])))
+
+
+def _type(found: pa.Schema, name: str) -> pa.DataType:
+    return found.field(name).type if name in found.names else pa.string()
+
+
+def _json(text: str) -> str:
+    if not text:
+        return "null"
+    return text if _LITERAL.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,282 @@
+"""Some records of a topic as a landing would decode them, and the columns that it would make. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
+from airflow_lakestream.core.ports import OffsetsGone
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.known_formats import uses_registry
+from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.exceptions import BadRecord, InvalidArgument, LakestreamError
+from airflow_lakestream.onramp.guess import Guess, guess_format
+from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
+from airflow_lakestream.onramp.shown import json_ready
+from airflow_lakestream.registry.config import RegistryConfig
+from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable
+from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, with_metadata
+from airflow_lakestream.tables.schema.types import schema_text
+
+# A landing needs a table and a group; a preview has none.
+_NOWHERE = {"table": "no.table", "consumer_group": "lakestream-preview"}
+# Records looked at besides those shown, of all partitions together: the columns come from them.
+_LOOKED_AT = 500
+_LEAST_OF_EACH = 5
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is known of a topic, and some of its records.
+
+    :param offsets: how many offsets the topic has: records, or holes.
+    :param rate: records a minute by the newest timestamps; None if they do not tell.
+    :param decoding: how the records were decoded, as arguments of a landing; what was guessed included.
+    :param reason: why the format was guessed; empty where it was given.
+    :param columns: the payload's columns as DDL; None where they are not known.
+    :param looked_at: how many records say the columns.
+    :param problem: why records were not decoded; None where they were.
+    :param rows: what a landing would write, each with the metadata columns.
+    :param rejected: records that fit no row, each with stage and reason.
+    :param undecoded: the records, where they were not decoded.
+    """
+
+    topic: str
+    partitions: int
+    offsets: int
+    rate: float | None
+    decoding: Mapping[str, Any]
+    reason: str
+    columns: str | None
+    looked_at: int
+    problem: str | None = None
+    rows: Sequence[Mapping[str, Any]] = ()
+    rejected: Sequence[Mapping[str, Any]] = ()
+    undecoded: Sequence[Mapping[str, Any]] = ()
+    skipped: int = 0
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values; bytes are base64 where they are no text."""
+        return {
+            "topic": self.topic,
+            "partitions": self.partitions,
+            "offsets": self.offsets,
+            "records_a_minute": None if self.rate is None else round(self.rate, 2),
+            "format": self.decoding.get("format"),
+            "guessed": self.reason or None,
+            "decoding": {name: value for name, value in self.decoding.items() if isinstance(value, str | list)},
+            "columns": self.columns,
+            "records_looked_at": self.looked_at,
+            "problem": self.problem,
+            "rows": [json_ready(row) for row in self.rows],
+            "rejected": [json_ready(row) for row in self.rejected],
+            "undecoded": [json_ready(row) for row in self.undecoded],
+            "skipped": self.skipped,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records are shown: the newest `count`, or `count` from offsets (by partition) or a time on."""
+
+    count: int = 10
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    since_ms: int | None = None
+
+
+def preview(
+    topic: SampledTopic,
+    decoding: Mapping[str, Any],
+    wanted: Wanted,
+    registry: RegistryConfig | None = None,
+    tombstones: str = Tombstones.KEEP,
+) -> Preview:
+    """Look at a topic. Raises what the connection, the registry and wrong arguments raise.
+
+    :param decoding: arguments of `config.decoding` that the user gave; a format that is missing is guessed.
+    :param registry: asked where a format is guessed, and where one needs it.
+    """
+    for _ in range(_TRIES - 1):
+        with suppress(OffsetsGone):
+            # Retention may remove the first records while they are read.
+            return _preview(topic, decoding, wanted, registry, tombstones)
+    return _preview(topic, decoding, wanted, registry, tombstones)
+
+
+def _preview(
+    topic: SampledTopic,
+    decoding: Mapping[str, Any],
+    wanted: Wanted,
+    registry: RegistryConfig | None,
+    tombstones: str,
+) -> Preview:
+    state = topic.look()
+    each = max(_LEAST_OF_EACH, _LOOKED_AT // (2 * max(1, len(state.marks))))
+    first, last = topic.first(state, each), topic.last(state, max(each, wanted.count))
+    if wanted.offsets:
+        chosen = topic.since(state, wanted.offsets, wanted.count).trimmed(wanted.count, newest=False)
+    elif wanted.since_ms is not None:
+        chosen = topic.since_time(state, wanted.since_ms, wanted.count).trimmed(wanted.count, newest=False)
+    else:
+        chosen = last.trimmed(wanted.count, newest=True)
+    whole = first + last + chosen
+    guess = (
+        Guess()
+        if is_given(decoding.get("format")) or is_given(decoding.get("sql"))
+        else guess_format(whole.values, registry)
+    )
+    told = {**guess.decoding, **decoding}
+    if uses_registry(told.get("format"), told.get("key_format")):
+        told |= {} if registry is None else {"schema_registry": registry}
+    elif guess.format is not None:
+        # It was given for the guess.
+        told.pop("schema_registry", None)
+    found = Preview(
+        topic=topic.name,
+        partitions=len(state.marks),
+        offsets=sum(marks.end - marks.low for marks in state.marks.values()),
+        rate=topic.rate(state, first, last),
+        decoding=told,
+        reason=guess.reason,
+        columns=None,
+        looked_at=len(whole),
+        notes=_notes(whole),
+    )
+    if guess.problem is not None and not _is_told(told):
+        return replace(found, problem=guess.problem, undecoded=_undecoded(chosen))
+    return _decoded(found, whole, chosen, tombstones)
+
+
+def _is_told(told: Mapping[str, Any]) -> bool:
+    """Whether the user has said what a guess was short of."""
+    return is_given(told.get("writer_schemas")) or is_given(told.get("schema"))
+
+
+def _notes(sample: Sample) -> list[str]:
+    notes = []
+    if sample.is_cut:
+        notes.append(f"The records are large: reading ended after {MOST_BYTES >> 20} MiB.")
+    nulls = sum(value is None for value in sample.values)
+    if nulls:
+        notes.append(f"{nulls} of {len(sample)} records have no value (tombstones); tombstones says what they become.")
+    return notes
+
+
+def _decoded(found: Preview, whole: Sample, chosen: Sample, tombstones: str) -> Preview:
+    told: dict[str, Any] = {**_NOWHERE, **found.decoding}
+    config = ExtractConfig(topic=found.topic, tombstones=tombstones, **told)
+    design, statement = config.design, config.statement
+    decoders = RowDecoders(
+        config.payload,
+        tuple(config.metadata_columns),
+        None,
+        OnError.REJECT,
+        choose(Tombstones, "tombstones", config.tombstones),
+        None if statement is None else statement.transform,
+    )
+    try:
+        if design.schema is not None:
+            schema = payload_schema(with_metadata(design.schema, design.metadata), design.metadata.names)
+        else:
+            schema = _columns(config, whole, found.topic)
+        columns = schema_text(to_schema(schema))
+        decoder = decoders(schema, None)
+    except (RegistryUnavailable, RegistryRefused):
+        raise
+    except LakestreamError as e:
+        if design.schema is not None:
+            raise
+        return replace(found, problem=str(e), undecoded=_undecoded(chosen))
+    assert decoder is not None, "there is a schema"
+    rows: list[Mapping[str, Any]] = []
+    rejected: list[Mapping[str, Any]] = []
+    skipped = 0
+    for batch in chosen.batches:
+        outcome = decoder.decode(batch)
+        names = outcome.rows.column_names
+        rows += [dict(zip(names, row, strict=True)) for row in zip(*map(_values, outcome.rows.columns), strict=True)]
+        skipped += outcome.counts.skipped + outcome.counts.filtered
+        if outcome.rejected is not None:
+            # Its timestamps as numbers: Python's time ends with the year 9999.
+            kept = outcome.rejected.drop_columns(["_kafka_timestamp"])
+            rejected += [_rejected(one) for one in kept.to_pylist()]
+    return replace(found, columns=columns, rows=rows, rejected=rejected, skipped=skipped)
+
+
+def _columns(config: ExtractConfig, sample: Sample, topic: str) -> pa.Schema:
+    """Return the columns of a new table, as a run finds them: by the registry, or by the records."""
+    batches = [batch for batch in sample.batches if len(batch)]
+    places = [(batch.partition, offset) for batch in batches for offset in batch.offsets]
+    values = pa.concat_arrays([pa.array([], pa.binary()), *(batch.values.cast(pa.binary()) for batch in batches)])
+    keys = pa.concat_arrays([pa.array([], pa.binary()), *(_keys(batch) for batch in batches)])
+    # All partitions as one batch, whose offsets are the records' places in it.
+    one = RawBatch(topic, 0, range(len(values)), [0] * len(values), values, keys)
+    try:
+        return config.payload.columns(one)
+    except BadRecord as e:
+        partition, offset = places[e.offset]
+        raise BadRecord(topic, partition, offset, e.reason) from e
+
+
+def _keys(batch: RawBatch) -> pa.Array:
+    return pa.nulls(len(batch), pa.binary()) if batch.keys is None else batch.keys.cast(pa.binary())
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column's values; a time that Python has no word for as Arrow's number of microseconds."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return getattr(scalar, "value", None) if not isinstance(scalar, pa.StructScalar | pa.ListScalar) else "..."
+
+
+def _rejected(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "partition": one["_kafka_partition"],
+        "offset": one["_kafka_offset"],
+        "timestamp": _time(one["timestamp_ms"]),
+        "stage": one["stage"],
+        "reason": one["error"],
+        "value": one["value"],
+    }
+
+
+def _undecoded(sample: Sample) -> list[dict[str, Any]]:
+    return [
+        {"partition": batch.partition, "offset": offset, "timestamp": _time(at), "value": value}
+        for batch in sample.batches
+        for offset, at, value in zip(batch.offsets, batch.timestamps, batch.values.to_pylist(), strict=True)
+    ]
+
+
+def _time(milliseconds: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds >= 0 else None
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def check_wanted(count: int, offsets: Mapping[int, int], since_ms: int | None) -> Wanted:
+    """Return which records are wanted. Raises InvalidArgument."""
+    if count < 1:
+        raise InvalidArgument("--limit", f"{count} is not a number of records above 0.")
+    if offsets and since_ms is not None:
+        raise InvalidArgument("--from-timestamp", "does not go with --from-offset.", "Give one of them.")
+    return Wanted(count, offsets, since_ms)

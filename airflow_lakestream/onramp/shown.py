@@ -1,0 +1,36 @@
+"""Values of records, whatever is in them, as a screen or JSON shows them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.decode.values.outcome import shorten
+
+
+def excerpt(value: object, limit: int = 100) -> str:
+    """Return a value on one line, cut to `limit` characters."""
+    if isinstance(value, bytes):
+        value = value[: 4 * limit].decode(errors="backslashreplace")
+    text = str(value)[: 4 * limit]
+    return shorten("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), limit)
+
+
+def json_ready(value: Any) -> Any:
+    """Return a value as JSON has it; bytes that are no text as base64."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float):
+        # JSON has no word for these.
+        return value if value == value and abs(value) != float("inf") else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,197 @@
+"""`lakestream init` on real topics: a real Airflow parses and runs the file, which lands the topic."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_lakestream.cli.app import run
+from dev.services.kafka import Kafka
+from dev.services.registry import Registry
+from tests.integration.onramp.test_preview import in_avro
+from tests.support.airflow_home import ICEBERG_CONNECTION, KAFKA_CONNECTION, AirflowHome, Connections
+from tests.support.broker import Producing, Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+
+LAKESTREAM = Path(sys.executable).with_name("lakestream")
+
+
+def exported(text: str) -> dict[str, dict[str, object]]:
+    """Return the connections of the lines that a shell would take."""
+    lines = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("export ")]
+    return {name: json.loads(value) for name, _, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.parametrize("engine", ["extract", "group"])
+def test_the_file_lands_the_topic(
+    engine: str,
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = topic(2)
+    for p in range(2):
+        produce(name, p, [json.dumps({"id": n, "at": "2026-11-20T05:05:00Z", "odd name": None}) for n in range(50)])
+    produce(name, 0, ["no JSON"])
+    file = airflow.path / "written" / f"{engine}_{name}.py"
+    table = f"lake.by_{engine}"
+    given = ["init", "--topic", name, "--table", table, "--engine", engine, "--output", str(file)]
+    assert run([*given, "--schedule", "@hourly"]) == 0
+    said = capsys.readouterr().out
+    assert f"Wrote {file}" in said
+    assert exported(said) == {key: json.loads(os.environ[key]) for key in (KAFKA_CONNECTION, ICEBERG_CONNECTION)}
+    dag = airflow.dag(file)
+    assert (dag.dag_id, str(dag.schedule)) == (f"{name}_to_lake", "@hourly")
+    done = airflow.run(dag)
+    assert (done.state, done.errors) == ("success", [])
+    landed = connections.catalog.load_table(table).scan().to_arrow()
+    assert landed.num_rows == 100
+    assert landed.schema.names[:3] == ["id", "at", "odd name"]
+    assert connections.catalog.load_table(f"{table}__rejected").scan().to_arrow().num_rows == 1
+    # The second run has nothing to do.
+    assert airflow.run(dag).state == "success"
+    assert connections.catalog.load_table(table).scan().to_arrow().num_rows == 100
+
+
+def test_a_file_of_a_registry_format_leaves_the_columns_to_the_registry(
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    kafka: Kafka,
+    registry: Registry,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = topic(1)
+    produce(name, 0, in_avro(registry, name))
+    connections.kafka({**kafka.client_config(), "schema.registry.url": registry.url})
+    file = airflow.path / "written" / f"avro_{name}.py"
+    assert run(["init", "--topic", name, "--table", "lake.avro", "--output", str(file)]) == 0
+    text = file.read_text()
+    assert 'format="avro"' in text
+    assert "SCHEMA" not in text
+    assert airflow.run(airflow.dag(file)).state == "success"
+    assert connections.catalog.load_table("lake.avro").scan().to_arrow().column("label").to_pylist() == ["x"] * 4
+    capsys.readouterr()
+
+
+def test_a_file_for_spark_is_parsed_by_airflow(
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = topic(1)
+    produce(name, 0, ["1;a", "2;b", "3;c"])
+    file = airflow.path / "written" / f"spark_{name}.py"
+    assert run(["init", "--topic", name, "--engine", "spark", "--group", "mine", "--output", str(file)]) == 0
+    assert exported(capsys.readouterr().out)["AIRFLOW_CONN_SPARK_DEFAULT"] == {"conn_type": "spark", "host": "local[*]"}
+    dag = airflow.dag(file)
+    task = dag.get_task("stream")
+    assert task.app_config["consumer_group"] == "mine"
+    assert (task.app_config["format"], task.app_config["csv_delimiter"]) == ("csv", ";")
+    assert task.app_config["schema"].split() == ["column_1", "bigint,", "column_2", "string"]
+    assert str(dag.schedule) == "@continuous"
+
+
+def test_without_a_connection_brokers_are_enough_and_airflow_is_not_imported(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['{"id": 1}'])
+    code = (
+        "import sys; from airflow_lakestream.cli.app import run\n"
+        f"code = run(['init', '--topic', {name!r}, '--bootstrap-servers', {kafka.bootstrap!r}])\n"
+        "print('airflow' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    assert (tmp_path / f"{name}_to_lake.py").exists()
+    found = exported(done.stdout)
+    assert found[KAFKA_CONNECTION] == {"conn_type": "kafka", "extra": {"bootstrap.servers": kafka.bootstrap}}
+    assert found[ICEBERG_CONNECTION]["extra"]["uri"] == f"sqlite:///{tmp_path}/lake/catalog.db"
+
+
+def test_on_a_terminal_it_asks_for_what_is_not_given(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['{"id": 1}'])
+    terminal, ours = pty.openpty()
+    os.write(terminal, f"{name}\ngroup\n\n".encode())
+    command = [LAKESTREAM, "init", "--bootstrap-servers", kafka.bootstrap]
+    done = subprocess.run(command, cwd=tmp_path, stdin=ours, capture_output=True, text=True, timeout=120, check=False)
+    os.close(terminal)
+    os.close(ours)
+    assert done.returncode == 0, done.stderr
+    assert f"Table [lake.{name.replace('-', '_')}]" in done.stderr
+    text = (tmp_path / f"{name}_to_lake.py").read_text()
+    assert "kafka_extract_group(" in text
+    assert f'table="lake.{name.replace("-", "_")}"' in text
+
+
+def test_secrets_of_the_connections_are_placeholders(
+    connections: Connections,
+    kafka: Kafka,
+    topic: Topics,
+    produce: Producing,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = topic(1)
+    produce(name, 0, ['{"id": 1}'])
+    connections.kafka(kafka.secure_client_config())
+    assert run(["init", "--topic", name, "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert kafka.password not in said.out + said.err + (tmp_path / f"{name}_to_lake.py").read_text()
+    assert exported(said.out)[KAFKA_CONNECTION]["extra"]["sasl.password"] == "<sasl.password>"
+
+
+def test_a_file_is_not_replaced_without_force_and_nothing_is_written_where_the_topic_says_nothing(
+    kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic(1)
+    file = tmp_path / "dag.py"
+    given = ["init", "--topic", name, "--bootstrap-servers", kafka.bootstrap, "--output", str(file)]
+    assert run(given) == 2
+    assert "The topic is empty" in capsys.readouterr().err
+    assert not file.exists()
+    produce(name, 0, ['{"id": 1}'])
+    file.write_text("mine")
+    assert run(given) == 2
+    assert f"{file} exists" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+    assert run([*given, "--force"]) == 0
+    assert f'topic="{name}"' in file.read_text()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--topic: is missing"),
+        (["--topic", "a b"], "is not a topic's name"),
+        (["--topic", "t", "--engine", "flink"], "'flink' is not one of 'extract', 'group', 'spark'"),
+        (["--topic", "t", "--schedule", "sometimes"], "no cron expression"),
+        (["--topic", "t", "--output", "dag.txt"], "Let it end with .py"),
+        (["--topic", "t", "--output", "no/such/dag.py"], "there is no folder"),
+    ],
+)
+def test_wrong_arguments_are_told_before_the_topic_is_looked_at(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Nobody listens there.
+    assert run(["init", "--bootstrap-servers", "127.0.0.1:1", *options]) == 2
+    assert said in capsys.readouterr().err
