@@ -1,4 +1,7 @@
-"""The pages Start and Tutorial, copied line by line into one shell, in an environment that has nothing else."""
+"""The pages Start and Tutorial, copied line by line into one shell, in an environment that has nothing else.
+
+And the notebook, whose cells go on where Start ended.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,16 @@ CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
 PAGES = ["start", *(f"tutorial/{name}" for name in ("landing", "backfill", "bad-record", "stream", "mirror", "sensor"))]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOTEBOOK = "notebook"
+CELLS = """python - docs/notebooks/tables.ipynb <<'END'
+import json, sys
+
+space = {}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec("".join(cell["source"]), space)
+END
+"""
 # What the pages tell a reader to put in by hand: the addresses of their own broker, database and Connect.
 BY_HAND = {
     "export BROKER=localhost:9092": "BROKER",
@@ -46,6 +59,8 @@ def script(addresses: dict[str, str]) -> str:
         assert blocks, page
         for number, block in enumerate(blocks):
             lines += [f"echo '=== {page}, block {number}'", block]
+        if page == "start":
+            lines += [f"echo '=== {NOTEBOOK}, all cells'", CELLS]
     text = "\n".join(lines)
     for line, name in BY_HAND.items():
         assert line in text, line
@@ -81,9 +96,15 @@ def test_the_pages_do_what_they_say(addresses: dict[str, str], tmp_path: Path) -
     assert done.returncode == 0, said[-6000:]
 
     parts = dict(zip(re.findall(r"^=== (.*)$", said, re.M), re.split(r"^=== .*$", said, flags=re.M)[1:], strict=True))
-    by_page = {page: "".join(text for name, text in parts.items() if name.startswith(f"{page},")) for page in PAGES}
+    by_page = {
+        page: "".join(text for name, text in parts.items() if name.startswith(f"{page},"))
+        for page in (*PAGES, NOTEBOOK)
+    }
     assert "PyIceberg: 215 orders of c1" in by_page["start"]
     assert "DuckDB: [(1500, Decimal(" in by_page["start"]
     assert "Spark: 1500 orders" in by_page["start"]
+    assert "215 orders of c1" in by_page[NOTEBOOK]
+    assert "orders 1500 rows: orders[0] [0,748), orders[1] [0,752)" in by_page[NOTEBOOK]
+    assert "1500 rows by Spark" in by_page[NOTEBOOK]
     assert "clicks: 3600" in by_page["tutorial/sensor"]
     assert "customers: [(1, 'Ada', 'Ulm'), (3, 'Cy', 'Kiel'), (4, 'Di', 'Jena')]" in by_page["tutorial/mirror"]
