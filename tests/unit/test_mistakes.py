@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -454,27 +454,30 @@ def test_by_a_command(number: int, line: list[str], said: str, capsys: pytest.Ca
     assert_said(capsys.readouterr().err, f"lakestream: {said}")
 
 
-def test_71_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_71_ctrl_c() -> None:
     # A broker that takes the connection, and never answers.
-    silent = socket.create_server(("127.0.0.1", 0))
-    extra = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
-    monkeypatch.setenv("AIRFLOW_CONN_ICEBERG_DEFAULT", '{"conn_type": "iceberg", "extra": {"type": "in-memory"}}')
-    main = threading.main_thread().ident
-
-    def interrupt() -> None:
-        with silent, silent.accept()[0]:
-            assert main is not None
-            signal.pthread_kill(main, signal.SIGINT)
-            gone.wait(60)
-
-    gone = threading.Event()
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert run(["plan", "--table", "lake.t", "--group", "g", "--topic", "t"]) == FAILED
-    gone.set()
-    thread.join()
-    assert_said(capsys.readouterr().err, "lakestream: interrupted.")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        extra = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
+        connections = {
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": extra}),
+            "AIRFLOW_CONN_ICEBERG_DEFAULT": '{"conn_type": "iceberg", "extra": {"type": "in-memory"}}',
+        }
+        code = "from airflow_lakestream.cli.app import main; main()"
+        command = subprocess.Popen(
+            [sys.executable, "-c", code, "plan", "--table", "lake.t", "--group", "g", "--topic", "t"],
+            env={**os.environ, **connections},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with silent.accept()[0]:
+            # The client swallows one that comes while it calls back: press it again.
+            while command.poll() is None:
+                command.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    command.wait(3)
+        assert command.stderr is not None
+        assert_said(command.stderr.read(), "lakestream: interrupted.")
+        assert command.returncode != 0
 
 
 def test_each_mistake_has_a_number_of_its_own() -> None:
