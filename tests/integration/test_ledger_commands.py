@@ -99,7 +99,7 @@ def test_a_plan_says_what_the_next_run_lands_and_writes_nothing(
     assert plan["records_at_most"] == 1500
     assert (plan["bytes_estimated"], plan["offsets_sampled"]) == (1500 * len('{"n": 1}'), 500)
     assert plan["commits_at_least"] == 3
-    assert f"{landed}[0] [20,1520): 1500 offsets" in told("plan", *ON, "--topic", landed)[1]
+    assert f"{landed}[0] [20,1520): 1,500 offsets" in told("plan", *ON, "--topic", landed)[1]
     assert connections.catalog.load_table(TABLE).metadata_location == before
     assert land_it(landed, "r3").to_dict()["ranges"] == plan["ranges"]
     assert "nothing to do" in told("plan", *ON, "--topic", landed)[1]
