@@ -27,7 +27,7 @@ FAILING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "missing_topic": ({"topic": "no-such-topic"}, ("no-such-topic", "does not exist", "kafka_default")),
     "no_such_partition_column": ({"partition_by": ["days(when)"]}, ("partition_by", "when")),
-    "unknown_on_error": ({"on_error": "ignore"}, ("on_error", "ignore", "reject", "fail", "skip")),
+    "unknown_on_error": ({"on_error": "{{ 'ignore' }}"}, ("on_error", "ignore", "reject", "fail", "skip")),
 }
 
 
