@@ -468,6 +468,8 @@ def test_71_ctrl_c() -> None:
             env={**os.environ, **connections},
             stderr=subprocess.PIPE,
             text=True,
+            # In the background of a shell it would be ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         with silent.accept()[0]:
             # The client swallows one that comes while it calls back: press it again.
