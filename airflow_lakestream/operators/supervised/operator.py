@@ -260,7 +260,8 @@ class SupervisedOperator(BaseOperator):
         conn = getattr(self, "iceberg_conn_id", None) or ICEBERG_DEFAULT
         shown = rejects_of(table, report["consumer_group"], conn) if report["rejected"] else ""
         level = logging.WARNING if shown else logging.INFO
-        log.log(level, "Landed %s in %s, in %s batches.%s", figures(report), table, report["batches"], shown)
+        batches = f"{report['batches']} batch{'' if report['batches'] == 1 else 'es'}"
+        log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, shown)
 
     def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
         trigger = self.new_trigger(
