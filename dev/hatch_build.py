@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LEFT_OUT = shutil.ignore_patterns("*.map", "lunr", "sitemap.xml*", "objects.inv")
 
 
-class SiteHook(BuildHookInterface):  # type: ignore[type-arg]
+class SiteHook(BuildHookInterface[Any]):
     """Adds the folder `airflow_lakestream/site` to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -46,5 +46,5 @@ def _place(table: str, lake: Any) -> str:
         return table
     try:
         return str(lake.load_table(table).location())
-    except Exception:  # noqa: BLE001  # it may not be there yet
+    except Exception:  # noqa: BLE001  # the catalog may be on the full disk, too: the first error is the one to tell
         return str(lake.properties.get("warehouse", "the warehouse"))

@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 
 def make_app() -> Starlette:
@@ -18,9 +19,9 @@ def make_app() -> Starlette:
     return Starlette(routes=[route])
 
 
-async def _no_site(scope: object, receive: object, send: object) -> None:
+async def _no_site(scope: Scope, receive: Receive, send: Send) -> None:
     text = (
         "The documentation is in the wheel, and this is an installation without it (pip install --editable). "
         "Run `make docs` in the repository, and open .site/index.html."
     )
-    await PlainTextResponse(text, status_code=404)(scope, receive, send)  # type: ignore[arg-type]
+    await PlainTextResponse(text, status_code=404)(scope, receive, send)

@@ -43,10 +43,10 @@ class FaultyStorage(DeltaStorage):
         object.__setattr__(self, "faults", iter(faults))
 
     def store(self, table: str) -> Any:
-        if table != self.place:  # type: ignore[attr-defined]
+        if table != self.place:
             return super().store(table)
         store = FaultyStore(table, mkdir=True)
-        store.faults = self.faults  # type: ignore[attr-defined]
+        store.faults = self.faults
         return store
 
 
@@ -55,7 +55,7 @@ _put_commit = committing.put_commit
 
 def _put_or_meet(store: Any, *request: Any) -> Any:
     fault = next(store.faults, None) if isinstance(store, FaultyStore) else None
-    return _put_commit(store, *request) if fault is None else fault(lambda: _put_commit(store, *request))  # type: ignore[arg-type,return-value]
+    return _put_commit(store, *request) if fault is None else fault(lambda: _put_commit(store, *request))
 
 
 # For good, in a process of tests: a store of any other kind notices nothing.

@@ -126,6 +126,6 @@ def faulty(*faults: Fault) -> Callable[..., Any]:
     real, left = committing.put_commit, iter(faults)
 
     def put(*request: Any) -> Any:
-        return next(left, passed)(lambda: real(*request))  # type: ignore[arg-type,return-value]
+        return next(left, passed)(lambda: real(*request))
 
     return put

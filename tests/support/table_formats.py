@@ -286,7 +286,7 @@ class DeltaTableInFolder(FormatTable):
         def put(store: Any, *version: Any) -> Any:
             is_rejects = str(store.prefix).endswith(REJECTED)
             fault = None if is_rejects else next(left, None)
-            return real(store, *version) if fault is None else fault(lambda: real(store, *version))  # type: ignore[arg-type,return-value]
+            return real(store, *version) if fault is None else fault(lambda: real(store, *version))
 
         self.patch.setattr(delta_commits, "put_commit", put)
 

@@ -18,6 +18,7 @@ from airflow_lakestream.core.ports import Reader
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.formats import Payload
+from airflow_lakestream.decode.values.outcome import Decoded
 from airflow_lakestream.exceptions import InvalidArgument
 
 # Without the row, which may have any columns.
@@ -96,8 +97,8 @@ class SnapshotSearch:
         """The number of snapshot rows seen."""
         return sum(one.rows for one in self.found.values())
 
-    def _take(self, batch: RawBatch, decoded: object) -> None:
-        rows, bad = decoded.rows, [one.index for one in decoded.bad]  # type: ignore[attr-defined]  # a DecodedBatch of records
+    def _take(self, batch: RawBatch, decoded: Decoded) -> None:
+        rows, bad = decoded.rows, [one.index for one in decoded.bad]
         places = np.delete(np.arange(len(batch)), bad)
         sources, ops = rows[SOURCE].to_pylist(), rows[OP].to_pylist()
         for place, op, source in zip(places.tolist(), ops, sources, strict=True):

@@ -92,6 +92,7 @@ def _remove(catalog: Catalog, made: Table, name: str) -> bool:
     try:
         catalog.purge_table(name)
     except NotImplementedError:
+        # Some of PyIceberg's catalogs can only drop; files that are left are told below.
         catalog.drop_table(name)
     left = bool(made.io.new_input(made.metadata_location).exists())
     location = urlsplit(made.location())

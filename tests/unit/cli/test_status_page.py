@@ -19,7 +19,7 @@ NOW = 1_800_000_000_000
 
 def stream(topic: str = "orders", table: str = "lake.orders", **more: object) -> Stream:
     given_ = {"lag": 5, "overdue": 2, "age": 60.0, "partitions": {0: {"end": 9, "lag": 5, "overdue": 2}}, **more}
-    return Stream(table, "g", topic, Engine.EXTRACT, State.BEHIND, **given_)  # type: ignore[arg-type]
+    return Stream(table, "g", topic, Engine.EXTRACT, State.BEHIND, **given_)
 
 
 def landing(at_ms: int, rows: int) -> Seen:
