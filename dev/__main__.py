@@ -39,6 +39,7 @@ def up(args: argparse.Namespace) -> None:
         "connect": stack.up_connect,
         "spark-master": stack.up_spark,
         "spark-worker": stack.up_spark,
+        "spark-worker-2": partial(stack.up_spark_workers, 2, cores=1),
         "yarn-manager": stack.up_yarn,
         "yarn-node": stack.up_yarn,
     }

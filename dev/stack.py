@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -178,18 +178,22 @@ class Stack:
         return self._up("connect", start, lambda connect: connect.url)
 
     def up_spark(self) -> SparkDaemon:
-        """Have a healthy Spark master with one worker; return the master."""
+        """Have a healthy Spark master with one worker of two cores; return the master."""
+        return self.up_spark_workers(1, cores=2)[0]
+
+    def up_spark_workers(self, count: int, cores: int) -> tuple[SparkDaemon, Sequence[SparkDaemon]]:
+        """Have a healthy Spark master with so many workers of so many cores; return the master and its workers."""
         master = self._up(
             "spark-master",
             lambda folder, jdk: spark_service.start_master(folder, jdk, self._owner),
             lambda found: f"{found.master}, {found.ui}",
         )
-        self._up(
-            "spark-worker",
-            lambda folder, jdk: spark_service.start_worker(folder, jdk, self._owner, master.master),
-            lambda found: found.ui,
-        )
-        return master
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> SparkDaemon:
+            return spark_service.start_worker(folder, jdk, self._owner, master.master, cores)
+
+        names = ["spark-worker", "spark-worker-2"][:count]
+        return master, [self._up(name, start, lambda found: found.ui) for name in names]
 
     def up_yarn(self) -> YarnDaemon:
         """Have a healthy YARN of one node; return its ResourceManager."""

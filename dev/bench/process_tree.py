@@ -78,9 +78,12 @@ def run_measured(
     return Finished(output, seconds, cpu_seconds, peak.rss, peak.pss, watch)
 
 
-def cpu_of_tree() -> float:
-    """Return the CPU seconds that this process and its children have used, those that have ended included."""
-    me = psutil.Process()
+def cpu_of_tree(pid: int | None = None) -> float:
+    """Return the CPU seconds that a process and its children have used, those that have ended included.
+
+    :param pid: the process; None: this one.
+    """
+    me = psutil.Process(pid)
     total = 0.0
     for process in (me, *me.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it ended just now, and counts in its parent's times from here on

@@ -17,6 +17,8 @@ from dev.sources.clickstream import make_event
 from dev.sources.sending import Sender
 
 PARTITIONS = 4
+# Topics that one regular expression matches.
+MANY = 50
 MIB = 2**20
 # Rendering costs more than sending: records are drawn from pre-rendered ones, each with the time put in.
 _POOL, _POOL_BYTES = 20_000, 32 * MIB
@@ -32,12 +34,14 @@ class Topic:
     :param records: how many; None for as many as the run is told.
     :param size: about how many bytes a value has; None for the events as they are, some 200.
     :param bad_every: each how many records one can't become a row.
+    :param partitions: how many it has.
     """
 
     format: str
     records: int | None = None
     size: int | None = None
     bad_every: int | None = None
+    partitions: int = PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ TOPICS: Mapping[str, Topic] = {
     "protobuf-1k": Topic("protobuf", 500_000, 1_000),
     "json-1mib": Topic("json", 1_000, MIB),
     "json-10mib": Topic("json", 60, 10 * MIB),
+    "json-short": Topic("json", 20_000),
+    "json-wide": Topic("json", 200_000, partitions=1_000),
+    **{f"json-many-{number:02}": Topic("json", 4_000) for number in range(MANY)},
 }
 
 
@@ -73,10 +80,10 @@ def fill(name: str, topic: Topic, records: int, kafka: Kafka, registry: Registry
     encoder, pool = render(topic, rng, _register_at(registry, name))
     config = {**kafka.client_config(), "message.max.bytes": str(_LARGEST)}
     limits = {"max.message.bytes": str(_LARGEST)}
-    new = NewTopic(name, num_partitions=PARTITIONS, replication_factor=1, config=limits)
+    new = NewTopic(name, num_partitions=topic.partitions, replication_factor=1, config=limits)
     admin = AdminClient({**kafka.client_config(), "log_level": 3})
     admin.create_topics([new])[name].result(30)
-    sender = Sender(config, name, PARTITIONS)
+    sender = Sender(config, name, topic.partitions)
     sent = value_bytes = 0
     tails = cycle(pool)
     try:

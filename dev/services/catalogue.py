@@ -37,6 +37,7 @@ HANDLES: dict[str, type[Service]] = {
     "connect": Connect,
     "spark-master": SparkDaemon,
     "spark-worker": SparkDaemon,
+    "spark-worker-2": SparkDaemon,
     "yarn-manager": YarnDaemon,
     "yarn-node": YarnDaemon,
     "airflow": Airflow,

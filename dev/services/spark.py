@@ -1,4 +1,4 @@
-"""Spark standalone: a master and one worker, on the loopback only, out of the pyspark that is installed here."""
+"""Spark standalone: a master and its workers, on the loopback only, out of the pyspark that is installed here."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def start_master(folder: ServiceFolder, jdk: Jdk, owner: Owner | None) -> SparkD
     return _start(folder, jdk, owner, "org.apache.spark.deploy.master.Master", arguments, daemon)
 
 
-def start_worker(folder: ServiceFolder, jdk: Jdk, owner: Owner | None, master: str) -> SparkDaemon:
-    """Start a new worker of the master in `folder`: two cores, 2 GiB; and wait until it answers."""
+def start_worker(folder: ServiceFolder, jdk: Jdk, owner: Owner | None, master: str, cores: int) -> SparkDaemon:
+    """Start a new worker of the master in `folder`, with 2 GiB; and wait until it answers."""
     port, ui = free_ports(2)
     daemon = SparkDaemon(master, port, f"http://{LOOPBACK}:{ui}", 0, str(folder.path))
     arguments = ["--host", LOOPBACK, "--port", str(port), "--webui-port", str(ui)]
-    arguments += ["--cores", "2", "--memory", "2g", "--work-dir", str(folder.path / "work"), master]
+    arguments += ["--cores", str(cores), "--memory", "2g", "--work-dir", str(folder.path / "work"), master]
     return _start(folder, jdk, owner, "org.apache.spark.deploy.worker.Worker", arguments, daemon)
 
 

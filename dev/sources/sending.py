@@ -32,7 +32,7 @@ class Sender:
             }
         )
 
-    def send(self, value: bytes, key: bytes | None = None) -> None:
+    def send(self, value: bytes | None, key: bytes | None = None) -> None:
         """Queue one record, waiting while the queue is full."""
         while True:
             try:

@@ -122,7 +122,7 @@ def raw_batches(values: Sequence[bytes | None], offset: int) -> Iterator[RawBatc
 
 def land_batch(lake: Lake, config: MirrorConfig, batches: Sequence[RawBatch], take: Take) -> None:
     """Decode and merge one batch."""
-    run, sink = uuid.uuid4().hex, _sink(lake, config)
+    run, sink = uuid.uuid4().hex, sink_of(lake, config)
     sink.load(run)
     sink.take_over(take(config, sink.outline(), batches))
     first, count = batches[0].offsets[0], sum(map(len, batches))
@@ -143,13 +143,14 @@ def decode(config: MirrorConfig, outline: Any, batches: Sequence[RawBatch]) -> M
     return sink.hand_over()
 
 
-def _sink(lake: Lake, config: MirrorConfig) -> MirrorSink:
+def sink_of(lake: Lake, config: MirrorConfig) -> MirrorSink:
+    """Return the mirror's sink, as a run opens it."""
     return MirrorSink(lake.catalog(), config.table, config.consumer_group, config.mirror)
 
 
 def make(lake: Lake, config: MirrorConfig, rows: int) -> None:
     """Write the rows that Debezium's first snapshot would have read, in the order of their key."""
-    sink = _sink(lake, config)
+    sink = sink_of(lake, config)
     nowhere = TopicIdentity("", "", "")
     for start in range(0, rows, _AT_ONCE):
         count = min(_AT_ONCE, rows - start)

@@ -1,0 +1,49 @@
+"""Makes a mirror of many rows, its twins (other names, the same files), and decoded events for what merges those."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_lakestream.config.mirror import MirrorConfig
+from dev.bench.lake import Lake
+from dev.bench.programs.mirroring import decode, make, raw_batches, sink_of
+from dev.bench.shop import changes
+
+
+def main() -> None:
+    """Make them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--twins", required=True, help="names of tables, with commas")
+    parser.add_argument("--changes", type=int, required=True)
+    parser.add_argument("--batches", type=int, required=True)
+    args = parser.parse_args()
+    lake = Lake(args.folder)
+    catalog = lake.catalog()
+    config = MirrorConfig(topic=args.topic, table=args.table, consumer_group="bench", key=["id"])
+    make(lake, config, args.rows)
+    base = catalog.load_table(args.table).metadata_location
+    for twin in args.twins.split(","):
+        catalog.register_table(twin, base)
+    sink = sink_of(lake, config)
+    sink.load("events")
+    records = changes(args.rows, args.changes * args.batches, recent=False)
+    for batch in range(args.batches):
+        part = list(islice(records, args.changes))
+        handed = decode(config, sink.outline(), list(raw_batches(part, batch * args.changes)))
+        files = [pq.read_table(file["file_path"].removeprefix("file://")) for file in handed["files"]]
+        pq.write_table(pa.concat_tables(files), args.folder / f"events-{batch}.parquet")
+    args.result.write_text("{}")
+
+
+if __name__ == "__main__":
+    main()
