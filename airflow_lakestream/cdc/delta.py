@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types as arrow
 
-from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
@@ -32,6 +31,7 @@ from airflow_lakestream.delta.storage import DeltaStorage, Tables
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import conform, delta_fields
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of, read_file
+from airflow_lakestream.tables.no_rows import no_rows
 
 
 class DeltaHead:
