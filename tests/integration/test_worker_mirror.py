@@ -16,7 +16,7 @@ from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Source, change
-from tests.support.faults import InterposedSink, SmallChunks, before
+from tests.support.faults import InterposedSink, SmallChunks, before, passed
 from tests.support.killed_run import DEADLY, POINTS, run_until_killed
 from tests.support.mirror_lake import MirrorLake
 from tests.support.spark import InterposedCrew, SparkRun
@@ -93,6 +93,51 @@ def test_a_run_whose_events_another_one_has_applied_meanwhile_applies_the_rest(
     assert report.to_dict()["ranges"] == [[0, begin + 30, end]]
     lake.assert_is(source)
     lake.assert_whole()
+
+
+class Died(BaseException):
+    """The end of a process, for nobody to handle."""
+
+
+def die() -> None:
+    raise Died
+
+
+@pytest.mark.parametrize("wins", ["the first", "the second"])
+def test_two_first_runs_at_once_forget_no_deletion(
+    wins: str, mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    lake, name = mirror_lake, topic(1)
+    created = [change("c", {"id": n, "total": n}, n) for n in (1, 2)]
+    produce(name, 0, [*created, change("d", {"id": 1}, 3)])
+
+    def other() -> None:
+        if wins == "the second":
+            lake.land(name)
+            return
+        # It has written its deletions down, and dies before its commit.
+        with pytest.raises(Died):
+            lake.land(name, catalog=lake.failing(*[passed] * lake.commits_before_main, before(die)))
+
+    if wins == "the second":
+        job = lake.job(name)
+        land(replace(job, sink=InterposedSink(job.sink, other)))
+    else:
+        lake.land(name, catalog=lake.failing(*[passed] * lake.commits_before_main, before(other)))
+
+    # Older than its row's deletion.
+    produce(name, 0, [change("u", {"id": 1, "total": 7}, 2)])
+    lake.land(name)
+    assert [row["id"] for row in lake.scan().to_pylist()] == [2]
+
+
+def test_a_new_mirror_is_partitioned_by_a_column_that_no_given_type_is_for(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, [change("c", {"id": n, "total": n, "day": "2026-01-01"}, n) for n in (1, 2)])
+    mirror_lake.land(name, schema="day string", partition_by=["total"], sort_order=["id"])
+    assert sorted(row["id"] for row in mirror_lake.scan().to_pylist()) == [1, 2]
 
 
 def test_runs_at_once_apply_each_event_once(
