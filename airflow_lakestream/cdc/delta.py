@@ -15,7 +15,7 @@ from pyarrow import types as arrow
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
-from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.cdc.stops import column_became_wider
@@ -200,15 +200,21 @@ class DeltaMirror(DeltaSink):
         target, schema, key, kept = self._target(), self.columns, mirror.key or (), list[Add]()
         entries = self._entries(self._name, self._id, schema, key)
         merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        founded: Merged | None = None
 
         def make(head: Head | None) -> list[Action]:
+            nonlocal founded
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
             merged = merger.merge(None if head is None else DeltaHead(self._store, head, schema))
             merger.remember(merged)
+            founded = merged if head is None else None
             kept[:] = [*merged.new, *merger.write_out(merged.rows)]
             files = [*(remove_action(add) for add in merged.out), *({"add": dict(add)} for add in kept)]
             operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
             return self._actions(head, target, landing, files, operation)
 
-        return self._drive_and_clean(landing, make, lambda done: beside(merger.written, kept if done else ()))
+        version = self._drive_and_clean(landing, make, lambda done: beside(merger.written, kept if done else ()))
+        if founded is not None:
+            merger.remember_again(founded)
+        return version

@@ -214,9 +214,14 @@ class IcebergMirror(IcebergSink):
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
+            if self._catalog.table_exists(self._name):
+                # Its entries must not be taken for those of a dropped mirror.
+                raise StaleFiles(self._name, "another run created the table")
             merger.remember(merged)
             self.write(merged.rows, NO_TOPIC)
-            return self.commit(landing)
+            done = self.commit(landing)
+            merger.remember_again(merged)
+            return done
 
         def rewrite(table: Table) -> Rewrite:
             merged = merger.merge(IcebergHead(table, target.metadata))

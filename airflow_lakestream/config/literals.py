@@ -132,6 +132,7 @@ _CHECKS: Mapping[str, Check] = {
     "metadata_columns": _metadata,
     "table_properties": lambda _, value: arguments.properties(value),
     "rename_columns": arguments.names,
+    "source_tables": arguments.regex,
     "max_lag_records": arguments.count_from_zero,
     **_each(arguments.count, ("max_records", "max_tables")),
     **_each(arguments.milliseconds, ("interval_start", "interval_end", "start_timestamp", "complete_through")),

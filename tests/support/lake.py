@@ -49,7 +49,9 @@ QUICK_RETRIES = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "2
 
 
 class Lake:
-    """One table in one folder, and the broker that it is landed from."""
+    """One table in one folder, and the broker that it is landed from; `kind` of landing, by its configuration."""
+
+    kind: type[ExtractConfig] = ExtractConfig
 
     def __init__(self, folder: Path, kafka: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -67,7 +69,7 @@ class Lake:
     def settings(self, topic: str, **config: Any) -> ExtractConfig:
         """Return the configuration of a landing."""
         wanted: dict[str, Any] = {"table": TABLE, "consumer_group": GROUP, "table_properties": QUICK_RETRIES}
-        return ExtractConfig(topic=topic, **(wanted | config))
+        return self.kind(topic=topic, **(wanted | config))
 
     def job(self, topic: str, run_id: str = "", *, catalog: Any = None, **config: Any) -> Job:
         """Return a job; give `run_id` to make it another try of a run."""

@@ -126,6 +126,14 @@ class Merger:
         if len(merged.entries):
             self.entries.add(merged.entries)
 
+    def remember_again(self, merged: Merged) -> None:
+        """Write down the entries that another first run has taken for those of a dropped mirror.
+
+        Call it after a mirror's first commit: until then nothing tells whose entries count.
+        """
+        if len(merged.entries) and self.entries.read() is None:
+            self.entries.add(merged.entries)
+
     def write_out(self, rows: pa.Table) -> Sequence[File]:
         """Write rows as files."""
         files = self.write(rows) if len(rows) else []
