@@ -37,6 +37,9 @@ from airflow_lakestream.delta.write.files import Add, beside, delete_files, path
 class DeltaHead:
     """`cdc.merge.head.Head` of a Delta table; `schema` are the columns after the commit."""
 
+    # Deletion vectors are not written.
+    delete = None
+
     def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
         self._store, self._head, self._schema = store, head, schema
 
@@ -48,6 +51,10 @@ class DeltaHead:
     def rows_in(self, file: Add) -> int:
         """Return a file's number of rows."""
         return int(file["stats"]["numRecords"] or 0)
+
+    def bytes_in(self, file: Add) -> int:
+        """Return a file's size in bytes."""
+        return int(file["size"])
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
         """Return a column's bounds in the log."""

@@ -17,6 +17,7 @@ from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, condensed
 from airflow_lakestream.cdc.merge.merge import Merger
@@ -30,6 +31,7 @@ from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, re
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.deletes import delete_rows, own_deletes, with_deletes
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -52,6 +54,10 @@ class IcebergHead:
         """Return how many rows a file has."""
         return file.file.record_count
 
+    def bytes_in(self, file: FileScanTask) -> int:
+        """Return a file's size in bytes."""
+        return file.file.file_size_in_bytes
+
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""
         schema = self._table.schema()
@@ -61,6 +67,10 @@ class IcebergHead:
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""
         yield from read_rows(self._target, self._table.io, file, columns=columns)
+
+    def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
+        """Write the delete file that takes the place of a file's own one; return it."""
+        return delete_rows(self._target, self._table.io, file, numbers)
 
     def conform(self, rows: pa.Table) -> pa.Table:
         """Return rows with the mirror's columns."""
@@ -111,7 +121,7 @@ class EntryTable(IcebergSink):
                 return Rewrite((), ())
             new = self._write_files(condensed(_entries(table, old), self._key))
             written.extend(new)
-            return Rewrite([task.file for task in old], new)
+            return Rewrite(with_deletes(old), new)
 
         return self._rewrite(landing, condense, written)
 
@@ -210,7 +220,7 @@ class IcebergMirror(IcebergSink):
         """Merge a batch into the table, in one snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files, mirror.merge_mode)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
@@ -221,8 +231,9 @@ class IcebergMirror(IcebergSink):
         def rewrite(table: Table) -> Rewrite:
             merged = merger.merge(IcebergHead(table, target.metadata))
             merger.remember(merged)
-            new = [*merged.new, *merger.write_out(merged.rows)]
-            return Rewrite([task.file for task in merged.out], new)
+            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *merger.write_out(merged.rows)]
+            deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
+            return Rewrite([*with_deletes(merged.out), *deletes], new)
 
         return self._rewrite(landing, rewrite, merger.written)
 
