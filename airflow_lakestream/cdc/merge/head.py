@@ -32,6 +32,9 @@ class Head(Protocol):
     def rows_in(self, file: File) -> int:
         """Return a file's number of rows, including deleted ones that are still in it."""
 
+    def live_rows_in(self, file: File) -> int:
+        """Return a file's number of rows without deleted ones."""
+
     def bytes_in(self, file: File) -> int:
         """Return a file's size in bytes."""
 

@@ -63,7 +63,7 @@ class Swap:
             self.rows += len(part)
             self.written += files
             new += files
-        self.rows_before = sum(mirror.rows_in(file) for file in mirror.files())
+        self.rows_before = sum(mirror.live_rows_in(file) for file in mirror.files())
         return new
 
     def _rows(self, mirror: Head) -> Iterator[pa.Table]:
