@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     showing = command(demo)
     showing.add_argument("--once", action="store_true", help="stop when three runs have landed")
     showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
-    showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAG orders_cdc")
+    showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAGs of mirrors")
     return parser
 
 

@@ -39,7 +39,7 @@ def run_demo(rate: float, once: bool, cdc: bool) -> None:
     """Run the demo: with `once` until three runs have landed, else until Ctrl-C.
 
     :param rate: events of the clickstream a second.
-    :param cdc: a PostgreSQL with a shop's orders besides, and Debezium, for the DAG `orders_cdc`.
+    :param cdc: a PostgreSQL with a shop besides, and Debezium, for the DAGs `customers_mirror` and `orders_cdc`.
     """
     clock = Clock()
     with Stack.owned("demo", say=clock.say) as stack, ThreadPoolExecutor(max_workers=1) as beside:
@@ -144,7 +144,7 @@ def _clickstream(kafka: Kafka, rate: float, clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def _shop(stack: Stack, clock: Clock) -> Iterator[None]:
-    """Keep orders of a real database changing, their changes sent to Kafka."""
+    """Keep the tables of a real database changing, their changes sent to Kafka."""
     postgres, connect = stack.up_postgres(), stack.up_connect()
     open_shop(postgres, connect)
     buy = partial(trade, postgres, rate=_TRADES_A_SECOND)

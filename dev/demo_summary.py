@@ -32,7 +32,10 @@ _MORE = {
     "lake_maintenance": "compacts and expires, and leaves the ledger whole",
 }
 _CONNECTIONS = ("AIRFLOW_CONN_KAFKA_DEFAULT", "AIRFLOW_CONN_ICEBERG_DEFAULT")
-_CDC = "mirrors a table of PostgreSQL, a merge each minute"
+_CDC = {
+    "customers_mirror": "mirrors a small table of PostgreSQL in the worker, each minute",
+    "orders_cdc": "mirrors a table of PostgreSQL by Spark, a merge each minute",
+}
 
 
 def print_summary(
@@ -73,7 +76,8 @@ def print_more(console: Console, *, cdc: bool) -> None:
     grid.add_column("what it does")
     for dag, what in _MORE.items():
         grid.add_row(dag, what)
-    grid.add_row("orders_cdc", _CDC if cdc else f"{_CDC} (make demo CDC=1 brings PostgreSQL and Debezium)")
+    for dag, what in _CDC.items():
+        grid.add_row(dag, what if cdc else f"{what} (make demo CDC=1 brings PostgreSQL and Debezium)")
     console.print(grid)
     console.print("Spark fetches its packages the first time, some 100 MB.")
 

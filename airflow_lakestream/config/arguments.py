@@ -111,6 +111,18 @@ def names(argument: str, value: object) -> Mapping[str, str]:
     return dict(found)
 
 
+def regex(argument: str, value: object) -> str | None:
+    """Return a regular expression; None where none is given."""
+    if not is_given(value):
+        return None
+    try:
+        re.compile(str(value))
+    except re.error as e:
+        problem = f"{value!r} is no regular expression: {e}."
+        raise InvalidArgument(argument, problem, r'Write "shop\.public\.orders_\d+".') from None
+    return str(value)
+
+
 def properties(value: object) -> Mapping[str, str]:
     """Return table properties as texts."""
     if not isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -12,33 +11,20 @@ from airflow_lakestream.cdc.events.names import ColumnNames
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import (
+    MergeMode,
     ModeName,
     OnError,
     OutOfRange,
     SchemaEvolution,
+    TableFormat,
     Tombstones,
     choose,
     is_given,
 )
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
-
-# Arguments of a landing that a mirror leaves no choice of.
-_FIXED = {
-    "envelope": "a mirror is made of Debezium's events",
-    "tombstones": "a tombstone says nothing that the event before it does not",
-    "metadata_columns": "a mirror keeps partition and offset of each row's last event",
-    "schema_evolution": "columns that the database adds are added, and types that became wider are widened",
-    "unknown_fields": "columns that the database adds are added",
-    "key_format": "keys are taken from the row",
-    "sql": "a mirror has the rows of the database's table",
-    "sql_input": "a mirror has the rows of the database's table",
-    "replace": "rows of a mirror are states, not records",
-    "home_table": "each topic has one mirror",
-    "new_tables": "each topic has one mirror",
-    "max_tables": "each topic has one mirror",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +38,9 @@ class MirrorConfig(ExtractConfig):
     :param rename_columns: the mirror's names of columns by those that they have in the database.
     :param source_tables: a regular expression of the source's tables, `database.schema.table` each, where rows of
         several come to one mirror, such as partitions; None takes those of one table only.
+    :param merge_mode: how changed rows come into the table: "copy-on-write" rewrites the files that have them,
+        "merge-on-read" deletes the old rows in place and writes the new ones into other files, and "auto" decides it
+        for each file by how many of its rows have changed.
     """
 
     envelope: str | None = Envelope.DEBEZIUM
@@ -63,6 +52,7 @@ class MirrorConfig(ExtractConfig):
     out_of_range: str = OutOfRange.REJECT
     rename_columns: Mapping[str, str] | str | None = None
     source_tables: str | None = None
+    merge_mode: str = MergeMode.AUTO
 
     def __post_init__(self) -> None:
         for one in fields(ExtractConfig):
@@ -70,8 +60,8 @@ class MirrorConfig(ExtractConfig):
             given = getattr(self, one.name)
             # A copy of a configuration is given what the first one has come to.
             is_ours = one.name == "metadata_columns" and tuple(given) == self._metadata
-            if one.name in _FIXED and given != default and not is_ours:
-                raise InvalidArgument(one.name, f"is not for a mirror: {_FIXED[one.name]}.", "Leave it out.")
+            if one.name in FIXED and given != default and not is_ours:
+                raise NotForMirror(one.name, FIXED[one.name])
         if self.mode != ModeName.RESUME:
             raise InvalidArgument("mode", f"a mirror is landed in order, not by {self.mode}.", "Leave it out.")
         if (
@@ -84,9 +74,10 @@ class MirrorConfig(ExtractConfig):
             )
         object.__setattr__(self, "metadata_columns", self._metadata)
         super().__post_init__()
-        if self.template.by_record:
-            raise InvalidArgument("table", f"{self.table!r}: each topic has one mirror.", 'Write "lake.{topic}".')
-        _ = self.mirror
+        check_mirror_name(self.template)
+        if self.mirror.merge_mode is MergeMode.MERGE_ON_READ and self.lake.format is TableFormat.DELTA:
+            problem = "a mirror in a Delta table is merged by copy-on-write: deletion vectors are not written."
+            raise InvalidArgument("merge_mode", problem, "Leave it out.")
         self.names.check_argument()
 
     @property
@@ -128,20 +119,10 @@ class MirrorConfig(ExtractConfig):
             soft_delete=arguments.flag("soft_delete", self.soft_delete),
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
             renamed=self.names.renamed,
-            source_tables=self._source_tables,
+            source_tables=arguments.regex("source_tables", self.source_tables),
+            merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
             is_key_given=is_given(self.key),
         )
-
-    @property
-    def _source_tables(self) -> str | None:
-        if not is_given(self.source_tables):
-            return None
-        try:
-            re.compile(str(self.source_tables))
-        except re.error as e:
-            problem = f"{self.source_tables!r} is no regular expression: {e}."
-            raise InvalidArgument("source_tables", problem, r'Write "shop\.public\.orders_\d+".') from None
-        return str(self.source_tables)
 
     @property
     def design(self) -> TableDesign:

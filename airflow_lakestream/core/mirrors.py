@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.core.routing import TableTemplate
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 
 # Table property, set with each landing, as JSON: the key's columns, and whether deleted rows stay.
 MIRROR = "lakestream.mirror"
+# Arguments of a landing that a mirror leaves no choice of.
+FIXED = {
+    "envelope": "a mirror is made of Debezium's events",
+    "tombstones": "a tombstone says nothing that the event before it does not",
+    "metadata_columns": "a mirror keeps partition and offset of each row's last event",
+    "schema_evolution": "columns that the database adds are added, and types that became wider are widened",
+    "unknown_fields": "columns that the database adds are added",
+    "key_format": "keys are taken from the row",
+    "sql": "a mirror has the rows of the database's table",
+    "sql_input": "a mirror has the rows of the database's table",
+    "replace": "rows of a mirror are states, not records",
+    "home_table": "each topic has one mirror",
+    "new_tables": "each topic has one mirror",
+    "max_tables": "each topic has one mirror",
+}
+
+
+class NotForMirror(InvalidArgument):
+    """An argument of a landing that a mirror does not take."""
+
+    def __init__(self, argument: str, why: str) -> None:
+        super().__init__(argument, f"is not for a mirror: {why}.", "Leave it out.")
 
 
 class IsMirror(LakestreamError, Terminal):
@@ -26,3 +49,9 @@ def refuse_mirror(table: str, properties: Mapping[str, str], what: str) -> None:
     """Raise IsMirror for a mirror table."""
     if MIRROR in properties:
         raise IsMirror(table, what)
+
+
+def check_mirror_name(table: TableTemplate) -> None:
+    """Refuse a table that records choose. Raises InvalidArgument."""
+    if table.by_record:
+        raise InvalidArgument("table", f"{table.text!r}: each topic has one mirror.", 'Write "lake.{topic}".')

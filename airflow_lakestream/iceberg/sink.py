@@ -167,8 +167,10 @@ class IcebergSink(TableSink[DataFile]):
         schema = None
         if self._design.schema is not None:
             whole = whole_schema(self._design, None)
-            layout.partition_spec(whole, self._design.partition_by)
-            layout.sort_order(whole, self._design.sort_order)
+            # A mirror's schema may have only some of its columns.
+            if self.takes_records:
+                layout.partition_spec(whole, self._design.partition_by)
+                layout.sort_order(whole, self._design.sort_order)
             schema = payload_schema(whole, self._design.metadata.names)
         return TableState(Ledger(self._group), schema=schema, exists=False)
 

@@ -26,7 +26,7 @@ def templated(init: Init, *but: str) -> Sequence[str]:
 
 def extras_of(operator: Any) -> Sequence[str]:
     """Return the extras that formats of a landing need, by an operator's rendered arguments."""
-    formats = {operator.format, operator.key_format}
+    formats = {operator.format, getattr(operator, "key_format", None)}
     return [
         *(("delta",) if operator.table_format == TableFormat.DELTA else ()),
         *(("protobuf",) if Format.PROTOBUF in formats else ()),

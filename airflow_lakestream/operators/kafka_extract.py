@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-
-from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
 
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.literals import check_literals
@@ -27,21 +23,11 @@ from airflow_lakestream.core.policies import (
     UnknownFields,
     choose,
 )
-from airflow_lakestream.core.routing import NewTables, NoTopicMatches, is_pattern
+from airflow_lakestream.core.routing import NewTables
 from airflow_lakestream.core.secrecy import refuse_shown
-from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
-from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
-from airflow_lakestream.operators.arguments import extras_of, templated
-from airflow_lakestream.operators.base import (
-    IDLE_THREADS,
-    airflow_errors,
-    keep_freed_memory,
-    late_imports,
-    need_extras,
-    run_key,
-)
+from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.interval import resolve_interval
-from airflow_lakestream.operators.outlets import tell_outlets
+from airflow_lakestream.operators.landing import LandingOperator, plain_schema
 from airflow_lakestream.operators.sql_template import RendersSql, check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 
@@ -50,13 +36,11 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyiceberg.schema import Schema
 
-    from airflow_lakestream.run.job import ExtractConfig, Lake
-    from airflow_lakestream.run.topics import RunReport
-
-log = logging.getLogger(__name__)
+    from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.run.job import ExtractConfig
 
 
-class KafkaExtractOperator(RendersSql, BaseOperator):
+class KafkaExtractOperator(RendersSql, LandingOperator):
     """Land what the table still lacks of a topic, and write in the same commit which offsets it now holds.
 
     Any number of retries, clears and parallel runs lands each record once. The table and its namespace are created
@@ -141,10 +125,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
     """
 
     template_fields_renderers = {"schema": "sql", "sql": "sql", "table_properties": "json"}
-    operator_extra_links = links_until_run(TopicLink(), TableLink())
     ui_color = "#d5eef2"
-
-    _has_run = False
 
     def __init__(
         self,
@@ -225,8 +206,7 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.poll_timeout = poll_timeout
         self.idle_timeout = idle_timeout
         self.parallelism = parallelism
-        # An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
-        self.schema = schema if schema is None or isinstance(schema, str) else _plain_schema(schema)
+        self.schema = plain_schema(schema)
         self.schema_evolution = schema_evolution
         self.unknown_fields = unknown_fields
         # What needs no run to be seen fails where the DAG is parsed.
@@ -251,93 +231,18 @@ class KafkaExtractOperator(RendersSql, BaseOperator):
         self.topic_url = topic_url
         self.table_url = table_url
         self.allow_group_overlap = allow_group_overlap
-        self._stop: threading.Event | None = None
         check_literals({name: getattr(self, name) for name in KafkaExtractOperator.template_fields})
 
     template_fields: Sequence[str] = templated(__init__, "allow_group_overlap")
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Land; see the class."""
-        self._stop = threading.Event()
-        self._link(context)
-        with late_imports():
-            from airflow_lakestream.hooks.kafka import KafkaHook
-            from airflow_lakestream.hooks.lake import open_lake
-            from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.job import ExtractConfig
-            from airflow_lakestream.run.processes import reader_processes
-            from airflow_lakestream.run.topics import land_run
+    def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
+        """Return what the landing is told. Raises InvalidArgument."""
+        from airflow_lakestream.hooks.registry import registry_of
+        from airflow_lakestream.run.job import ExtractConfig
 
-        keep_freed_memory()
-        with airflow_errors():
-            need_extras(*extras_of(self))
-            on_empty = choose(OnEmpty, "on_empty", self.on_empty)
-            # One list of keywords: what the configuration knows, it takes from the operator by name.
-            arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
-            if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
-                arguments |= resolve_interval(context, arguments)
-            kafka = KafkaHook(self.kafka_conn_id)
-            arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
-            config = ExtractConfig(**arguments)
-            configuration = kafka.configuration()
-            try:
-                # Before the catalog is opened: see `runtime.processes` on what may be there already.
-                with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
-                    lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
-                    report = land_run(
-                        config,
-                        configuration,
-                        lake,
-                        run_id=run_key(context),
-                        where=kafka.where,
-                        stop=self._stop,
-                        children=children,
-                        prepare=lambda job: replace(job, committed=self._meter(context, config, lake)),
-                    )
-            except NoTopicMatches as e:
-                if on_empty is OnEmpty.SKIP:
-                    raise AirflowSkipException(str(e)) from e
-                raise
-        return self._report(context, report, config, on_empty)
-
-    def on_kill(self) -> None:
-        """Stop between two batches; what is not committed leaves no trace."""
-        if self._stop is not None:
-            self._stop.set()
-
-    def _link(self, context: Context) -> None:
-        self._has_run = True
-        # Of a regex, and of tables that records choose, there is no one page.
-        names = {
-            "topic": "" if is_pattern(self.topic) else self.topic,
-            "table": "" if "{" in self.table else self.table,
-        }
-        push_pages(context["ti"], names, self.topic_url, self.table_url)
-
-    def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
-        tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
-        # A Delta table keeps no sum of what a commit has written.
-        return LandingMeter(tags, lake if config.lake.has_catalog else None)
-
-    def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
-        from airflow_lakestream.run.summary import last_line
-
-        result = report.to_dict()
-        for topic, of_topic in report.reports.items():
-            stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
-            measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
-        if report.recovered:
-            log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
-        if not report.changed_nothing:
-            tell_outlets(context, self.outlets, result)
-        said = last_line(report, config, self.iceberg_conn_id)
-        if report.changed_nothing and on_empty is OnEmpty.SKIP:
-            raise AirflowSkipException(said)
-        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", said)
-        return result
-
-
-def _plain_schema(schema: Schema | pa.Schema) -> Schema:
-    from airflow_lakestream.tables.schema.columns import to_schema
-
-    return to_schema(schema)
+        # One list of keywords: what the configuration knows, it takes from the operator by name.
+        arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
+        if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
+            arguments |= resolve_interval(context, arguments)
+        arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
+        return ExtractConfig(**arguments)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,11 @@ from airflow.providers.common.compat.sdk import AirflowSkipException, TaskGroup
 from airflow_lakestream.config.arguments import flag
 from airflow_lakestream.config.literals import is_literal
 from airflow_lakestream.core.ledger import Counts
-from airflow_lakestream.core.policies import ModeName, OnEmpty, TableFormat, UnknownFields, choose, is_given, seconds
+from airflow_lakestream.core.policies import OnEmpty, TableFormat, UnknownFields, choose, is_given, seconds
 from airflow_lakestream.core.routing import TableTemplate, is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import extras_of
 from airflow_lakestream.operators.base import airflow_errors, keep_freed_memory, late_imports, need_extras
-from airflow_lakestream.operators.interval import resolve_interval
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 
 if TYPE_CHECKING:
@@ -85,18 +84,13 @@ class _SharedRunOperator(KafkaExtractOperator):
         with late_imports():
             from airflow_lakestream.hooks.kafka import KafkaHook
             from airflow_lakestream.hooks.lake import open_lake
-            from airflow_lakestream.hooks.registry import registry_of
-            from airflow_lakestream.run.job import ExtractConfig, build_job
+            from airflow_lakestream.run.job import build_job
 
         keep_freed_memory()
         need_extras(*extras_of(self))
         choose(OnEmpty, "on_empty", self.on_empty)
-        arguments = {f.name: getattr(self, f.name) for f in fields(ExtractConfig)}
-        if choose(ModeName, "mode", self.mode) is ModeName.INTERVAL:
-            arguments |= resolve_interval(context, arguments)
         kafka = KafkaHook(self.kafka_conn_id)
-        arguments["schema_registry"] = registry_of(self.schema_registry, kafka, self.format, self.key_format)
-        config = _of_one_table(ExtractConfig(**arguments))
+        config = _of_one_table(self.configured(context, kafka))
         lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
         job = build_job(
             config,

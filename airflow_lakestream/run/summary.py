@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.report import counts_to_dict
 from airflow_lakestream.core.landing.story import period
 from airflow_lakestream.core.names import REJECTED
@@ -25,22 +26,29 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     """
     if run.changed_nothing:
         return f"{_nothing(run, config)}{_left(run, config)}"
-    topic, where = _what(run, config), ", ".join(run.tables) or run.table
+    topic, where, counts = _what(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
+    # Rows of a mirror are states: an event may have changed one, made one or taken one away.
+    did = f"Landed {figures(counts)} of {topic} in {where}"
+    if isinstance(config, MirrorConfig):
+        did = f"Applied {figures(counts, 'events')} of {topic} to {where}"
     number = f"{run.snapshots} snapshot{'s' if run.snapshots != 1 else ''}"
     lost = sum(report.entry.lost.width for report in run.reports.values())
     homes = {report.table for report in run.reports.values() if report.counts.rejected}
     return (
-        f"Landed {figures(counts_to_dict(run.counts))} of {topic} in {where}, in {number}."
+        f"{did}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
         + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
         + (_left(run, config) or " Nothing is left to land.")
     )
 
 
-def figures(counts: Mapping[str, Any]) -> str:
-    """Return the figures of a report, by the names that it has for them, as text."""
+def figures(counts: Mapping[str, Any], of: str = "rows") -> str:
+    """Return the figures of a report, by the names that it has for them, as text.
+
+    :param of: what `rows` counts.
+    """
     others = ", ".join(f"{counts[name]:,} {name}" for name in ("rejected", "skipped", "filtered"))
-    return f"{counts['rows']:,} rows ({others})"
+    return f"{counts['rows']:,} {of} ({others})"
 
 
 def rejects_of(table: str, consumer_group: str, iceberg_conn: str = ICEBERG_DEFAULT) -> str:

@@ -1,4 +1,7 @@
-"""A shop's orders in PostgreSQL, and the transactions that keep changing them: what `dags/orders_cdc.py` mirrors."""
+"""A shop's orders and customers in PostgreSQL, and the transactions that keep changing them.
+
+`dags/orders_cdc.py` and `dags/customers_mirror.py` mirror them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from dev.services.postgres import Postgres
 
 CAPTURE = "shop"
-TABLE = "orders"
+TABLE, CUSTOMERS = "orders", "customers"
 
 _CREATE = f"""
 create table {TABLE} (
@@ -23,32 +26,48 @@ create table {TABLE} (
     changed_at timestamptz not null default now()
 )
 """
+_CREATE_CUSTOMERS = f"""
+create table {CUSTOMERS} (
+    id bigint primary key,
+    name text not null,
+    city text,
+    changed_at timestamptz not null default now()
+)
+"""
+_WELCOME = f"insert into {CUSTOMERS} (id, name, city) values (%s, %s, %s)"
+_RELOCATE = f"update {CUSTOMERS} set city = %s, changed_at = now() where id = %s"
+_CITIES = ("Bonn", "Jena", "Kiel", "Ulm")
 _PLACE = f"insert into {TABLE} (customer, cents) values (%s, %s)"
 _MOVE = f"update {TABLE} set state = %s, changed_at = now() where id = (select min(id) + %s from {TABLE})"
 _DROP = f"delete from {TABLE} where id = (select min(id) from {TABLE})"
 _STATES = ("paid", "packed", "sent", "back")
 _FIRST = 1_000
+_BUYERS = 1_000
 
 
 def open_shop(postgres: Postgres, connect: Connect) -> None:
-    """Create the table with its first orders, and let Debezium send it to the topic `shop.public.orders`."""
+    """Create the tables with their first rows, and let Debezium send them: `shop.public.orders` and so on."""
     with postgres.connect() as sql:
+        sql.execute(_CREATE_CUSTOMERS)
+        sql.cursor().executemany(_WELCOME, [(i, f"Customer {i}", _CITIES[i % len(_CITIES)]) for i in range(_BUYERS)])
         sql.execute(_CREATE)
-        sql.cursor().executemany(_PLACE, [(i * 7919 % 1_000, i * 31 % 10_000) for i in range(_FIRST)])
-    connect.capture(postgres, CAPTURE, f"public.{TABLE}")
+        sql.cursor().executemany(_PLACE, [(i * 7919 % _BUYERS, i * 31 % 10_000) for i in range(_FIRST)])
+    connect.capture(postgres, CAPTURE, f"public.({TABLE}|{CUSTOMERS})")
 
 
 def trade(postgres: Postgres, *, rate: float, stop: threading.Event, seed: int = 7) -> int:
-    """Place, change and delete orders, `rate` transactions a second, until `stop` is set; return how many."""
+    """Change orders, and now and then a customer, `rate` transactions a second, until `stop`; return how many."""
     rng = random.Random(seed)
     done, began = 0, time.monotonic()
     with postgres.connect() as sql:
         while not stop.wait(max(0.0, began + done / rate - time.monotonic())):
             kind = rng.random()
             if kind < 0.3:
-                sql.execute(_PLACE, (rng.randrange(1_000), rng.randrange(10_000)))
-            elif kind < 0.9:
+                sql.execute(_PLACE, (rng.randrange(_BUYERS), rng.randrange(10_000)))
+            elif kind < 0.8:
                 sql.execute(_MOVE, (rng.choice(_STATES), rng.randrange(_FIRST)))
+            elif kind < 0.9:
+                sql.execute(_RELOCATE, (rng.choice(_CITIES), rng.randrange(_BUYERS)))
             else:
                 sql.execute(_DROP)
             done += 1

@@ -43,6 +43,7 @@ RECORDS = {
     "invoices": b'{"id": %d, "total": "12.50", "lines": [{"sku": "a", "count": 1, "gift": true}]}',
     "clicks": b'{"user": {"id": %d}, "page": "/", "timestamp": "2026-11-20T05:05:00Z", "country": "DE"}',
     "visits": b'{"id": %d, "name": "a", "day": "2026-11-20"}',
+    "crm.public.customers": b'{"before": null, "after": {"id": %d}, "source": {"lsn": 1, "ts_ms": 1}, "op": "c"}',
     "payments": b'{"id": %d, "amount": "12.50", "currency": "EUR", "paid_at": "2026-11-20T05:05:00+01:00"}',
 }
 
@@ -64,7 +65,7 @@ class Snippet:
 SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())]
 IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text]
 # The task that tells topic and table, where it is not "land": the first of a group.
-FIRST_TASKS = ("land", "land.plan")
+FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
 IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP]]

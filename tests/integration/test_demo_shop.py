@@ -1,4 +1,4 @@
-"""What the demo offers besides the clickstream: orders of a real database whose changes Debezium sends."""
+"""What the demo offers besides the clickstream: tables of a real database whose changes Debezium sends."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from dev.services.connect import Connect
 from dev.services.kafka import Kafka
 from dev.services.postgres import Postgres
 from dev.sources.shop import CAPTURE, open_shop, trade
+from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-def sent(kafka: Kafka) -> int:
+def sent(kafka: Kafka, topic: str) -> int:
     consumer = Consumer({**kafka.client_config(), "group.id": "look", "log_level": 0})
     try:
-        if "shop.public.orders" not in consumer.list_topics(timeout=15).topics:
+        if topic not in consumer.list_topics(timeout=15).topics:
             return 0
-        return int(consumer.get_watermark_offsets(TopicPartition("shop.public.orders", 0), timeout=15)[1])
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=15)[1])
     finally:
         consumer.close()
 
 
-def test_a_shop_that_trades_sends_its_orders_and_their_changes(
-    postgres: Postgres, connect: Connect, kafka: Kafka
+def test_a_shop_that_trades_sends_its_tables_and_their_changes_and_its_customers_are_mirrored(
+    postgres: Postgres, connect: Connect, kafka: Kafka, airflow: AirflowHome, connections: Connections
 ) -> None:
     open_shop(postgres, connect)
     stop = threading.Event()
     with postgres.connect() as sql, ThreadPoolExecutor(1) as beside:
         trading = beside.submit(trade, postgres, rate=100, stop=stop)
         try:
-            poll_until(lambda: sent(kafka) > 1_100, "a hundred changes of the shop in its topic", 120)
+            poll_until(lambda: sent(kafka, "shop.public.orders") > 1_100, "a hundred changes of orders", 120)
+            poll_until(lambda: sent(kafka, "shop.public.customers") > 1_010, "ten changes of customers", 120)
         finally:
             stop.set()
         assert trading.result() > 0
@@ -46,6 +48,16 @@ def test_a_shop_that_trades_sends_its_orders_and_their_changes(
             "old ones are gone"
         )
         assert sql.execute("select 1 from orders where state <> 'new'").fetchone()
+        customers = sql.execute("select id, name, city from customers order by id").fetchall()
+        assert len(customers) == 1_000
+
+    def mirrored() -> list[tuple[object, ...]]:
+        assert airflow.run(airflow.dag(DAGS / "customers_mirror.py")).state == "success"
+        rows = connections.catalog.load_table("lake.customers").scan().to_arrow().sort_by("id").to_pylist()
+        return [(row["id"], row["name"], row["city"]) for row in rows]
+
+    # The last changes may still be on their way.
+    poll_until(lambda: mirrored() == customers, "the mirror of the customers", 120)
     connect.release(CAPTURE)
 
 
@@ -54,5 +66,5 @@ def test_each_dag_that_the_demo_names_is_there(capsys: pytest.CaptureFixture[str
     told = capsys.readouterr().out
     dags = Path(__file__).parents[2] / "dags"
     named = [word for line in told.splitlines() if (word := line.strip().partition(" ")[0]).islower() and "_" in word]
-    assert len(named) == 7
+    assert len(named) == 8
     assert all((dags / f"{name}.py").is_file() for name in named), named

@@ -154,6 +154,28 @@ def change(op: str, row: dict[str, Any], place: int) -> bytes:
     return json.dumps({"before": before, "after": after, "source": source, "op": op}, separators=(",", ":")).encode()
 
 
+class Source:
+    """A database's table of some keys: rows come, change and go."""
+
+    def __init__(self, keys: int = 20) -> None:
+        self.rows: dict[int, int] = {}
+        self._keys, self._place = keys, 0
+
+    def changes(self, count: int) -> list[bytes | None]:
+        """Make so many changes, and return their events."""
+        found: list[bytes | None] = []
+        for _ in range(count):
+            self._place += 1
+            key, place = self._place * 7 % self._keys, self._place
+            if key in self.rows and place % 5 == 0:
+                del self.rows[key]
+                found += [change("d", {"id": key}, place), None]
+                continue
+            found.append(change("u" if key in self.rows else "c", {"id": key, "total": place}, place))
+            self.rows[key] = place
+        return found
+
+
 def mirror_config(lake: Lake, topic: str, folder: Path, **settings: Any) -> AppConfig:
     """Return the configuration of a mirror; keys of `AppConfig`, or arguments of the landing."""
     known = AppConfig.__dataclass_fields__

@@ -80,7 +80,7 @@ class DeltaLake(Lake):
 
     def settings(self, topic: str, **config: Any) -> ExtractConfig:
         wanted: dict[str, Any] = {"table": self.place, "table_format": "delta", "consumer_group": GROUP}
-        return ExtractConfig(topic=topic, **(wanted | config))
+        return self.kind(topic=topic, **(wanted | config))
 
     def table(self, name: str = "") -> Any:
         """Load the table anew, as delta-rs gives it."""

@@ -131,12 +131,9 @@ def _config(lake: Lake, topic: str, settings: dict[str, Any], landing: dict[str,
         "uri": f"sqlite:///{lake.folder}/catalog.db",
         "warehouse": f"file://{lake.folder}/warehouse",
     }
-    return AppConfig(
-        app="kafka_to_iceberg",
-        kafka=lake.kafka,
-        landing={"table_properties": QUICK_RETRIES, **given},
-        **{"catalog": {"name": "iceberg_default", "properties": catalog}, **of_app},
-    )
+    usual = {"app": "kafka_to_iceberg", "catalog": {"name": "iceberg_default", "properties": catalog}}
+    landing = {"table_properties": QUICK_RETRIES, **given}
+    return AppConfig(kafka=lake.kafka, landing=landing, **{**usual, **of_app})
 
 
 class InterposedCrew:

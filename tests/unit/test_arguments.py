@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
 from airflow_lakestream.config.decoding import DECODING, Decoding
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.run.repair import Repair
 from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
@@ -25,6 +28,7 @@ from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATORS: list[tuple[Any, str]] = [
     (KafkaExtractOperator, "kafka_extract.md"),
+    (KafkaMirrorOperator, "kafka_mirror.md"),
     (LakestreamAuditOperator, "audit.md"),
     (SparkStreamingSubmitOperator, "spark_streaming_submit.md"),
 ]
@@ -39,7 +43,8 @@ def parameters(operator: Any) -> dict[str, inspect.Parameter]:
     """Return all arguments that the operator names."""
     found: dict[str, inspect.Parameter] = {}
     for kind in operator.__mro__:
-        if kind.__module__.startswith("airflow_lakestream."):
+        # A class without a constructor of its own has Airflow's.
+        if kind.__module__.startswith("airflow_lakestream.") and "__init__" in vars(kind):
             given = inspect.signature(kind.__init__).parameters.values()
             found |= {one.name: one for one in given if one.kind is one.KEYWORD_ONLY}
     return found
@@ -57,6 +62,17 @@ def test_the_extract_operator_takes_what_a_landing_is_told_with_its_defaults() -
     for name, default in LANDING.items():
         wanted = OTHERWISE.get(name, default)
         assert name in ("topic", "table") or given[name].default == wanted, name
+
+
+def test_the_mirror_operator_takes_what_a_mirror_is_told_with_its_defaults_or_refuses_it_by_name() -> None:
+    given = parameters(KafkaMirrorOperator)
+    told = {one.name: one.default for one in fields(MirrorConfig)}
+    assert set(given) - OF_THE_OPERATOR <= set(told)
+    for name in sorted(set(told) - set(given)):
+        with DAG("d", schedule=None), pytest.raises(InvalidArgument, match=rf"^{name}: is not for a mirror: .*\."):
+            KafkaMirrorOperator(task_id="mirror", topic="t", table="lake.t", **{name: told[name]})
+    for name in set(given) & set(told) - {"topic", "table"}:
+        assert given[name].default == OTHERWISE.get(name, told[name]), name
 
 
 def test_the_audit_takes_all_that_says_how_records_are_decoded_with_the_same_defaults() -> None:
@@ -92,6 +108,7 @@ def test_the_page_of_an_operator_and_its_docstring_name_its_arguments(operator: 
     ("operator", "fixed"),
     [
         (KafkaExtractOperator, {"allow_group_overlap"}),
+        (KafkaMirrorOperator, {"allow_group_overlap"}),
         (LakestreamAuditOperator, set()),
     ],
 )

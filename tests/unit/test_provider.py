@@ -82,7 +82,7 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
     for module in listed:
         importlib.import_module(module)
     # What operators share among themselves is no operator.
-    own = ("arguments", "base", "interval", "outlets", "sql_template")
+    own = ("arguments", "base", "interval", "landing", "outlets", "sql_template")
     shared = {f"airflow_lakestream.operators.{name}" for name in own}
     shared |= {
         f"airflow_lakestream.hooks.{name}" for name in ("delta_storage", "lake", "places", "spark_cluster", "store")
@@ -104,7 +104,13 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["operators.kafka_extract", "operators.spark_streaming_submit", "sensors.checkpoint_lag"]
+    "module",
+    [
+        "operators.kafka_extract",
+        "operators.kafka_mirror",
+        "operators.spark_streaming_submit",
+        "sensors.checkpoint_lag",
+    ],
 )
 def test_a_dag_file_is_parsed_without_the_heavy_libraries(module: str) -> None:
     code = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.landing import story
 from airflow_lakestream.core.landing.algorithm import land
@@ -172,3 +173,15 @@ def test_a_long_run_says_each_half_minute_how_far_it_is(lines: Lines, monkeypatc
 def test_bad_records_of_a_commit_are_a_warning(lines: Lines) -> None:
     story.tell_commit("lake.t", 7, Counts(5, 3, 2), BadRecords(2), RangeSet.of("orders", 0, 0, 5), 0.2)
     assert lines.take()[0] == "Committed 3 rows, 2 rejected to lake.t in snapshot 7 (0.20 s): orders[0] [0,5)."
+
+
+def test_a_mirror_applies_events() -> None:
+    config = MirrorConfig(topic="orders", table="lake.orders", consumer_group="g")
+    one = report(counts=Counts(7, 4, 0, 3), snapshot_ids=[1])
+    assert last_line(run_of(one), config) == (
+        "Applied 4 events (0 rejected, 3 skipped, 0 filtered) of orders to lake.orders, in 1 snapshot. "
+        "Nothing is left to land."
+    )
+    assert last_line(run_of(report()), config) == (
+        "Nothing to land: lake.orders holds all records of orders that are in Kafka now."
+    )

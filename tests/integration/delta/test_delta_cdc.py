@@ -10,35 +10,11 @@ from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
-from tests.support.cdc import change
+from tests.support.cdc import Source
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import GROUP
 
 pytestmark = pytest.mark.integration
-
-KEYS = 20
-
-
-class Source:
-    """A database's table: rows come, change and go."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, int] = {}
-        self._place = 0
-
-    def changes(self, count: int) -> list[bytes | None]:
-        """Make so many changes, and return their events."""
-        found: list[bytes | None] = []
-        for _ in range(count):
-            self._place += 1
-            key, place = self._place * 7 % KEYS, self._place
-            if key in self.rows and place % 5 == 0:
-                del self.rows[key]
-                found += [change("d", {"id": key}, place), None]
-                continue
-            found.append(change("u" if key in self.rows else "c", {"id": key, "total": place}, place))
-            self.rows[key] = place
-        return found
 
 
 def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(

@@ -10,6 +10,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_lakestream.links import push_pages
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
+from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 
 TOPIC_URL, TABLE_URL = "http://ui/topics/{topic}", "http://ui/tables?name={table}"
@@ -30,12 +31,15 @@ def links_of(dag: DAG) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("mapped", [False, True])
-def test_an_extract_links_the_pages_that_are_given(given: dict[str, str], names: list[str], mapped: bool) -> None:
+@pytest.mark.parametrize("operator", [KafkaExtractOperator, KafkaMirrorOperator])
+def test_an_extract_and_a_mirror_link_the_pages_that_are_given(
+    operator: Any, given: dict[str, str], names: list[str], mapped: bool
+) -> None:
     with DAG("d", schedule=None) as dag:
         if mapped:
-            KafkaExtractOperator.partial(task_id="land", table="lake.t", **given).expand(topic=["a", "b"])
+            operator.partial(task_id="land", table="lake.t", **given).expand(topic=["a", "b"])
         else:
-            KafkaExtractOperator(task_id="land", table="lake.t", topic="a", **given)
+            operator(task_id="land", table="lake.t", topic="a", **given)
     assert sorted(links_of(dag)) == names
 
 

@@ -13,6 +13,7 @@ from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group
+from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
 from airflow_lakestream.sensors.checkpoint_lag import CheckpointLagSensor
 from airflow_lakestream.sensors.iceberg_snapshot_freshness import IcebergSnapshotFreshnessSensor
@@ -21,6 +22,10 @@ from airflow_lakestream.sensors.retention_risk import RetentionRiskSensor
 
 def extract(**more: Any) -> object:
     return KafkaExtractOperator(**{"task_id": "land", "topic": "orders", "table": "lake.orders", **more})
+
+
+def mirror(**more: Any) -> object:
+    return KafkaMirrorOperator(**{"task_id": "mirror", "topic": "orders", "table": "lake.orders", **more})
 
 
 def group(**more: Any) -> object:
@@ -67,6 +72,22 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (extract, {"csv_delimiter": "||"}, "csv_delimiter: '||' is not one character of ASCII"),
     (extract, {"schema_registry": {"url": "registry:8081"}}, "schema_registry: its url is not one of http or https"),
     (extract, {"home_table": "home"}, "home_table: 'home' is not of the form namespace.table"),
+    (mirror, {"table": "orders"}, "table: 'orders' is not of the form namespace.table"),
+    (mirror, {"table": "lake.{header:kind}"}, "table: 'lake.{header:kind}': each topic has one mirror. Write"),
+    (mirror, {"table_format": "delta"}, "table: 'lake.orders' is no place of a Delta table"),
+    (mirror, {"key": {"id": 1}}, "key: {'id': 1} is not a list of texts"),
+    (mirror, {"soft_delete": "maybe"}, "soft_delete: 'maybe' is neither true nor false"),
+    (mirror, {"out_of_range": "keep"}, "out_of_range: 'keep' is not one of 'reject', 'clamp', 'null'"),
+    (mirror, {"rename_columns": "id"}, "rename_columns: 'id' is no mapping of names"),
+    (mirror, {"source_tables": "shop.("}, "source_tables: 'shop.(' is no regular expression"),
+    (mirror, {"mode": "resume"}, "mode: is not for a mirror: all events are applied, from the topic's begin"),
+    (mirror, {"start_timestamp": 1}, "start_timestamp: is not for a mirror: all events are applied"),
+    (
+        mirror,
+        {"replace": True},
+        "replace: is not for a mirror: rows of a mirror are states, not records.",
+    ),
+    (mirror, {"sql": "select 1"}, "sql: is not for a mirror: a mirror has the rows of the database's table."),
     (group, {"mode": "append"}, "mode: 'append' is not one of"),
     (group, {"topic": "^orders-.*"}, "topic: a regex is not for a group of tasks. Use KafkaExtractOperator."),
     (group, {"table": "lake.{key}"}, "table: tables that each record chooses are not for a group of tasks."),
@@ -147,6 +168,8 @@ def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
         extract(topic="^orders-.*", table="lake.{topic}", max_rejected="1%", ranges="[[0, 1, 2]]", mode="ranges")
         extract(task_id="by_record", table="lake.{header:type}", start_timestamp="2026-01-01T00:00:00Z")
         extract(task_id="delta", table="s3://bucket/orders", table_format="delta", schema_registry="registry_conn")
+        mirror(table="lake.{topic}", topic="^shop.*", key="id", rename_columns='{"_op": "op"}', soft_delete="true")
+        mirror(task_id="as_delta", table="s3://bucket/orders", table_format="delta", source_tables=r"a\.b\.c_\d+")
         IcebergSnapshotFreshnessSensor(task_id="fresh", table="lake.orders", max_age=timedelta(hours=1))
         CheckpointLagSensor(task_id="lag", group_id="g", topic=["a", "b"], max_lag_records=0)
 
@@ -154,9 +177,11 @@ def test_values_of_every_kind_that_a_run_takes_are_taken() -> None:
 # Arguments that any text may be right for: names, DDL and SQL; the run finds out. `table_format` is tried above.
 OF_ANY_TEXT = {"kafka_conn_id", "iceberg_conn_id", "storage_conn_id", "schema", "sql", "schema_registry"}
 OF_ANY_TEXT |= {"writer_schemas", "partition_by", "sort_order", "table_format", "topic_url", "table_url"}
+# A mirror's key may be one text, and its tables any regex; what is none is tried above.
+OF_ANY_TEXT |= {"key", "source_tables"}
 
 
 def test_every_other_argument_of_a_landing_is_checked() -> None:
-    for name in set(KafkaExtractOperator.template_fields) - OF_ANY_TEXT:
+    for name in {*KafkaExtractOperator.template_fields, *KafkaMirrorOperator.template_fields} - OF_ANY_TEXT:
         with pytest.raises(InvalidArgument, match=f"^{name}: "):
             check_literals({name: "no such value, and no number: /"})

@@ -1,0 +1,145 @@
+"""What operators share that land in the worker: the run itself, its links, its metrics and its report."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowSkipException, BaseOperator
+
+# Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.core.policies import OnEmpty, choose
+from airflow_lakestream.core.routing import NoTopicMatches, is_pattern
+from airflow_lakestream.links import TableLink, TopicLink, links_until_run, push_pages
+from airflow_lakestream.metrics import LandingMeter, measure_lag, tags_of
+from airflow_lakestream.operators.arguments import extras_of
+from airflow_lakestream.operators.base import (
+    IDLE_THREADS,
+    airflow_errors,
+    keep_freed_memory,
+    late_imports,
+    need_extras,
+    run_key,
+)
+from airflow_lakestream.operators.outlets import tell_outlets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from airflow.providers.common.compat.sdk import Context
+    from pyiceberg.schema import Schema
+
+    from airflow_lakestream.hooks.kafka import KafkaHook
+    from airflow_lakestream.run.job import ExtractConfig, Lake
+    from airflow_lakestream.run.topics import RunReport
+
+log = logging.getLogger(__name__)
+
+
+class LandingOperator(BaseOperator):
+    """Land what a table lacks of a topic; an operator of this kind says by `configured` what it lands."""
+
+    operator_extra_links = links_until_run(TopicLink(), TableLink())
+
+    topic: str
+    table: str
+    kafka_conn_id: str
+    iceberg_conn_id: str
+    storage_conn_id: str | None
+    on_empty: str
+    topic_url: str | None
+    table_url: str | None
+
+    _has_run = False
+    _stop: threading.Event | None = None
+
+    @abstractmethod
+    def configured(self, context: Context, kafka: KafkaHook) -> ExtractConfig:
+        """Return what the landing is told, by the rendered arguments. Raises InvalidArgument."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Land; see the class."""
+        self._stop = threading.Event()
+        self._link(context)
+        with late_imports():
+            from airflow_lakestream.hooks.kafka import KafkaHook
+            from airflow_lakestream.hooks.lake import open_lake
+            from airflow_lakestream.run.processes import reader_processes
+            from airflow_lakestream.run.topics import land_run
+
+        keep_freed_memory()
+        with airflow_errors():
+            need_extras(*extras_of(self))
+            on_empty = choose(OnEmpty, "on_empty", self.on_empty)
+            kafka = KafkaHook(self.kafka_conn_id)
+            config = self.configured(context, kafka)
+            configuration = kafka.configuration()
+            try:
+                # Before the catalog is opened: see `runtime.processes` on what may be there already.
+                with reader_processes(config, configuration, kafka.where, IDLE_THREADS) as children:
+                    lake = open_lake(config, self.iceberg_conn_id, self.storage_conn_id)
+                    report = land_run(
+                        config,
+                        configuration,
+                        lake,
+                        run_id=run_key(context),
+                        where=kafka.where,
+                        stop=self._stop,
+                        children=children,
+                        prepare=lambda job: replace(job, committed=self._meter(context, config, lake)),
+                    )
+            except NoTopicMatches as e:
+                if on_empty is OnEmpty.SKIP:
+                    raise AirflowSkipException(str(e)) from e
+                raise
+        return self._report(context, report, config, on_empty)
+
+    def on_kill(self) -> None:
+        """Stop between two batches; what is not committed leaves no trace."""
+        if self._stop is not None:
+            self._stop.set()
+
+    def _link(self, context: Context) -> None:
+        self._has_run = True
+        # Of a regex, and of tables that records choose, there is no one page.
+        names = {
+            "topic": "" if is_pattern(self.topic) else self.topic,
+            "table": "" if "{" in self.table else self.table,
+        }
+        push_pages(context["ti"], names, self.topic_url, self.table_url)
+
+    def _meter(self, context: Context, config: ExtractConfig, lake: Lake) -> LandingMeter:
+        tags = tags_of(context["ti"], {"consumer_group": config.consumer_group}, engine="extract")
+        # A Delta table keeps no sum of what a commit has written.
+        return LandingMeter(tags, lake if config.lake.has_catalog else None)
+
+    def _report(self, context: Context, report: RunReport, config: ExtractConfig, on_empty: OnEmpty) -> dict[str, Any]:
+        from airflow_lakestream.run.summary import last_line
+
+        result = report.to_dict()
+        for topic, of_topic in report.reports.items():
+            stream = {"table": of_topic.table, "topic": topic, "consumer_group": report.consumer_group}
+            measure_lag(of_topic.remaining_lag, tags_of(context["ti"], stream, engine="extract"))
+        if report.recovered:
+            log.info("An earlier try of this run had landed %s snapshots; the report includes them.", report.recovered)
+        if not report.changed_nothing:
+            tell_outlets(context, self.outlets, result)
+        said = last_line(report, config, self.iceberg_conn_id)
+        if report.changed_nothing and on_empty is OnEmpty.SKIP:
+            raise AirflowSkipException(said)
+        log.log(logging.WARNING if report.counts.rejected else logging.INFO, "%s", said)
+        return result
+
+
+def plain_schema(schema: str | Schema | pa.Schema | None) -> str | Schema | None:
+    """Return a schema as a DAG keeps it.
+
+    An Arrow schema would show as the address of a buffer, and make Airflow see another DAG at each parse.
+    """
+    if schema is None or isinstance(schema, str):
+        return schema
+    from airflow_lakestream.tables.schema.columns import to_schema
+
+    return to_schema(schema)
