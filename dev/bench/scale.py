@@ -30,7 +30,7 @@ from dev.bench.shop import changes
 from dev.bench.topics import Filled
 from dev.sources.sending import Sender
 
-EXECUTORS = (1, 2)
+EXECUTORS = (2,)
 FILES = 10_000
 MIRRORS = (5_000_000, 25_000_000)
 CHANGES = (10_000, 200_000)
@@ -76,7 +76,7 @@ def measure(lab: Lab, scale: float) -> Iterator[Figure]:
         raise AssertionError(lacking)
     master, workers = lab.stack.up_spark_workers(2, cores=1)
     cluster = Cluster(master.master, [worker.pid for worker in workers])
-    yield from _landings(lab, cluster)
+    #yield from _landings(lab, cluster)
     for rows in MIRRORS:
         for count in CHANGES:
             yield from _merges(lab, cluster, int(rows * scale), max(100, int(count * scale)))
@@ -169,9 +169,9 @@ def _mirror(
     offsets: int,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    landing = {"table": table, "key": ["id"], "metadata_columns": ["partition", "offset"], **more}
-    config = configuration(lab, lake, topic, landing, max_batches=1, max_offsets_per_trigger=offsets)
-    config = replace(config, app="cdc_to_iceberg")
+    landing = {"table": table, "key": ["id"], **more}
+    limits = {"max_batches": 1, "max_offsets_per_trigger": offsets}
+    config = configuration(lab, lake, topic, landing, "cdc_to_iceberg", **limits)
     path = _write(config, lake, table, cluster.settings(executors))
     arguments = {"configs": ",".join([path] * BATCHES), "workers": cluster.words}
     return lab.run_program("scaled_app", arguments, cluster.env)[0]

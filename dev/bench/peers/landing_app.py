@@ -51,14 +51,16 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
         return found
 
 
-def configuration(lab: Lab, lake: Lake, topic: Filled, landing: Mapping[str, Any], **more: Any) -> AppConfig:
-    """Return what lands a topic in a lake, by a query."""
+def configuration(
+    lab: Lab, lake: Lake, topic: Filled, landing: Mapping[str, Any], app: str = "kafka_to_iceberg", **more: Any
+) -> AppConfig:
+    """Return what lands a topic in a lake, by a query of this app."""
     if landing.get("format") in ("avro", "protobuf"):
         landing = {**landing, "schema_registry": lab.registry.url}
     catalog = {"type": "sql", "uri": f"sqlite:///{lake.database}", "warehouse": lake.uri}
     jars = ",".join(str(jar) for jar in sorted((HOME / "jars" / plain.JARS.name).glob("*.jar")))
     return AppConfig(
-        app="kafka_to_iceberg",
+        app=app,
         kafka=lab.kafka.client_config(),
         catalog={"name": CATALOG, "properties": catalog},
         checkpoint_location=str(lake.folder / "checkpoint"),

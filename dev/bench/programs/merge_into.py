@@ -42,7 +42,7 @@ def merge(spark: SparkSession, table: str, path: str) -> None:
     """Merge the newest event of each key, if it is newer than the row."""
     events = spark.read.parquet(path)
     events.createOrReplaceTempView("events")
-    columns = [name for name in events.columns if name != "_op"]
+    columns = spark.table(table).columns
     newest = ", ".join(f"{name} DESC" for name in VERSION)
     spark.sql(
         "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY id ORDER BY "
