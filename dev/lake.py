@@ -60,9 +60,10 @@ def rows_of(snapshot: Snapshot) -> int:
 
 
 def total_rows(table: Table) -> int:
-    """Return how many rows the table has."""
+    """Return how many rows the table has, without those that are deleted in place."""
     head = table.current_snapshot()
-    return int(_summary(head).get("total-records", 0)) if head else 0
+    summary = _summary(head) if head else {}
+    return int(summary.get("total-records", 0)) - int(summary.get("total-position-deletes", 0))
 
 
 def partitions(table: Table, group: str, topic: str, client_config: Mapping[str, str]) -> list[Partition]:

@@ -41,11 +41,6 @@ def version_schema() -> pa.Schema:
     return pa.schema(list(_VERSION_TYPES.items()))
 
 
-def no_rows(schema: pa.Schema) -> pa.Table:
-    """Return an empty table with these columns; Arrow's own function fails for UUIDs."""
-    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-
-
 def mirror_schema(*, soft_delete: bool) -> pa.Schema:
     """Return the columns that a mirror has besides the row's own."""
     return version_schema().append(pa.field(DELETED, pa.bool_())) if soft_delete else version_schema()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import obstore
@@ -12,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types as arrow
 
-from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, condensed
+from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, row_column
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Mirror
@@ -32,10 +33,14 @@ from airflow_lakestream.delta.storage import DeltaStorage, Tables
 from airflow_lakestream.delta.write import handover
 from airflow_lakestream.delta.write.columns import conform, delta_fields
 from airflow_lakestream.delta.write.files import Add, beside, delete_files, path_of, read_file
+from airflow_lakestream.tables.no_rows import no_rows
 
 
 class DeltaHead:
     """`cdc.merge.head.Head` of a Delta table; `schema` are the columns after the commit."""
+
+    # Deletion vectors are not written.
+    delete = None
 
     def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
         self._store, self._head, self._schema = store, head, schema
@@ -48,6 +53,13 @@ class DeltaHead:
     def rows_in(self, file: Add) -> int:
         """Return a file's number of rows."""
         return int(file["stats"]["numRecords"] or 0)
+
+    # A table with deletion vectors is refused.
+    live_rows_in = rows_in
+
+    def bytes_in(self, file: Add) -> int:
+        """Return a file's size in bytes."""
+        return int(file["size"])
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
         """Return a column's bounds in the log."""
@@ -73,37 +85,46 @@ class DeltaEntries(DeltaSink):
     :param mirror: the mirror's location.
     :param mirror_id: the mirror's own id.
     :param key: the columns of its key.
+    :param lows: by partition, the first offset that the topic still has.
     """
 
-    def __init__(self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema) -> None:
+    def __init__(
+        self, tables: Tables, mirror: str, mirror_id: str, key: pa.Schema, lows: Mapping[int, int] | None = None
+    ) -> None:
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.NONE)
         name = f"{mirror.rstrip('/')}{SUFFIX}"
         super().__init__(tables, name, ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key = mirror_id, key.names
+        self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self) -> pa.Table | None:
-        """Return all entries."""
+    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+        """Return entries; see `cdc.merge.memory.Entries`."""
         head = self._tables.open(self._name)
-        return None if head is None or not self._is_own(head) else self._read(head, list(live_files(head)))
+        if head is None or not self._is_own(head):
+            return None
+        return pa.concat_tables([no_rows(head.schema), *entries_for(self._entry_files(head), self._key, keys)])
 
     def add(self, entries: pa.Table) -> None:
         """Add entries; the same commit compacts many files into one."""
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the entries taken."""
+        """Commit the entries taken; once there are many files, they become few."""
         adds, target, made = list(self._buffer.flush()), self._target(), list[Add]()
 
         def make(head: Head | None) -> list[Action]:
             check_fit(head, target, self._name)
-            old = [] if head is None else list(live_files(head))
+            held = [] if head is None else self._entry_files(head)
             is_own = head is not None and self._is_own(head)
-            if head is None or (is_own and len(old) < memory.MOST_FILES):
+            if head is None or (is_own and not is_due(held)):
                 files: list[Action] = [{"add": dict(add)} for add in adds]
                 return self._actions(head, target, landing, files, CREATE if head is None else APPEND)
             # Entries of a dropped mirror no longer count.
-            kept = self._write_files(condensed(self._read(head, old), self._key)) if is_own else []
-            made.extend(kept)
+            kept = list[Add]()
+            for part in condensed(held, self._key, self._lows) if is_own else ():
+                written = self._write_files(part)
+                made.extend(written)
+                kept += written
+            old = live_files(head)
             files = [*(remove_action(add) for add in old), *({"add": dict(add)} for add in (*kept, *adds))]
             return self._actions(head, target, landing, files, OVERWRITE)
 
@@ -113,9 +134,15 @@ class DeltaEntries(DeltaSink):
         properties: Mapping[str, str] = head.properties
         return properties.get(MIRROR_ID) == self._id
 
-    def _read(self, head: Head, files: Sequence[Add]) -> pa.Table:
-        parts = [read_file(self._store, add, head.schema) for add in files]
-        return pa.concat_tables([no_rows(head.schema), *parts])
+    def _entry_files(self, head: Head) -> list[EntryFile]:
+        look, first, row = DeltaHead(self._store, head, head.schema), self._key[0], row_column(self._key)
+
+        def of(add: Add) -> EntryFile:
+            rows, nulls = look.rows_in(add), add["stats"].get("nullCount") or {}
+            is_plain = nulls.get(first) == 0 and nulls.get(row) == rows
+            return EntryFile(rows, look.bounds(add, first), not is_plain, partial(look.read, add))
+
+        return [of(add) for add in live_files(head)]
 
 
 class DeltaMirrorSink(Mirror):
@@ -192,13 +219,21 @@ class DeltaMirror(DeltaSink):
         """Delete such files; never raises."""
         return delete_files(self._store, files)
 
-    def _entries(self, mirror: str, mirror_id: str, columns: pa.Schema, key: Sequence[str]) -> DeltaEntries:
-        return DeltaEntries(self._tables, mirror, mirror_id, pa.schema([columns.field(name) for name in key]))
+    def _entries(
+        self,
+        mirror: str,
+        mirror_id: str,
+        columns: pa.Schema,
+        key: Sequence[str],
+        lows: Mapping[int, int] | None = None,
+    ) -> DeltaEntries:
+        fields = pa.schema([columns.field(name) for name in key])
+        return DeltaEntries(self._tables, mirror, mirror_id, fields, lows)
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one version with the ledger."""
         target, schema, key, kept = self._target(), self.columns, mirror.key or (), list[Add]()
-        entries = self._entries(self._name, self._id, schema, key)
+        entries = self._entries(self._name, self._id, schema, key, landing.lows)
         merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
         founded: Merged | None = None
 

@@ -13,7 +13,7 @@ from pyiceberg.types import DoubleType, FloatType
 from airflow_lakestream.cdc.columns import OF_EVENTS, RECORD_KEY, VERSION, mirror_schema
 from airflow_lakestream.cdc.keys.identity import check_key
 from airflow_lakestream.core.mirrors import MIRROR
-from airflow_lakestream.core.policies import OutOfRange
+from airflow_lakestream.core.policies import MergeMode, OutOfRange
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -28,6 +28,7 @@ class MirrorDesign:
     :param out_of_range: what becomes of values that a column's type can't hold.
     :param renamed: the mirror's column names, by the names in the database and in the records' keys.
     :param source_tables: a regular expression that matches the source's tables, if there are several.
+    :param merge_mode: how changed rows come into the table.
     :param is_key_given: whether the user names the key.
     :param record_key: the columns of the records' keys, and `source_table` the source's table, as noted when the mirror
         was made; None if nothing told them.
@@ -39,6 +40,7 @@ class MirrorDesign:
     out_of_range: OutOfRange = OutOfRange.REJECT
     renamed: Mapping[str, str] = field(default_factory=dict)
     source_tables: str | None = None
+    merge_mode: MergeMode = MergeMode.AUTO
     is_key_given: bool = False
     record_key: tuple[str, ...] | None = None
     source_table: str | None = None

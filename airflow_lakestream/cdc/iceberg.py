@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +16,11 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.design import MirrorDesign
+from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, condensed
+from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, row_column
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
 from airflow_lakestream.cdc.mirror import Mirror
@@ -30,7 +32,9 @@ from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, re
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions, own_deletes, with_deletes
 from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
@@ -52,6 +56,14 @@ class IcebergHead:
         """Return how many rows a file has."""
         return file.file.record_count
 
+    def live_rows_in(self, file: FileScanTask) -> int:
+        """Return how many of a file's rows are not deleted."""
+        return self.rows_in(file) - len(deleted_positions(self._table.io, file))
+
+    def bytes_in(self, file: FileScanTask) -> int:
+        """Return a file's size in bytes."""
+        return file.file.file_size_in_bytes
+
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""
         schema = self._table.schema()
@@ -61,6 +73,10 @@ class IcebergHead:
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""
         yield from read_rows(self._target, self._table.io, file, columns=columns)
+
+    def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
+        """Write the delete file that takes the place of a file's own one; return it."""
+        return delete_rows(self._target, self._table.io, file, numbers)
 
     def conform(self, rows: pa.Table) -> pa.Table:
         """Return rows with the mirror's columns."""
@@ -78,18 +94,24 @@ class EntryTable(IcebergSink):
     :param mirror: the mirror's name.
     :param mirror_id: its own id.
     :param key: the columns of its key.
+    :param lows: by partition, the first offset that the topic still has.
     """
 
-    def __init__(self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema) -> None:
+    def __init__(
+        self, catalog: Catalog, mirror: str, mirror_id: str, key: pa.Schema, lows: Mapping[int, int] | None = None
+    ) -> None:
         # The types of the key may become wider, as those of the mirror's own.
         design = memory.design_of_entries(key, mirror_id, SchemaEvolution.WIDEN)
         super().__init__(catalog, f"{mirror}{SUFFIX}", ENTRIES_GROUP, design, allow_group_overlap=True)
-        self._id, self._key = mirror_id, key.names
+        self._id, self._key, self._lows = mirror_id, key.names, lows or {}
 
-    def read(self) -> pa.Table | None:
-        """Return all entries."""
+    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+        """Return entries; see `cdc.merge.memory.Entries`."""
         table = self._load()
-        return None if table is None or not self._is_own(table) else _entries(table, live_files(table))
+        if table is None or not self._is_own(table):
+            return None
+        found = entries_for(_entry_files(table, live_files(table), self._key), self._key, keys)
+        return pa.concat_tables([no_rows(table.schema().as_arrow()), *found], promote_options="permissive")
 
     def add(self, entries: pa.Table) -> None:
         """Write entries down; in the same commit many files become one."""
@@ -100,18 +122,21 @@ class EntryTable(IcebergSink):
         memory.commit_entries(self, entries)
 
     def commit(self, landing: Landing) -> int:
-        """Commit the entries taken; once there are many files, they become one."""
+        """Commit the entries taken; once there are many files, they become few."""
         if self._table is None:
             return super().commit(landing)
         written: list[DataFile] = []
 
         def condense(table: Table) -> Rewrite:
-            old = live_files(table)
-            if len(old) < memory.MOST_FILES:
+            old, new = live_files(table), list[DataFile]()
+            files = _entry_files(table, old, self._key)
+            if not is_due(files):
                 return Rewrite((), ())
-            new = self._write_files(condensed(_entries(table, old), self._key))
-            written.extend(new)
-            return Rewrite([task.file for task in old], new)
+            for part in condensed(files, self._key, self._lows):
+                made = self._write_files(part)
+                written.extend(made)
+                new += made
+            return Rewrite(with_deletes(old), new)
 
         return self._rewrite(landing, condense, written)
 
@@ -125,10 +150,23 @@ class EntryTable(IcebergSink):
         return table.properties.get(MIRROR_ID) == self._id
 
 
-def _entries(table: Table, files: Sequence[FileScanTask]) -> pa.Table:
-    empty = no_rows(table.schema().as_arrow())
-    parts = [part for task in files for part in read_rows(table.metadata, table.io, task)]
-    return pa.concat_tables([empty, *parts], promote_options="permissive")
+def _entry_files(table: Table, tasks: Sequence[FileScanTask], key: Sequence[str]) -> list[EntryFile]:
+    schema = table.schema()
+    first, row = (schema.find_field(name) for name in (key[0], row_column(key)))
+    is_plain = isinstance(first.field_type, _PLAIN_BOUNDS)
+
+    def of(task: FileScanTask) -> EntryFile:
+        file, nulls = task.file, task.file.null_value_counts or {}
+        bounds = bounds_of(schema, file, first.name) if is_plain else None
+        is_plain_file = nulls.get(first.field_id) == 0 and nulls.get(row.field_id) == file.record_count
+        read = partial(_read_entries, table, task)
+        return EntryFile(file.record_count, bounds, not is_plain_file, read)
+
+    return [of(task) for task in tasks]
+
+
+def _read_entries(table: Table, task: FileScanTask, columns: Sequence[str]) -> Iterator[pa.Table]:
+    return read_rows(table.metadata, table.io, task, columns=columns)
 
 
 class MirrorSink(Mirror):
@@ -209,8 +247,8 @@ class IcebergMirror(IcebergSink):
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
-        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files, mirror.merge_mode)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
@@ -226,14 +264,22 @@ class IcebergMirror(IcebergSink):
         def rewrite(table: Table) -> Rewrite:
             merged = merger.merge(IcebergHead(table, target.metadata))
             merger.remember(merged)
-            new = [*merged.new, *merger.write_out(merged.rows)]
-            return Rewrite([task.file for task in merged.out], new)
+            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *merger.write_out(merged.rows)]
+            deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
+            return Rewrite([*with_deletes(merged.out), *deletes], new)
 
         return self._rewrite(landing, rewrite, merger.written)
 
-    def _entries(self, mirror: str, mirror_id: str, columns: Schema, key: Sequence[str]) -> EntryTable:
+    def _entries(
+        self,
+        mirror: str,
+        mirror_id: str,
+        columns: Schema,
+        key: Sequence[str],
+        lows: Mapping[int, int] | None = None,
+    ) -> EntryTable:
         fields = Schema(*(columns.find_field(name) for name in key))
-        return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields))
+        return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields), lows)
 
 
 def _metadata_for(columns: pa.Schema, mirror: TableMetadata) -> TableMetadata:

@@ -222,6 +222,8 @@ class Mirror(WrappedSharedSink):
         # As it was asked for, and as the table and the events have it.
         self._asked = self.design = design
         self._taken = TakenEvents()
+        # All topics that have landed here.
+        self._topics: set[str] = set()
 
     def load(self, run_id: str) -> TableState:
         """Look at the table again; the schema is that of the events to decode."""
@@ -229,6 +231,7 @@ class Mirror(WrappedSharedSink):
         self.design = self._asked if held is None else self._asked.of_table(self.name, *held)
         self.table.take(self.design)
         state = self.table.load(run_id)
+        self._topics = {one.topic for ledger in (state.ledger, *state.others.values()) for one in ledger.topics}
         return state if state.schema is None else replace(state, schema=event_columns(state.schema))
 
     def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
@@ -255,6 +258,9 @@ class Mirror(WrappedSharedSink):
         self.design, batch = follow(self.design, events, self.name, landing)
         self.table.take(self.design)
         self._grow(events.schema)
+        if self._topics - {identity.topic for identity in landing.topics}:
+            # Entries do not tell which topic they came from.
+            landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
         self.table.delete_events(self._taken.files)
         self._taken.forget()

@@ -16,6 +16,7 @@ from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_d
 from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import METADATA_NAMES, check_group, check_location, check_table_name
 from airflow_lakestream.core.policies import (
+    MergeMode,
     Missing,
     ModeName,
     OnDataLoss,
@@ -122,6 +123,7 @@ _CHECKS: Mapping[str, Check] = {
     "on_data_loss": _one_of(OnDataLoss),
     "on_empty": _one_of(OnEmpty),
     "out_of_range": _one_of(OutOfRange),
+    "merge_mode": _one_of(MergeMode),
     "missing": _one_of(Missing),
     "ranges": lambda _, value: parse_ranges(arguments.range_list(value)),
     "max_batch_bytes": size_in_bytes,

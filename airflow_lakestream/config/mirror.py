@@ -13,10 +13,12 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
 from airflow_lakestream.core.policies import (
+    MergeMode,
     ModeName,
     OnError,
     OutOfRange,
     SchemaEvolution,
+    TableFormat,
     Tombstones,
     choose,
     is_given,
@@ -36,6 +38,9 @@ class MirrorConfig(ExtractConfig):
     :param rename_columns: the mirror's names of columns by those that they have in the database.
     :param source_tables: a regular expression of the source's tables, `database.schema.table` each, where rows of
         several come to one mirror, such as partitions; None takes those of one table only.
+    :param merge_mode: how changed rows come into the table: "copy-on-write" rewrites the files that have them,
+        "merge-on-read" deletes the old rows in place and writes the new ones into other files, and "auto" decides it
+        for each file by how many of its rows have changed.
     """
 
     envelope: str | None = Envelope.DEBEZIUM
@@ -47,6 +52,7 @@ class MirrorConfig(ExtractConfig):
     out_of_range: str = OutOfRange.REJECT
     rename_columns: Mapping[str, str] | str | None = None
     source_tables: str | None = None
+    merge_mode: str = MergeMode.AUTO
 
     def __post_init__(self) -> None:
         for one in fields(ExtractConfig):
@@ -69,7 +75,9 @@ class MirrorConfig(ExtractConfig):
         object.__setattr__(self, "metadata_columns", self._metadata)
         super().__post_init__()
         check_mirror_name(self.template)
-        _ = self.mirror
+        if self.mirror.merge_mode is MergeMode.MERGE_ON_READ and self.lake.format is TableFormat.DELTA:
+            problem = "a mirror in a Delta table is merged by copy-on-write: deletion vectors are not written."
+            raise InvalidArgument("merge_mode", problem, "Leave it out.")
         self.names.check_argument()
 
     @property
@@ -112,6 +120,7 @@ class MirrorConfig(ExtractConfig):
             out_of_range=choose(OutOfRange, "out_of_range", self.out_of_range),
             renamed=self.names.renamed,
             source_tables=arguments.regex("source_tables", self.source_tables),
+            merge_mode=choose(MergeMode, "merge_mode", self.merge_mode),
             is_key_given=is_given(self.key),
         )
 

@@ -201,6 +201,8 @@ class Landing:
     engine: Engine | None = field(default=None, compare=False)
     # For the limit of the whole run; the snapshot's summary keeps only the number of bad records.
     bad: BadRecords | None = field(default=None, compare=False)
+    # The first offset that each partition of the topic had when the batch was planned; nothing keeps it.
+    lows: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

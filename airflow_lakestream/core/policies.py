@@ -85,6 +85,14 @@ class OutOfRange(StrEnum):
     NULL = "null"
 
 
+class MergeMode(StrEnum):
+    """How a mirror's changed rows come into its table: by new files, by deletes in place, or as each file suggests."""
+
+    AUTO = "auto"
+    COPY_ON_WRITE = "copy-on-write"
+    MERGE_ON_READ = "merge-on-read"
+
+
 class Tombstones(StrEnum):
     """What a record without a value becomes: a row of nulls, only a count, or a bad record."""
 

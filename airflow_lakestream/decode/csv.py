@@ -28,6 +28,7 @@ from airflow_lakestream.decode.lanes.framed import chunks
 from airflow_lakestream.decode.lanes.lanes import Mask
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded, Misfit, SchemaDecoder, good_ones, quoted
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import no_rows
 
 _QUOTED = '"(?:[^"]|"")*"'
 _MOST_REPAIRS = 3
@@ -72,7 +73,7 @@ class CsvDecoder(SchemaDecoder):
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
-        tables: list[pa.Table] = [self.schema.empty_table()]
+        tables: list[pa.Table] = [no_rows(self.schema)]
         bad: list[BadRow] = []
         for first, last in chunks(batch.values):
             part = self._rows(batch.values.slice(first, last - first))

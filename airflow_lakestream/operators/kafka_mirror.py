@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 # Nothing that imports PyIceberg, Arrow or pandas up here: Airflow parses DAG files anew every half minute.
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.mirrors import FIXED, NotForMirror, check_mirror_name
-from airflow_lakestream.core.policies import OnDataLoss, OnEmpty, OnError, OutOfRange, TableFormat
+from airflow_lakestream.core.policies import MergeMode, OnDataLoss, OnEmpty, OnError, OutOfRange, TableFormat
 from airflow_lakestream.core.routing import TableTemplate
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.operators.arguments import templated
@@ -62,6 +62,8 @@ class KafkaMirrorOperator(LandingOperator):
     :param rename_columns: the mirror's column names, by those in the database (templated)
     :param source_tables: regex of the source's tables, `database.schema.table` each, where the rows of several come to
         one mirror (templated)
+    :param merge_mode: how changes come into an Iceberg table: `"copy-on-write"` rewrites the files that have the rows,
+        `"merge-on-read"` deletes the old rows in place, `"auto"` decides it for each file (templated)
     :param format: what values hold: `"json"`, `"avro"`, `"json_schema"` (templated)
     :param schema_registry: a URL, a mapping with `url` in it, or the id of an Airflow connection, where all secrets
         belong; default: `schema.registry.url` in the Kafka connection's extra (templated)
@@ -107,6 +109,7 @@ class KafkaMirrorOperator(LandingOperator):
         out_of_range: str = OutOfRange.REJECT.value,
         rename_columns: Mapping[str, str] | str | None = None,
         source_tables: str | None = None,
+        merge_mode: str = MergeMode.AUTO.value,
         format: str = "json",  # noqa: A002  # the word that users know
         schema_registry: str | Mapping[str, Any] | None = None,
         writer_schemas: Sequence[str] | str | None = None,
@@ -144,6 +147,7 @@ class KafkaMirrorOperator(LandingOperator):
         self.out_of_range = out_of_range
         self.rename_columns = rename_columns
         self.source_tables = source_tables
+        self.merge_mode = merge_mode
         self.format = format
         # As early as can be: a DAG with a secret in it is not written down anywhere.
         refuse_secrets(schema_registry or "")

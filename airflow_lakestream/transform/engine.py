@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.outcome import HIDDEN, ROW
 from airflow_lakestream.transform.rewrite import BAD, SUSPECT, NotTraceable, Rewriter
 from airflow_lakestream.transform.sandbox import open_database, parse, scalar_functions, unparse
@@ -99,7 +100,7 @@ class Engine:
 
     def _read(self, columns: pa.Schema, names: list[str]) -> None:
         self.input = pa.schema([columns.field(name) for name in names])
-        self._empty = self.input.append(pa.field(ROW, pa.int64())).empty_table()
+        self._empty = no_rows(self.input.append(pa.field(ROW, pa.int64())))
         self._given = _Given(self._empty)
         self._database.register(INPUT, self._given)
         self._planned: set[str] = set()

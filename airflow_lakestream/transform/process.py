@@ -16,6 +16,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
 from airflow_lakestream.transform.messages import Setup, receive, send
 
@@ -78,9 +79,9 @@ class SqlProcess:
         # No buffers: a fork might find their locks taken.
         self._to, self._from = cast("tuple[io.FileIO, io.FileIO]", (self._process.stdin, self._process.stdout))
         _LIVING.add(self)
-        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), columns.empty_table())]
+        setup = [(asdict(Setup(sql, asdict(bounds), {} if twin is None else twin.plan)), no_rows(columns))]
         if twin is not None:
-            setup.append(({}, twin.schema.empty_table()))
+            setup.append(({}, no_rows(twin.schema)))
         try:
             answer, table = self._asked(setup, bounds.timeout, 0)
         except Exceeded as error:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.bounds import Bounds
 from airflow_lakestream.transform.outcome import ROW, FailedRecord, Indices, Transformed
 from airflow_lakestream.transform.raw_input import NEEDS_HEADERS, NEEDS_KEYS, RAW_SCHEMA, raw_columns
@@ -76,7 +77,7 @@ class SqlTransform:
             table = table.take(pa.array(np.delete(numbers, [failed.index for failed in bad])))
         parts = list(self._search.run(table, bad))
         kept = np.concatenate([part[ROW].to_numpy() for part in parts] or [numbers[:0]])
-        rows = pa.concat_tables([part.drop_columns([ROW]) for part in parts] or [self.schema.empty_table()])
+        rows = pa.concat_tables([part.drop_columns([ROW]) for part in parts] or [no_rows(self.schema)])
         bad.sort(key=lambda failed: failed.index)
         return Transformed(rows, kept, _filtered(len(batch), kept, bad), bad)
 

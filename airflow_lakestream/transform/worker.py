@@ -22,6 +22,7 @@ import duckdb
 import pyarrow as pa
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.transform.bounds import TOO_LARGE, Bounds
 from airflow_lakestream.transform.engine import Engine, Plan, told
 from airflow_lakestream.transform.failures import run
@@ -77,7 +78,7 @@ class _Server:
             except MemoryError as error:
                 self._fail(memory=_said(error))
         self._schema = made or pa.schema([column.field for column in self._engine.columns])
-        send(answers, {"plan": asdict(self._engine.plan)}, self._schema.empty_table())
+        send(answers, {"plan": asdict(self._engine.plan)}, no_rows(self._schema))
 
     def serve(self, asked: _Asked) -> None:
         while True:
@@ -99,7 +100,7 @@ class _Server:
         except duckdb.Error as error:
             self._fail(failure=told(error))
         schema = self._schema.append(pa.field(ROW, pa.int64()))
-        return pa.concat_tables(parts) if parts else schema.empty_table()
+        return pa.concat_tables(parts) if parts else no_rows(schema)
 
     def _conformed(self, part: pa.Table) -> pa.Table:
         columns = []

@@ -12,6 +12,8 @@ from pathlib import Path
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from dev.lake import total_rows
+
 # An SQL catalog keeps its tables by its own name, which is the connection's.
 CATALOG = "iceberg_default"
 NAMESPACE = "bench"
@@ -65,7 +67,7 @@ def look_at(table: Table) -> Landed:
         raise AssertionError(f"{table.name()} has no snapshot")
     first = min(snapshot.timestamp_ms for snapshot in table.snapshots())
     return Landed(
-        rows=int(head.summary["total-records"] or 0),
+        rows=total_rows(table),
         files=int(head.summary["total-data-files"] or 0),
         commits=len(table.snapshots()),
         first_commit_at=first / 1000,

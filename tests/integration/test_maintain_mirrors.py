@@ -8,12 +8,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.cdc.merge.memory import SUFFIX
+from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.spark.maintenance.work import own_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import change, mirror_config, mirrored
 from tests.support.lake import GROUP, TABLE, Lake, events
-from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained
+from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained, maintenance
 
 pytestmark = pytest.mark.integration
 
@@ -21,11 +23,12 @@ MIRROR = "lake.orders"
 ALL = {"compact": {"options": {"rewrite-all": True}}, "rewrite_manifests": True, "expire": AT_ONCE}
 
 
+@pytest.mark.parametrize("mode", [MergeMode.COPY_ON_WRITE, MergeMode.MERGE_ON_READ])
 def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
-    lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, tmp_path: Path
+    mode: MergeMode, lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, tmp_path: Path
 ) -> None:
     name = topic(1)
-    config = mirror_config(lake, name, tmp_path)
+    config = mirror_config(lake, name, tmp_path, merge_mode=str(mode))
 
     def land(*changes: tuple[str, int, str, int]) -> None:
         """Land changes in one batch: what, of which key, its value, and its place in the source."""
@@ -39,13 +42,14 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
     land(("u", 1, "second", 11), ("d", 2, "", 12))
     land(("u", 3, "second", 13), ("d", 4, "", 14))
     rows = mirrored(lake, "id, name")
+    assert read_by_spark(spark, lake) == rows
     ledger = read_ledger(lake.table(MIRROR), GROUP)
 
     reports = maintained(lake, spark, f"{MIRROR}*", **ALL)
 
     assert {report.table for report in reports} == {MIRROR, MIRROR + SUFFIX}
     assert all(report.after.files == 1 and report.expired for report in reports)
-    assert mirrored(lake, "id, name") == rows
+    assert mirrored(lake, "id, name") == read_by_spark(spark, lake) == rows
     assert read_ledger(lake.table(MIRROR), GROUP) == ledger
     # Late ones: older than what they would change, of rows that are there, and of rows that are gone.
     land(("u", 1, "late", 5), ("u", 2, "late", 6), ("u", 4, "late", 7))
@@ -54,8 +58,15 @@ def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
     land(("u", 1, "third", 21), ("c", 2, "again", 22), ("d", 5, "", 23))
     live = {key: row[1] for key, row in mirrored(lake, "id, name").items()}
     assert live == {1: "third", 2: "again", 3: "second", 6: "first"}
+    assert read_by_spark(spark, lake) == mirrored(lake, "id, name")
     for report in maintained(lake, spark, f"{MIRROR}*", **ALL):
         assert_every_snapshot_reads(lake.table(report.table))
+
+
+def read_by_spark(spark: SparkSession, lake: Lake) -> dict[int, tuple[int, str]]:
+    """Return the mirror's rows by their id, as Iceberg's own library reads them."""
+    session = own_session(maintenance(lake, MIRROR, **ALL), spark)
+    return {row.id: (row.id, row.name) for row in session.table(f"iceberg_default.{MIRROR}").collect()}
 
 
 def test_a_mirror_that_keeps_deleted_rows_is_compacted(

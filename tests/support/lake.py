@@ -21,7 +21,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
@@ -292,6 +292,24 @@ def assert_files_are_whole(table: Table, *, leftovers_of_a_kill: bool = False) -
     assert not needed - there, "files that snapshots need, but are gone"
     if not leftovers_of_a_kill:
         assert not there - needed, "files that no snapshot needs"
+
+
+def assert_totals_are_right(table: Table) -> None:
+    """Assert that the head's summary counts what its manifests list."""
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    totals = dict.fromkeys(("data-files", "delete-files", "records", "position-deletes", "files-size"), 0)
+    for manifest in head.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io):
+            kinds = ("data-files", "records")
+            if entry.data_file.content is not DataFileContent.DATA:
+                kinds = ("delete-files", "position-deletes")
+                assert manifest.content is ManifestContent.DELETES
+            totals[kinds[0]] += 1
+            totals[kinds[1]] += entry.data_file.record_count
+            totals["files-size"] += entry.data_file.file_size_in_bytes
+    assert {name: int(head.summary[f"total-{name}"] or 0) for name in totals} == totals
 
 
 def files_of(table: Table) -> list[str]:

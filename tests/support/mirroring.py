@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from base64 import b64decode, b64encode
@@ -22,6 +23,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
 from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
+from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.tables.design import TableDesign
@@ -170,15 +172,24 @@ def _come_to(events: Iterable[Event]) -> tuple[dict[int, Values], dict[int, Valu
 class HandMirror:
     """One mirror, landed into by hand."""
 
-    def __init__(self, folder: Path, *, soft_delete: bool = False, kind: str = "text", **properties: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        soft_delete: bool = False,
+        kind: str = "text",
+        modes: Sequence[MergeMode] = (MergeMode.AUTO,),
+        **properties: str,
+    ) -> None:
+        self._modes = itertools.cycle(modes)
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
         self.kind = KINDS[kind]
         self.design = MirrorDesign(table, key=("id",), soft_delete=soft_delete)
 
     def sink(self) -> Any:
-        """Return a sink of its own, such as another process would have."""
-        return MirrorSink(self.catalog, TABLE, "g", self.design)
+        """Return a sink of its own, such as another process would have; each merges in the next one of the modes."""
+        return MirrorSink(self.catalog, TABLE, "g", replace(self.design, merge_mode=next(self._modes)))
 
     def land(self, events: Sequence[Event], sink: Any = None) -> int:
         """Land events in one commit."""

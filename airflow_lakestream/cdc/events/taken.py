@@ -19,12 +19,12 @@ from airflow_lakestream.cdc.columns import (
     RECORD_KEY,
     TABLE,
     TRANSACTION,
-    no_rows,
     version_schema,
 )
 from airflow_lakestream.cdc.events.provenance import expanded
 from airflow_lakestream.cdc.events.widening import joined_type
 from airflow_lakestream.cdc.stops import TypeSeen, type_changed
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.required import with_required
 
 

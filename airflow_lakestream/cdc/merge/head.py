@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from airflow_lakestream.cdc.keys.identity import Numbers
 
 # A data file, as the table's format knows it.
 File = Any
 
 
 class Head(Protocol):
-    """The rows of a mirror, with the columns that the commit gives it."""
+    """The rows of a mirror, with the columns that the commit gives it.
+
+    The rows of a file are numbered from 0, without those that are deleted already.
+    """
+
+    @property
+    def delete(self) -> Callable[[File, Numbers], File] | None:
+        """Writes down that these rows of a file are deleted; returns what the commit needs for it.
+
+        None where the table can't have that, and files are written anew.
+        """
 
     def files(self) -> Sequence[File]:
         """Return the data files."""
 
     def rows_in(self, file: File) -> int:
         """Return a file's number of rows, including deleted ones that are still in it."""
+
+    def live_rows_in(self, file: File) -> int:
+        """Return a file's number of rows without deleted ones."""
+
+    def bytes_in(self, file: File) -> int:
+        """Return a file's size in bytes."""
 
     def bounds(self, file: File, column: str) -> tuple[Any, Any] | None:
         """Return bounds that include all values of a file's column; None if unknown."""

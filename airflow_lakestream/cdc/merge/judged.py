@@ -14,6 +14,7 @@ from airflow_lakestream.cdc.keys.guards import Guarded, Judge
 from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.keys.images import Image, images
 from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.lookup import Found, with_numbers
 from airflow_lakestream.cdc.merge.memory import Memory
 from airflow_lakestream.cdc.merge.newest import Newest, is_before, is_gone
 
@@ -25,23 +26,21 @@ class Judged:
     batch: Newest
     judge: Judge
 
-    def stay(self, head: Head, file: File, rows: pa.Table, at: Numbers) -> Mask:
-        """Tell which rows of a file stay. Raises MirrorStopped.
-
-        :param rows: their keys, versions and marks; `at` gives the event of each row's key.
-        """
+    def stay(self, head: Head, file: File, found: Found) -> Mask:
+        """Tell which of a file's hits stay. Raises MirrorStopped."""
+        rows, at = found.rows, found.at
         stays = self._is_repeated(rows, at)
         guarded = np.isin(at, np.array(list(self.batch.guards), np.int64))
         live = self._is_live(rows)
-        for number in np.flatnonzero(guarded).tolist():
-            guards = self.batch.guards[int(at[number])]
-            where = (rows[COMMIT][number].as_py(), rows[POSITION][number].as_py())
-            if not live[number]:
+        for place in np.flatnonzero(guarded).tolist():
+            guards = self.batch.guards[int(at[place])]
+            where = (rows[COMMIT][place].as_py(), rows[POSITION][place].as_py())
+            if not live[place]:
                 self.judge.is_gone(guards, where)
                 continue
             needed = {name for guard in guards for name in guard.image}
-            values = self._values(head, file, number, needed) if needed else {}
-            stays[number] |= self.judge.keeps(guards, where, values)
+            values = self._values(head, file, int(found.hits[place]), needed) if needed else {}
+            stays[place] |= self.judge.keeps(guards, where, values)
         return stays
 
     def check_others(self, memory: Memory) -> None:
@@ -65,22 +64,19 @@ class Judged:
 
     def _is_repeated(self, rows: pa.Table, at: Numbers) -> Mask:
         """Tell which rows were settled with a deletion at their own place that was sent twice, see `order`."""
-        stays, hit = np.zeros(len(rows), np.bool_), np.flatnonzero(at >= 0)
-        events = self.batch.rows.take(pa.array(at[hit]))
+        events = self.batch.rows.take(pa.array(at))
         same = is_gone(events)
         if not same.any():
-            return stays
+            return np.zeros(len(rows), np.bool_)
         for name in (COMMIT, POSITION):
-            same &= events[name].to_numpy() == rows[name].to_numpy()[hit]
+            same &= events[name].to_numpy() == rows[name].to_numpy()
         # Without places in the log, events of the same time are at one place.
-        stays[hit] = same & (events[POSITION].to_numpy() != 0) & self._is_live(rows)[hit]
+        stays: Mask = same & (events[POSITION].to_numpy() != 0) & self._is_live(rows)
         return stays
 
     def _values(self, head: Head, file: File, number: int, names: set[str]) -> Image:
-        start = 0
-        for part in head.read(file):
-            if number < start + len(part):
+        for part, here in with_numbers(head.read(file)):
+            if number < here.stop:
                 columns = [name for name in part.column_names if name in names]
-                return images(part.slice(number - start, 1), columns)[0]
-            start += len(part)
+                return images(part.slice(number - here.start, 1), columns)[0]
         raise AssertionError("it was read before")

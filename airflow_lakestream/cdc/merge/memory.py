@@ -35,9 +35,6 @@ SUFFIX = DELETED
 ROW = "_row"
 # Table property: the mirror's own id. Entries of an earlier mirror of the same name do not count.
 MIRROR_ID = "lakestream.mirror-uuid"
-# More files than this are compacted into one.
-MOST_FILES = 32
-
 
 # The entries have a ledger without any topic: what makes their commits safe is the guard, not what it counts.
 ENTRIES_GROUP = "mirror"
@@ -47,8 +44,11 @@ NO_TOPIC = TopicIdentity("", "", "")
 class Entries(Protocol):
     """Keeps one mirror's entries: rows of its key's columns, `VERSION` and `ROW`."""
 
-    def read(self) -> pa.Table | None:
-        """Return all entries; None if there are none."""
+    def read(self, keys: pa.Table | None = None) -> pa.Table | None:
+        """Return entries; None if there are none.
+
+        :param keys: return those that a batch with these keys needs; default: all.
+        """
 
     def add(self, entries: pa.Table) -> None:
         """Add entries in a separate commit. Raises what a commit raises."""
@@ -83,7 +83,7 @@ class Memory:
         entries = self.entries.filter(self.entries[self.key[0]].is_valid())
         if not len(entries):
             return dead
-        last = _last(entries, self.key)
+        last = last_of_each(entries, self.key)
         at = places(rows, last, self.key)
         known = np.flatnonzero(at >= 0)
         dead[known] = is_later(last.take(pa.array(at[known])), rows.take(pa.array(known)))
@@ -146,16 +146,7 @@ def commit_entries(table: TableSink[Any], entries: pa.Table) -> None:
         table.commit(Landing(name, name, {}))
 
 
-def condensed(entries: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return equivalent entries, compacted; rows kept for the next event are dropped once that event has come."""
-    of_keys = entries.filter(entries[key[0]].is_valid())
-    others = entries.filter(entries[key[0]].is_null())
-    kept = pa.concat_tables([_last(of_keys, key), others])
-    row = row_column(key)
-    return kept.set_column(kept.column_names.index(row), row, pa.nulls(len(kept), pa.binary()))
-
-
-def _last(entries: pa.Table, key: Sequence[str]) -> pa.Table:
+def last_of_each(entries: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return each key's entry with the greatest version."""
     ordered = entries.take(pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in VERSION]))
     keys = by_place(ordered, key)

@@ -1,7 +1,7 @@
 """Merges a batch's newest events into a table's head: decides which files are replaced, and by which rows.
 
-Copy on write: only files that hold a changed key are rewritten. The decision is for one head; another head needs a new
-one.
+Only files that hold a changed key change: they are rewritten, or their rows are deleted in place and the new ones go
+into other files. The decision is for one head; another head needs a new one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,44 +18,36 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
-from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of, places
+from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of
+from airflow_lakestream.cdc.merge.files import PART_BYTES, Rewriting, Taking, WriteFiles
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
+from airflow_lakestream.cdc.merge.lookup import Change, Lookup, change_of
 from airflow_lakestream.cdc.merge.memory import Entries, Memory, row_column
 from airflow_lakestream.cdc.merge.newest import Newest, Origin, is_before, is_gone, is_later
 from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
-from airflow_lakestream.cdc.merge.values import OldRows, Values, marked_where
+from airflow_lakestream.cdc.merge.values import OldRows, Values
+from airflow_lakestream.core.policies import MergeMode
 
-# Rows are collected up to this many bytes, then written.
-PART_BYTES = 64 * 2**20
 FILES_AT_ONCE = 2
-
-WriteFiles = Callable[[pa.Table], Sequence[File]]
+# By default a file is rewritten that has lost this share of its rows, or that is so small that many of them would be
+# slower to read than one to write.
+MOST_DELETED = 0.1
+SMALL_BYTES = 2**20
 
 
 @dataclass
 class Merged:
-    """The result for one commit: removed files, new files, rows that are in no file yet, and new entries."""
+    """The result for one commit: removed files, new files, rows that are in no file yet, and new entries.
+
+    `deleted` has files that stay without some of their rows, each with what `Head.delete` has returned.
+    """
 
     out: Sequence[File]
     new: Sequence[File]
+    deleted: Sequence[tuple[File, File]]
     rows: pa.Table
     entries: pa.Table
-
-
-@dataclass
-class _Found:
-    """What one file has of the changed keys: which event removes or marks which of its rows."""
-
-    file: File
-    at: Numbers
-    out: Mask
-    marked: Mask
-
-    @property
-    def is_touched(self) -> bool:
-        """Whether anything of the file changes."""
-        return bool(self.out.any() or self.marked.any())
 
 
 @dataclass
@@ -64,9 +57,9 @@ class _Incoming:
     rows: pa.Table
     place_of: Numbers
 
-    def take(self, found: _Found) -> pa.Table:
+    def take(self, change: Change) -> pa.Table:
         """Return the rows that replace a file's rows, and mark them as taken."""
-        events = np.unique(found.at[found.out & (found.at >= 0)])
+        events = np.unique(change.at[change.at >= 0])
         wanted = self.place_of[events]
         self.place_of[events] = -1
         return self.rows.take(pa.array(wanted[wanted >= 0]))
@@ -88,6 +81,7 @@ class Merger:
     :param soft_delete: whether deleted rows stay, marked.
     :param entries: the memory of deleted rows.
     :param write: writes rows as files of the mirror.
+    :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
     """
 
     batch: Newest
@@ -96,30 +90,33 @@ class Merger:
     soft_delete: bool
     entries: Entries
     write: WriteFiles
+    mode: MergeMode = MergeMode.AUTO
     # All files written, for any head.
     written: list[File] = field(default_factory=list)
     _judged: Judged = field(init=False)
 
     def merge(self, head: Head | None) -> Merged:
         """Merge into a head, or into an empty table. Raises ValueMissing; `written` also has failed tries' files."""
-        memory = Memory(self.key, self.entries.read())
+        memory = Memory(self.key, self.entries.read(self.batch.rows.select(list(self.key))))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
         self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
-        found = self._look(head, late, matched) if head is not None else []
+        changes = self._look(head, late, matched) if head is not None else []
         self._judged.check_others(memory)
         is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
         late[new[memory.is_dead(rows.take(pa.array(new)))]] = True
-        old = self._old_rows(head, found, self._needed(is_delete, late))
+        old = self._old_rows(head, changes, self._needed(is_delete, late))
         values = Values(self.batch, self.table, self.key, memory, old)
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
-        files = self._rewrite(head, found, incoming) if head is not None else []
+        anew, in_place = self._ways(head, changes)
+        files = self._rewrite(head, anew, incoming) if head is not None else []
+        deleted = self._delete(head, in_place) if head is not None else []
         entries = self._entries(values, deletes)
-        return Merged([one.file for one in found], files, incoming.rest(self.key), entries)
+        return Merged([one.file for one in anew], files, deleted, incoming.rest(self.key), entries)
 
     def remember(self, merged: Merged) -> None:
         """Write down the new entries; call it before the commit, see `Memory`."""
@@ -140,48 +137,25 @@ class Merger:
         self.written += files
         return files
 
-    def _look(self, head: Head, late: Mask, matched: Mask) -> list[_Found]:
+    def _look(self, head: Head, late: Mask, matched: Mask) -> list[Change]:
         """Return the files that change; note which events have a row, and which are late."""
+        batch = self.batch
+        lookup = Lookup(head, batch.rows.select(list(self.key)), self.key, self.soft_delete, batch.truncated)
+        changes, too_late = [], []
+        for file, found in self._each("look", lookup, lookup.files()):
+            later = is_later(batch.rows.take(pa.array(found.at)), found.rows)
+            # A marked row may be older than a truncation, like a late event: it stays.
+            out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
+            matched[found.at] = True
+            too_late.append(found.at[~out])
+            changes.append(change_of(file, found, out, soft_delete=self.soft_delete))
+        for events in too_late:
+            late[events] = True
+        return [one for one in changes if one.is_touched]
 
-        def look(file: File) -> _Found:
-            return self._look_into(head, file, late)
-
-        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-look") as pool:
-            found = list(pool.map(look, [file for file in head.files() if self._may_hold(head, file)]))
-        for one in found:
-            hit = one.at >= 0
-            matched[one.at[hit]] = True
-            late[one.at[hit & ~one.out]] = True
-        return [one for one in found if one.is_touched]
-
-    def _may_hold(self, head: Head, file: File) -> bool:
-        bounds = head.bounds(file, self.key[0])
-        if self.batch.truncated is not None or bounds is None:
-            return True
-        keys = self.batch.rows[self.key[0]]
-        low, high = (pa.scalar(bound) for bound in bounds)
-        return bool(pc.any(pc.and_(pc.greater_equal(keys, low), pc.less_equal(keys, high))).as_py())
-
-    def _look_into(self, head: Head, file: File, late: Mask) -> _Found:
-        columns = [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])]
-        parts = list(head.read(file, columns))
-        if not parts:
-            return _Found(file, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
-        rows = _joined(parts)
-        at = places(rows, self.batch.rows, self.key)
-        out = np.zeros(len(rows), np.bool_)
-        hit = np.flatnonzero(at >= 0)
-        # A marked row may be older than a truncation, like a late event: it stays.
-        out[hit] = is_later(self.batch.rows.take(pa.array(at[hit])), rows.take(pa.array(hit))) & ~late[at[hit]]
-        out &= ~self._judged.stay(head, file, rows, at)
-        marked = np.zeros(len(rows), np.bool_)
-        if self.batch.truncated is not None:
-            gone = is_before(rows, self.batch.truncated) & ~out
-            if self.soft_delete:
-                marked = gone & ~pc.fill_null(rows[DELETED], False).to_numpy()
-            else:
-                out |= gone
-        return _Found(file, at, out, marked)
+    def _each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix=f"lakestream-{name}") as pool:
+            yield from zip(items, pool.map(work, items), strict=True)
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
@@ -194,16 +168,14 @@ class Merger:
         deletes = np.flatnonzero(is_delete & ~late).tolist()
         return needed | set(deletes if self.soft_delete else self.batch.befores)
 
-    def _old_rows(self, head: Head | None, found: Sequence[_Found], needed: set[int]) -> OldRows:
+    def _old_rows(self, head: Head | None, changes: Sequence[Change], needed: set[int]) -> OldRows:
         """Return the table's rows that are replaced or deleted and still needed."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
-        for one in found:
-            take = np.isin(one.at, wanted) & one.out
-            if head is None or not take.any():
-                continue
-            for rows, here in _with_places(head.read(one.file)):
-                if take[here].any():
-                    old.add(rows.filter(pa.array(take[here])))
+        taken = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
+        if head is not None:
+            for _, parts in self._each("take", Taking(head), [one for one in taken if len(one[1])]):
+                for rows in parts:
+                    old.add(rows)
         return old
 
     def _incoming(self, values: Values, upserts: Numbers, deletes: Numbers) -> _Incoming:
@@ -220,44 +192,58 @@ class Merger:
         place_of[of_rows] = np.arange(len(of_rows))
         return _Incoming(pa.concat_tables(parts, promote_options="permissive").combine_chunks(), place_of)
 
-    def _rewrite(self, head: Head, found: Sequence[_Found], incoming: _Incoming) -> list[File]:
+    def _ways(self, head: Head | None, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
+        """Return the files to write anew, and those whose rows are deleted in place."""
+        anew: list[Change] = []
+        in_place: list[Change] = []
+        for one in changes:
+            assert head is not None, "it has the files"
+            (anew if self._is_rewritten(head, one) else in_place).append(one)
+        return anew, in_place
+
+    def _is_rewritten(self, head: Head, change: Change) -> bool:
+        """Tell whether a file is written anew; otherwise its rows are deleted in place."""
+        rows = head.rows_in(change.file)
+        gone = rows - change.live + len(change.out)
+        # Marks are new values of rows that stay; of a file without any row nothing is left to read.
+        if head.delete is None or self.mode is MergeMode.COPY_ON_WRITE or change.marked is not None or gone == rows:
+            return True
+        if self.mode is MergeMode.MERGE_ON_READ:
+            return False
+        return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
+
+    def _delete(self, head: Head, changes: Sequence[Change]) -> list[tuple[File, File]]:
+        """Delete rows of files that stay."""
+        write = head.delete
+
+        def delete(change: Change) -> File:
+            assert write is not None, "the files would be rewritten"
+            file = write(change.file, change.out)
+            self.written.append(file)
+            return file
+
+        return [(change.file, file) for change, file in self._each("delete", delete, changes)]
+
+    def _rewrite(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> list[File]:
         """Rewrite files with the rows that stay and the new versions of those that change."""
-        work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, found)]
+        work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
+        rewriting = Rewriting(head, self.write_out, self.batch.truncated)
+        return [file for _, files in self._each("rewrite", rewriting, work) for file in files]
 
-        def rewrite(bundle: Sequence[tuple[_Found, pa.Table]]) -> list[File]:
-            return self._rewrite_as_one(head, bundle)
-
-        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="lakestream-rewrite") as pool:
-            return [file for files in pool.map(rewrite, work) for file in files]
-
-    def _bundles(self, head: Head, found: Sequence[_Found]) -> Iterator[list[_Found]]:
+    def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
         """Yield the files to rewrite together: small ones with neighbouring keys."""
         rows = self.batch.rows
         most = PART_BYTES * max(1, len(rows)) // max(1, rows.nbytes)
-        bounds = [head.bounds(one.file, self.key[0]) for one in found]
+        bounds = [head.bounds(one.file, self.key[0]) for one in changes]
         order = sorted((known[0], at) for at, known in enumerate(bounds) if known is not None)
-        bundle: list[_Found] = []
+        bundle: list[Change] = []
         for at in [*(at for _, at in order), *(at for at, known in enumerate(bounds) if known is None)]:
-            if bundle and sum(head.rows_in(one.file) for one in (*bundle, found[at])) > most:
+            if bundle and sum(one.live for one in (*bundle, changes[at])) > most:
                 yield bundle
                 bundle = []
-            bundle.append(found[at])
+            bundle.append(changes[at])
         if bundle:
             yield bundle
-
-    def _rewrite_as_one(self, head: Head, bundle: Sequence[tuple[_Found, pa.Table]]) -> list[File]:
-        files: list[File] = []
-        held: list[pa.Table] = []
-        for one, new in bundle:
-            held.append(head.conform(new))
-            for rows, here in _with_places(head.read(one.file)):
-                if one.marked[here].any():
-                    rows = marked_where(rows, one.marked[here], self.batch.truncated)
-                held.append(head.conform(rows.filter(pa.array(~one.out[here]))))
-                if sum(part.nbytes for part in held) >= PART_BYTES:
-                    files += self.write_out(_joined(held))
-                    held = []
-        return [*files, *self.write_out(_joined(held))] if held else files
 
     def _entries(self, values: Values, deletes: Numbers) -> pa.Table:
         """Return the new entries: a truncation, and deleted rows that do not stay."""
@@ -276,16 +262,3 @@ class Merger:
         return pa.concat_tables(
             [rows, pa.Table.from_arrays(columns, [one.name for one in rows.schema])], promote_options="permissive"
         )
-
-
-def _with_places(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
-    """Yield parts of a file's rows, each with its position in the file."""
-    start = 0
-    for rows in parts:
-        yield rows, slice(start, start + len(rows))
-        start += len(rows)
-
-
-def _joined(parts: Sequence[pa.Table]) -> pa.Table:
-    # Strings of a column may have 32-bit offsets in one part and 64-bit offsets in another.
-    return pa.concat_tables(parts, promote_options="permissive")

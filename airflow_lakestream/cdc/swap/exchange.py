@@ -12,9 +12,9 @@ import pyarrow as pa
 from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.keys.identity import places
+from airflow_lakestream.cdc.merge.files import PART_BYTES
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.memory import Entries
-from airflow_lakestream.cdc.merge.merge import PART_BYTES
 from airflow_lakestream.cdc.merge.values import with_deleted
 from airflow_lakestream.cdc.mirror import Mirror, MirrorTable
 from airflow_lakestream.core.ledger import Landing, Ledger
@@ -63,7 +63,7 @@ class Swap:
             self.rows += len(part)
             self.written += files
             new += files
-        self.rows_before = sum(mirror.rows_in(file) for file in mirror.files())
+        self.rows_before = sum(mirror.live_rows_in(file) for file in mirror.files())
         return new
 
     def _rows(self, mirror: Head) -> Iterator[pa.Table]:

@@ -30,6 +30,7 @@ from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
 from airflow_lakestream.iceberg.replace.takeout import live_files
+from airflow_lakestream.iceberg.write.deletes import with_deletes
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
 from airflow_lakestream.tables.schema.types import arrow_schema, type_text
@@ -79,7 +80,7 @@ class _SwapTable(IcebergMirror):
         self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
 
         def rewrite(table: Table) -> Rewrite:
-            return Rewrite([task.file for task in live_files(table)], swap.make(IcebergHead(table, table.metadata)))
+            return Rewrite(with_deletes(live_files(table)), swap.make(IcebergHead(table, table.metadata)))
 
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
         guard.reach = reach

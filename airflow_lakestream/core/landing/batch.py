@@ -152,7 +152,13 @@ class Batch:
         )
         identity = self.plan.state.identity
         return Landing(
-            uuid.uuid4().hex, run_id, {identity: entry}, {identity: self.counts}, engine=engine, bad=self.bad
+            uuid.uuid4().hex,
+            run_id,
+            {identity: entry},
+            {identity: self.counts},
+            engine=engine,
+            bad=self.bad,
+            lows={partition: marks.low for partition, marks in self.plan.state.marks.items()},
         )
 
     def piece(self, files: Files) -> Piece:

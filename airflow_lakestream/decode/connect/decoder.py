@@ -26,6 +26,7 @@ from airflow_lakestream.decode.json.infer import infer_schema, infer_type
 from airflow_lakestream.decode.lanes.lanes import Integers, cut
 from airflow_lakestream.decode.lanes.leaves import Unfit
 from airflow_lakestream.decode.values.outcome import BadRow, Decoded
+from airflow_lakestream.tables.no_rows import no_rows
 
 _MEMBERS = {"schema", "payload"}
 _BEGINS_WRAPPED = r'^\s*\{\s*"(schema|payload)"\s*:'
@@ -212,7 +213,7 @@ class ConnectJsonDecoder:
             bad += [BadRow(int(part.places[row.index]), row.reason) for row in decoded.bad]
             places.append(np.delete(part.places, [row.index for row in decoded.bad]))
         if not tables:
-            return Decoded(self.schema.empty_table())
+            return Decoded(no_rows(self.schema))
         table, order = pa.concat_tables(tables), np.concatenate(places)
         if np.any(order[1:] < order[:-1]):
             table = table.take(pa.array(np.argsort(order)))

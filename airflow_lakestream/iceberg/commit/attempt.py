@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, read_manifest_list
 from pyiceberg.table import Table, Transaction
@@ -26,6 +25,7 @@ from pyiceberg.utils.properties import property_as_bool
 from airflow_lakestream.iceberg.commit.guard import CommitGuard, HeadGuard
 from airflow_lakestream.iceberg.commit.manifest_writers import ManifestWriters, Producer
 from airflow_lakestream.iceberg.commit.new_table import NewTable
+from airflow_lakestream.iceberg.commit.row_delta import RowDelta, is_data
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import SchemaChange
 
@@ -173,11 +173,8 @@ def _note(producer: Producer, producers: list[Producer]) -> None:
 @contextmanager
 def overwriting(transaction: Transaction, summary: Mapping[str, str], producers: list[Producer]) -> Iterator[Producer]:
     """Yield the producer of a snapshot that takes files out and puts others in; written when the context ends."""
-    producer: Producer = transaction.update_snapshot(snapshot_properties=dict(summary)).overwrite()
+    producer: Producer = RowDelta(transaction, dict(summary))
     _note(producer, producers)
-    # PyIceberg looks for files by their partitions, which fails for a partition of NaN: let it look everywhere.
-    producer._build_delete_files_partition_predicate = lambda: None
-    producer.delete_by_predicate(AlwaysTrue())
     with producer:
         yield producer
 
@@ -215,7 +212,7 @@ def _delete_merged(producer: Producer) -> None:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """The files that go out, and those that come in."""
+    """The files that go out, and those that come in: data files, and delete files."""
 
     out: Sequence[DataFile]
     new: Sequence[DataFile]
@@ -256,7 +253,7 @@ class RewriteAttempt(AppendAttempt):
         self._io = table.io
         rewrite = self._rewrite(table)
         new, summary = [*rewrite.new, *files], self._summary | transaction.notes
-        if not rewrite.out:
+        if not rewrite.out and all(map(is_data, new)):
             append_files(transaction, new, summary, self._producers)
             self._new[self._producers[-1].snapshot_id] = rewrite.new
             return

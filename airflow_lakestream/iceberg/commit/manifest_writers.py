@@ -43,7 +43,7 @@ class ManifestWriters:
                 raise CleanedUp
             self._writing.add(done)
         try:
-            return _Noted(self._make(_Optional.model_validate(spec.model_dump())), done)
+            return _Noted(self._make(with_optional_values(spec)), done)
         except BaseException:
             done.set_result(None)
             raise
@@ -55,8 +55,13 @@ class ManifestWriters:
         self._clean()
 
 
+def with_optional_values(spec: PartitionSpec) -> PartitionSpec:
+    """Return a partition spec whose values may all be NULL, as Iceberg has it."""
+    return _Optional.model_validate(spec.model_dump())
+
+
 class _Optional(PartitionSpec):
-    """A partition spec whose values may all be NULL, as Iceberg has it.
+    """See `with_optional_values`.
 
     PyIceberg requires them where the column is required, and can't write the manifest of a row in which that column is
     a field of a struct that is NULL.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
@@ -20,6 +21,7 @@ from pyiceberg.types import PrimitiveType
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.write.deletes import NONE_DELETED, deleted_positions
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES
 
@@ -93,12 +95,23 @@ def read_rows(
 
     :param columns: those to read; default: all.
     """
-    schema = metadata.schema()
+    schema, start = metadata.schema(), 0
     scan = ArrowScan(metadata, io, schema.select(*columns) if columns else schema, where)
+    # A condition is for PyIceberg to apply behind the deletes.
+    is_whole = where is EVERY_ROW
+    deletes = {} if is_whole else _read_all_delete_files(io, [task])
+    gone = deleted_positions(io, task) if is_whole else NONE_DELETED
     # Private in PyIceberg, whose public functions all hold the rows of a whole file in memory at once.
-    deletes = _read_all_delete_files(io, [task])
     for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
-        yield pa.Table.from_batches([batch])
+        rows, end = pa.Table.from_batches([batch]), start + len(batch)
+        low, high = np.searchsorted(gone, (start, end))
+        if low < high:
+            stays = np.ones(len(rows), np.bool_)
+            stays[gone[low:high] - start] = False
+            rows = rows.filter(pa.array(stays))
+        start = end
+        if len(rows):
+            yield rows
 
 
 def added_files(table: Table, snapshot: Snapshot) -> Iterator[DataFile]:

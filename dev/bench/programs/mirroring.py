@@ -32,6 +32,7 @@ from airflow_lakestream.iceberg.sink import IcebergSink
 from dev.bench.lake import Lake
 from dev.bench.programs.measured import Work, write_result
 from dev.bench.shop import changes, orders
+from dev.lake import total_rows
 
 # So many rows of the first state are written in one commit.
 _AT_ONCE = 500_000
@@ -48,6 +49,7 @@ PHASES: tuple[tuple[Any, str, str], ...] = (
     (Merger, "_old_rows", "values left out"),
     (Merger, "_incoming", "rows that come in"),
     (Merger, "_rewrite", "files written anew"),
+    (Merger, "_delete", "rows deleted in place"),
     (Merger, "remember", "deletions remembered"),
 )
 
@@ -108,7 +110,7 @@ def main() -> None:
     head = table.current_snapshot()
     assert head is not None
     assert head.summary is not None
-    told = {"rows": int(head.summary["total-records"] or 0), "files": int(head.summary["total-data-files"] or 0)}
+    told = {"rows": total_rows(table), "files": int(head.summary["total-data-files"] or 0)}
     write_result(args.result, {"batches": phases.batches, **told})
 
 

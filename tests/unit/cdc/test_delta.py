@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
-from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge import entries, memory
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.mirrors import IsMirror
@@ -124,7 +124,7 @@ def test_a_writer_that_gets_in_between_is_merged_on(mirror: HandDeltaMirror, fau
 
 
 def test_many_files_of_entries_become_one(mirror: HandDeltaMirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_FILES", 2)
+    monkeypatch.setattr(entries, "MOST_FILES", 2)
     mirror.land(CREATED)
     for n in range(4):
         mirror.land([Event("d", n, None, 200, n, offset=4 + n)])

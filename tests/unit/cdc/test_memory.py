@@ -12,7 +12,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
 
 from airflow_lakestream.cdc.iceberg import EntryTable
-from airflow_lakestream.cdc.merge import memory
+from airflow_lakestream.cdc.merge import entries, memory
 from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
 from airflow_lakestream.iceberg.commit import committing
 from tests.support.faults import FaultyCatalog, ReadTimeout, applied, unapplied
@@ -75,7 +75,7 @@ def test_a_commit_that_was_applied_and_reported_as_failed_loses_no_entry(mirror:
 def test_files_are_put_together_whatever_the_catalog_says_of_it(
     mirror: HandMirror, error: Exception, fault: Callable[[Exception], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MOST_FILES", 1)
+    monkeypatch.setattr(entries, "MOST_FILES", 1)
     real: Any = mirror.catalog
     mirror.catalog = Faulty(real, fault(error))  # type: ignore[assignment]  # in the place of the real one
     mirror.land([Event("d", 1, None, 200, 1, offset=11)])
@@ -87,7 +87,7 @@ def test_files_are_put_together_whatever_the_catalog_says_of_it(
 
 
 def test_entries_that_others_add_meanwhile_are_kept(mirror: HandMirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST_FILES", 1)
+    monkeypatch.setattr(entries, "MOST_FILES", 1)
     real: Any = mirror.catalog
     uuid = str(mirror.table().metadata.table_uuid)
 

@@ -19,12 +19,13 @@ from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.sink import IcebergSink
-from tests.support.lake import assert_files_are_whole
+from tests.support.lake import assert_files_are_whole, assert_totals_are_right, compact
 from tests.support.mirroring import (
     IDENTITY,
     KINDS,
@@ -42,29 +43,45 @@ from tests.unit.cdc.strategies import cut, histories
 FEW = settings.get_profile(settings.get_current_profile_name()).max_examples // 2
 
 
+MODES = st.lists(st.sampled_from(MergeMode), min_size=1, max_size=4)
+
+
+@pytest.fixture(params=[MergeMode.COPY_ON_WRITE, MergeMode.MERGE_ON_READ])
+def mirror(tmp_path: Path, request: pytest.FixtureRequest) -> HandMirror:
+    return HandMirror(tmp_path, modes=[request.param])
+
+
 @pytest.fixture
-def mirror(tmp_path: Path) -> HandMirror:
-    return HandMirror(tmp_path)
+def rewritten(tmp_path: Path) -> HandMirror:
+    return HandMirror(tmp_path, modes=[MergeMode.COPY_ON_WRITE])
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans())
-def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(data: st.DataObject, soft_delete: bool) -> None:
+@given(st.data(), st.booleans(), MODES)
+def test_in_any_order_a_mirror_is_what_all_events_so_far_come_to(
+    data: st.DataObject, soft_delete: bool, modes: list[MergeMode]
+) -> None:
     events = data.draw(histories(leaves_out=False))
     events = [replace(one, partition=hash((one.key, one.op == "t")) % 2) for one in events]
     shuffled = data.draw(st.permutations(events))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = HandMirror(Path(folder), soft_delete=soft_delete)
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete, modes=modes)
         seen: list[Event] = []
         for part in cut(data.draw, shuffled):
             mirror.land(part)
             seen += part
+            if data.draw(st.integers(0, 3)) == 0:
+                compact(mirror.table())
             assert mirror.rows() == come_to(seen)
+        assert_files_are_whole(mirror.table())
+        assert_totals_are_right(mirror.table())
 
 
 @settings(max_examples=FEW, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.data(), st.booleans(), st.sampled_from(sorted(KINDS)))
-def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete: bool, kind: str) -> None:
+@given(st.data(), st.booleans(), st.sampled_from(sorted(KINDS)), MODES)
+def test_values_that_events_leave_out_are_kept(
+    data: st.DataObject, soft_delete: bool, kind: str, modes: list[MergeMode]
+) -> None:
     events = data.draw(histories(leaves_out=True))
     expected = come_to(events)
     assert all(big != UNAVAILABLE and big is not None for _, big in expected.values())
@@ -72,7 +89,7 @@ def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete:
     repeated = data.draw(st.integers(0, len(events)))
     delivered = events + again(events[len(events) - repeated :], len(events))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = HandMirror(Path(folder), soft_delete=soft_delete, kind=kind)
+        mirror = HandMirror(Path(folder), soft_delete=soft_delete, kind=kind, modes=modes)
         for part in cut(data.draw, delivered):
             mirror.land(part)
         assert mirror.rows() == expected
@@ -113,7 +130,8 @@ def test_a_value_is_not_taken_from_what_is_sent_again_after_the_event_that_leave
     assert mirror.rows() == {2 if batch == "under another key" else 1: ("c", "B")}
 
 
-def test_only_files_with_a_changed_key_are_written_anew(mirror: HandMirror) -> None:
+def test_only_files_with_a_changed_key_are_written_anew(rewritten: HandMirror) -> None:
+    mirror = rewritten
     for start in (0, 100, 200):
         mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
     before = {task.file.file_path for task in mirror.table().scan().plan_files()}
@@ -129,8 +147,9 @@ def test_only_files_with_a_changed_key_are_written_anew(mirror: HandMirror) -> N
 
 
 def test_rows_stay_in_the_range_of_their_file_and_new_ones_get_another(
-    mirror: HandMirror, monkeypatch: pytest.MonkeyPatch
+    rewritten: HandMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mirror = rewritten
     # So small that no two files become one.
     monkeypatch.setattr(merging, "PART_BYTES", 1)
     for start in (0, 100, 200):
@@ -144,7 +163,8 @@ def test_rows_stay_in_the_range_of_their_file_and_new_ones_get_another(
     assert [mirror.rows()[key][0] for key in (7, 120, 230, 300)] == ["new", "new", "new", "more"]
 
 
-def test_small_files_that_change_become_one(mirror: HandMirror) -> None:
+def test_small_files_that_change_become_one(rewritten: HandMirror) -> None:
+    mirror = rewritten
     for start in (0, 100, 200, 300):
         mirror.land([Event("c", start + n, ("x", "X"), start + 1, n, offset=start + n) for n in range(50)])
     mirror.land([Event("u", key, ("new", "X"), 500, key, offset=500 + key) for key in (7, 120, 330)])

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import event_columns
 from airflow_lakestream.cdc.events.names import ColumnNames
-from airflow_lakestream.cdc.merge.memory import Memory, condensed, entry_schema
+from airflow_lakestream.cdc.merge.entries import EntryFile, condensed
+from airflow_lakestream.cdc.merge.memory import Memory, entry_schema
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import OnError, TableFormat, Tombstones
@@ -181,7 +182,8 @@ def test_a_key_column_named_as_that_of_the_deleted_row(key: tuple[str, ...]) -> 
         ],
         schema,
     )
-    assert condensed(entries, key)["_cdc_commit"].to_pylist() == [2]
+    [kept] = condensed([EntryFile(2, None, True, lambda names: [entries.select(names or schema.names)])], key, {})
+    assert kept["_cdc_commit"].to_pylist() == [2]
     rows = pa.table({name: [1] for name in key} | {name: entries[name][:1] for name in schema.names if name not in key})
     assert Memory(key, entries).is_dead(rows).tolist() == [True]
 

@@ -219,3 +219,14 @@ def test_values_of_floats_are_kept() -> None:
     values = column("value::DOUBLE", b"NaN", b"inf", b"-0.0")
     assert math.isnan(values[0])
     assert [str(v) for v in values[1:]] == ["inf", "-0.0"]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.uuid()), pa.struct([("a", pa.uuid())]), pa.map_(pa.string(), pa.uuid())])
+def test_a_uuid_inside_another_value_is_read_and_becomes_text(kind: pa.DataType) -> None:
+    records = pa.schema([("id", pa.int64()), ("v", kind)])
+    beside = SqlTransform("SELECT id FROM {{ input }}", input_schema=records)
+    for count in (2, 0):
+        given = pa.Table.from_arrays([pa.array(range(count), pa.int64()), pa.nulls(count, kind)], schema=records)
+        assert beside.apply(given).rows["id"].to_pylist() == list(range(count))
+    with pytest.raises(InvalidArgument, match=r"Cast it to VARCHAR"):
+        SqlTransform("SELECT v FROM {{ input }}", input_schema=records)

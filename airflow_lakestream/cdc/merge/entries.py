@@ -1,0 +1,144 @@
+"""The files of a mirror's memory: read one after the other for what a batch needs, and put together in the same way.
+
+See `cdc.merge.memory`. A memory may have many millions of entries; never are all of them held at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import OFFSET, PARTITION
+from airflow_lakestream.cdc.events.unavailable import Mask
+from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
+
+# More files than this of fewer entries than half a part are put together.
+MOST_FILES = 32
+# So many entries are sorted at once, and make a file.
+PART_ENTRIES = 250_000
+# So many keys of each part are looked at to tell where parts end.
+_SAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class EntryFile:
+    """A file of `rows` entries.
+
+    :param bounds: of the key's first column; None if unknown.
+    :param has_others: whether it may have entries without a key, or with a row, which every batch needs.
+    :param read: yields the entries, with these columns or all.
+    """
+
+    rows: int
+    bounds: tuple[Any, Any] | None
+    has_others: bool
+    read: Callable[[Sequence[str]], Iterable[pa.Table]]
+
+
+def entries_for(files: Iterable[EntryFile], key: Sequence[str], keys: pa.Table | None) -> Iterator[pa.Table]:
+    """Yield entries, part by part: those of some keys, those without a key, and those with a row.
+
+    :param keys: each once; None for all entries.
+    """
+    if keys is None:
+        yield from (part for file in files for part in file.read(()))
+        return
+    ordered: list[Any] | None = None
+    for file in files:
+        if file.bounds is not None and not file.has_others:
+            ordered = sorted(keys[key[0]].to_pylist()) if ordered is None else ordered
+            at = bisect_left(ordered, file.bounds[0])
+            if at == len(ordered) or ordered[at] > file.bounds[1]:
+                continue
+        for part in file.read(()):
+            if len(found := part.filter(pa.array(_is_wanted(part, key, keys)))):
+                yield found
+
+
+def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table) -> Mask:
+    mine = by_place(part, key)[0]
+    wanted: Mask = part[key[0]].is_null().to_numpy() | part[row_column(key)].is_valid().to_numpy()
+    # Most entries are of other keys: looking up one value is quicker than joining.
+    theirs = by_place(keys, key)[0].cast(mine.type)
+    some = np.flatnonzero(pc.is_in(mine, value_set=theirs).to_numpy() & ~wanted)
+    wanted[some[places(part.take(pa.array(some)), keys, key) >= 0]] = True
+    return wanted
+
+
+def is_due(files: Sequence[EntryFile]) -> bool:
+    """Tell whether there are so many small files that they should become fewer."""
+    return sum(file.rows < PART_ENTRIES // 2 for file in files) >= MOST_FILES
+
+
+def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int]) -> Iterator[pa.Table]:
+    """Yield equivalent entries, sorted by key, in parts that are files.
+
+    Rows kept for the next event are dropped once that event has come. So are entries of events that the topic no longer
+    has: with them it has lost what an entry is there for, older events of the same row.
+
+    :param lows: by partition, the first offset that the topic still has.
+    """
+    for low, high in itertools.pairwise([None, *_ends(files, key), None]):
+        held = [part for file in files if _may_reach(file, low, high) for part in _between(file, key, low, high)]
+        if not held:
+            continue
+        entries = pa.concat_tables(held, promote_options="permissive")
+        of_keys = entries.filter(entries[key[0]].is_valid())
+        others = entries.filter(entries[key[0]].is_null())
+        last = last_of_each(of_keys, key)
+        last = last.filter(pa.array(~_is_below(last, lows)))
+        order = by_place(last, key)
+        last = last.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
+        kept = pa.concat_tables([last, others])
+        row = row_column(key)
+        if len(kept):
+            yield kept.set_column(kept.column_names.index(row), row, pa.nulls(len(kept), pa.binary()))
+
+
+def _ends(files: Sequence[EntryFile], key: Sequence[str]) -> list[pa.Scalar]:
+    """Return the first keys of all parts but the first."""
+    count = sum(file.rows for file in files)
+    parts = -(-count // PART_ENTRIES)
+    if parts < 2:
+        return []
+    step, samples = max(1, count // (parts * _SAMPLES)), list[pa.ChunkedArray]()
+    for rows in (rows for file in files for rows in file.read(key[:1])):
+        samples.append(by_place(rows, key[:1])[0].take(pa.array(np.arange(0, len(rows), step))))
+    some = pa.chunked_array([chunk for column in samples for chunk in column.chunks]).drop_null()
+    ordered = some.take(pc.sort_indices(some))
+    ends = [ordered[len(ordered) * part // parts] for part in range(1, parts)] if len(ordered) else []
+    return [end for at, end in enumerate(ends) if at == 0 or end != ends[at - 1]]
+
+
+def _may_reach(file: EntryFile, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
+    if file.bounds is None or low is None:
+        return True
+    return bool(file.bounds[1] >= low.as_py() and (high is None or file.bounds[0] < high.as_py()))
+
+
+def _between(file: EntryFile, key: Sequence[str], low: pa.Scalar | None, high: pa.Scalar | None) -> Iterator[pa.Table]:
+    for rows in file.read(()):
+        keys = by_place(rows, key[:1])[0]
+        inside = pa.chunked_array([pa.repeat(True, len(rows))])
+        if low is not None:
+            inside = pc.and_(inside, pc.greater_equal(keys, low.cast(keys.type)))
+        if high is not None:
+            inside = pc.and_(inside, pc.less(keys, high.cast(keys.type)))
+        # Those without a key are in the first part.
+        yield rows.filter(inside.fill_null(low is None))
+
+
+def _is_below(entries: pa.Table, lows: Mapping[int, int]) -> Mask:
+    below = np.zeros(len(entries), np.bool_)
+    partitions, offsets = entries[PARTITION].to_numpy(), entries[OFFSET].to_numpy()
+    for partition, low in lows.items():
+        below |= (partitions == partition) & (offsets < low)
+    return below

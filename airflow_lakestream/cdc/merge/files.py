@@ -1,0 +1,68 @@
+"""What is done with the rows of files that change: some are read as a whole, and files are rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.cdc.keys.identity import Numbers
+from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.lookup import Change, among, joined, with_numbers
+from airflow_lakestream.cdc.merge.snapshots import Version
+from airflow_lakestream.cdc.merge.values import marked_where
+
+# Rows are collected up to this many bytes, then written.
+PART_BYTES = 64 * 2**20
+
+WriteFiles = Callable[[pa.Table], Sequence[File]]
+
+
+@dataclass(frozen=True)
+class Taking:
+    """Reads whole rows of a file."""
+
+    head: Head
+
+    def __call__(self, wanted: tuple[File, Numbers]) -> list[pa.Table]:
+        """Return the rows with these rising numbers."""
+        file, numbers = wanted
+        parts = with_numbers(self.head.read(file))
+        return [rows.take(pa.array(here)) for rows, at in parts if len(here := among(numbers, at))]
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """Rewrites files as one: with the rows that stay, and the new versions of those that change."""
+
+    head: Head
+    write: WriteFiles
+    truncated: Version | None
+
+    def __call__(self, bundle: Sequence[tuple[Change, pa.Table]]) -> list[File]:
+        """Return the new files for a bundle of files, each with its new rows."""
+        files: list[File] = []
+        held: list[pa.Table] = []
+        for change, new in bundle:
+            held.append(self.head.conform(new))
+            # Without a row that stays, none is read.
+            for rows in self._staying(change) if len(change.out) < change.live else ():
+                held.append(self.head.conform(rows))
+                if sum(part.nbytes for part in held) >= PART_BYTES:
+                    files += self._write(held)
+                    held = []
+        return [*files, *self._write(held)]
+
+    def _staying(self, change: Change) -> Iterator[pa.Table]:
+        for rows, here in with_numbers(self.head.read(change.file)):
+            if change.marked is not None and change.marked[here].any():
+                rows = marked_where(rows, change.marked[here], self.truncated)
+            stays = np.ones(len(rows), np.bool_)
+            stays[among(change.out, here)] = False
+            yield rows.filter(pa.array(stays))
+
+    def _write(self, held: Sequence[pa.Table]) -> Sequence[File]:
+        rows = joined(held)
+        return [] if rows is None else self.write(rows)

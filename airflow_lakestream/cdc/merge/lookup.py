@@ -1,0 +1,149 @@
+"""What the files of a head have of a batch's keys; only keys, versions and marks are read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.cdc.columns import DELETED, VERSION
+from airflow_lakestream.cdc.events.unavailable import Mask
+from airflow_lakestream.cdc.keys.identity import Numbers, by_place, places
+from airflow_lakestream.cdc.merge.head import File, Head
+from airflow_lakestream.cdc.merge.newest import is_before
+from airflow_lakestream.cdc.merge.snapshots import Version
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one file has, of `live` rows in all.
+
+    :param hits: the numbers of the rows whose key has an event, rising; `at` has the events' places in the batch.
+    :param rows: key, version and mark of these rows.
+    :param gone: which of all rows a truncation removes, or marks; None without one.
+    """
+
+    live: int
+    hits: Numbers
+    at: Numbers
+    rows: pa.Table
+    gone: Mask | None = None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Looks into one file after the other.
+
+    :param events: the keys of the batch's events, each once.
+    :param soft_delete: whether deleted rows stay, marked.
+    :param truncated: the batch's last truncation.
+    """
+
+    head: Head
+    events: pa.Table
+    key: tuple[str, ...]
+    soft_delete: bool
+    truncated: Version | None
+    _first: pa.ChunkedArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_first", by_place(self.events, self.key)[0])
+
+    def files(self) -> list[File]:
+        """Return the files that may have rows of these keys, or rows for the truncation."""
+        files = self.head.files()
+        if self.truncated is not None:
+            return list(files)
+        known = [(file, self.head.bounds(file, self.key[0])) for file in files]
+        keys = sorted(self.events[self.key[0]].to_pylist()) if any(bounds for _, bounds in known) else []
+
+        def may_hold(low: object, high: object) -> bool:
+            at = bisect_left(keys, low)
+            return at < len(keys) and bool(keys[at] <= high)
+
+        return [file for file, bounds in known if bounds is None or may_hold(*bounds)]
+
+    def __call__(self, file: File) -> Found:
+        """Read one file."""
+        rows = joined([*self.head.read(file, [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])])])
+        if rows is None:
+            none = np.zeros(0, np.int64)
+            return Found(0, none, none, self.events.slice(0, 0))
+        # Looking up a value is quicker than joining, and most rows have none of the keys.
+        first = by_place(rows, self.key)[0]
+        some = np.flatnonzero(pc.is_in(first, value_set=self._first.cast(first.type)).to_numpy())
+        part = rows.take(pa.array(some))
+        at = places(part, self.events, self.key)
+        hit = np.flatnonzero(at >= 0)
+        return Found(len(rows), some[hit], at[hit], part.take(pa.array(hit)), self._gone(rows))
+
+    def _gone(self, rows: pa.Table) -> Mask | None:
+        if self.truncated is None:
+            return None
+        gone = is_before(rows, self.truncated)
+        return gone & ~pc.fill_null(rows[DELETED], False).to_numpy() if self.soft_delete else gone
+
+
+@dataclass
+class Change:
+    """What becomes of a file: the rows with these numbers go, rising, and those that are marked stay.
+
+    :param at: the place of the event of each row that goes, -1 for those that a truncation removes.
+    :param marked: which of all live rows are marked; None for none of them.
+    """
+
+    file: File
+    live: int
+    out: Numbers
+    at: Numbers
+    marked: Mask | None
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether anything of the file changes."""
+        return bool(len(self.out)) or self.marked is not None
+
+
+def change_of(file: File, found: Found, out: Mask, *, soft_delete: bool) -> Change:
+    """Return what becomes of a file.
+
+    :param out: which of the hits go, because of their events.
+    """
+    cut = found.gone
+    if cut is None:
+        return Change(file, found.live, found.hits[out], found.at[out], None)
+    if soft_delete:
+        marked = cut.copy()
+        marked[found.hits[out]] = False
+        return Change(file, found.live, found.hits[out], found.at[out], marked if marked.any() else None)
+    events = np.full(found.live, -1, np.int64)
+    events[found.hits] = found.at
+    goes = cut.copy()
+    goes[found.hits[out]] = True
+    numbers = np.flatnonzero(goes)
+    return Change(file, found.live, numbers, events[numbers], None)
+
+
+def with_numbers(parts: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, slice]]:
+    """Yield parts of a file's rows, each with its rows' numbers."""
+    start = 0
+    for rows in parts:
+        yield rows, slice(start, start + len(rows))
+        start += len(rows)
+
+
+def among(numbers: Numbers, here: slice) -> Numbers:
+    """Return the rising numbers that lie within a part, counted from its start."""
+    low, high = np.searchsorted(numbers, (here.start, here.stop))
+    within: Numbers = numbers[low:high] - here.start
+    return within
+
+
+def joined(parts: Sequence[pa.Table]) -> pa.Table | None:
+    """Return parts as one; None without any."""
+    # Strings of a column may have 32-bit offsets in one part and 64-bit offsets in another.
+    return pa.concat_tables(parts, promote_options="permissive") if parts else None

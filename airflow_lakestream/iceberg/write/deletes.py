@@ -1,0 +1,99 @@
+"""Position deletes of a table of format version 2: which rows of a data file are deleted, and how more of them are.
+
+Each data file has at most one delete file of ours, with both bounds of `file_path` at its path: by these, engines read
+it with that data file alone. Further rows come with a new delete file, which takes the old one's place.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _read_all_delete_files
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.metadata import TableMetadata
+
+Positions = npt.NDArray[np.int64]
+NONE_DELETED: Positions = np.zeros(0, np.int64)
+# Reserved by the specification.
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
+_SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(number)})
+        for name, kind, number in (("file_path", pa.string(), _PATH_ID), ("pos", pa.int64(), _POSITION_ID))
+    ]
+)
+
+
+def deleted_positions(io: FileIO, task: FileScanTask) -> Positions:
+    """Return the rising positions of a data file's deleted rows."""
+    if not task.delete_files:
+        return NONE_DELETED
+    # Private in PyIceberg, which has no other way to read them.
+    found = _read_all_delete_files(io, [task]).get(task.file.file_path, [])
+    parts = [chunk.to_numpy().astype(np.int64) for column in found for chunk in column.chunks]
+    return np.unique(np.concatenate([NONE_DELETED, *parts]))
+
+
+def own_deletes(task: FileScanTask) -> list[DataFile]:
+    """Return the delete files that are of this data file alone; those of several stay with the others."""
+    path = task.file.file_path.encode()
+    return [
+        file
+        for file in task.delete_files
+        if (file.lower_bounds or {}).get(_PATH_ID) == path == (file.upper_bounds or {}).get(_PATH_ID)
+    ]
+
+
+def with_deletes(tasks: Iterable[FileScanTask]) -> list[DataFile]:
+    """Return data files, and the delete files that nothing needs without them."""
+    return [file for task in tasks for file in (task.file, *own_deletes(task))]
+
+
+def delete_rows(metadata: TableMetadata, io: FileIO, task: FileScanTask, numbers: Positions) -> DataFile:
+    """Write the delete file that takes the place of a data file's own ones.
+
+    :param numbers: of the rows to delete, rising, among those that are not deleted yet.
+    """
+    gone = deleted_positions(io, task)
+    # So many live rows stand ahead of each deleted one.
+    ahead = gone - np.arange(len(gone))
+    new = numbers + np.searchsorted(ahead, numbers, side="right")
+    others = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
+    return _write(metadata, io, task.file, np.union1d(np.setdiff1d(gone, others), new))
+
+
+def _write(metadata: TableMetadata, io: FileIO, file: DataFile, positions: Positions) -> DataFile:
+    path, place = file.file_path.encode(), _location(metadata, file)
+    paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path]).cast(pa.string())
+    output = io.new_output(place)
+    with output.create() as stream:
+        pq.write_table(pa.table([paths, positions], schema=_SCHEMA), stream, compression="zstd")
+    deletes = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=place,
+        file_format=FileFormat.PARQUET,
+        partition=file.partition,
+        record_count=len(positions),
+        file_size_in_bytes=len(output),
+        lower_bounds={_PATH_ID: path},
+        upper_bounds={_PATH_ID: path},
+        equality_ids=None,
+        sort_order_id=None,
+        key_metadata=None,
+    )
+    # That of its data file, which may be older than the table's.
+    deletes.spec_id = file.spec_id
+    return deletes
+
+
+def _location(metadata: TableMetadata, file: DataFile) -> str:
+    provider = load_location_provider(metadata.location, metadata.properties)
+    return provider.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")

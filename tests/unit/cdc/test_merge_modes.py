@@ -1,0 +1,211 @@
+"""Rows of a mirror that are deleted in place: what its files are then, and when a file is rewritten all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyiceberg.table import FileScanTask
+
+from airflow_lakestream.cdc.merge import merge as merging
+from airflow_lakestream.cdc.merge.head import Head
+from airflow_lakestream.cdc.merge.merge import Merged, Merger
+from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.policies import MergeMode
+from airflow_lakestream.core.ports import LedgerConflict
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg.replace.takeout import live_files, read_rows
+from airflow_lakestream.iceberg.write.deletes import deleted_positions, own_deletes
+from tests.support.delete_files import delete_positions
+from tests.support.lake import assert_files_are_whole, assert_totals_are_right
+from tests.support.mirroring import Event, HandMirror
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> HandMirror:
+    return HandMirror(tmp_path, modes=[MergeMode.MERGE_ON_READ])
+
+
+def created(keys: Sequence[int], commit: int = 1) -> list[Event]:
+    return [Event("c", key, (f"n{key}", "X"), commit, key, offset=key) for key in keys]
+
+
+def updated(keys: Sequence[int], commit: int) -> list[Event]:
+    return [Event("u", key, (f"n{commit}", "X"), commit, key, offset=commit * 1000 + key) for key in keys]
+
+
+def files(mirror: HandMirror) -> dict[str, FileScanTask]:
+    return {task.file.file_path: task for task in live_files(mirror.table())}
+
+
+def summary(mirror: HandMirror) -> dict[str, str]:
+    head = mirror.table().current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    return head.summary.additional_properties
+
+
+def test_changed_rows_are_deleted_in_place_and_written_into_another_file(mirror: HandMirror) -> None:
+    mirror.land(created(range(50)))
+    (first,) = files(mirror)
+    mirror.land([*updated([7, 30], 2), Event("d", 9, None, 2, 99, offset=900)])
+    assert (
+        summary(mirror).items()
+        >= {
+            "added-data-files": "1",
+            "added-records": "2",
+            "added-delete-files": "1",
+            "added-position-delete-files": "1",
+            "added-position-deletes": "3",
+            "total-records": "52",
+            "total-data-files": "2",
+            "total-delete-files": "1",
+            "total-position-deletes": "3",
+        }.items()
+    )
+    assert "deleted-data-files" not in summary(mirror)
+    (deletes,) = files(mirror)[first].delete_files
+    assert deleted_positions(mirror.table().io, files(mirror)[first]).tolist() == [7, 9, 30]
+    assert deletes.lower_bounds == deletes.upper_bounds == {2147483546: first.encode()}
+    assert (len(mirror.rows()), mirror.rows()[7], 9 in mirror.rows()) == (49, ("n2", "X"), False)
+
+
+def test_a_data_file_has_one_delete_file_however_often_its_rows_change(mirror: HandMirror) -> None:
+    mirror.land(created(range(50)))
+    (first,) = files(mirror)
+    for commit in range(2, 6):
+        mirror.land(updated([commit, commit + 10, 40], commit))
+    (deletes,) = files(mirror)[first].delete_files
+    assert deletes.record_count == 9
+    # A file of which no row is left goes, and its delete file with it.
+    assert sorted(task.file.record_count for task in files(mirror).values()) == [3, 3, 3, 3, 50]
+    mirror.land(updated([5, 15, 40], 6))
+    assert sorted(task.file.record_count for task in files(mirror).values()) == [3, 3, 3, 3, 50]
+    assert_files_are_whole(mirror.table())
+    assert_totals_are_right(mirror.table())
+    snapshot = mirror.table().current_snapshot()
+    assert snapshot is not None
+    live = [one for one in snapshot.manifests(mirror.table().io) if one.content == 1 and one.has_added_files()]
+    assert len(live) == 1
+
+
+def test_rows_deleted_by_another_engine_stay_deleted_and_its_file_of_several_stays(mirror: HandMirror) -> None:
+    mirror.land(created(range(50)))
+    (first,) = files(mirror)
+    # Its file has no bounds: it may be of any data file.
+    delete_positions(mirror.table(), first, [3, 4])
+    mirror.land(updated([2, 5], 2))
+    task = files(mirror)[first]
+    assert deleted_positions(mirror.table().io, task).tolist() == [2, 3, 4, 5]
+    assert sorted((len(own_deletes(task)), len(task.delete_files))) == [1, 2]
+    assert set(mirror.rows()) == set(range(50)) - {3, 4}
+    mirror.land([Event("c", 3, ("back", "B"), 9, 1, offset=9001)])
+    assert mirror.rows()[3] == ("back", "B")
+
+
+def test_values_left_out_come_from_the_right_row_of_a_file_with_deleted_ones(mirror: HandMirror) -> None:
+    from airflow_lakestream.cdc.columns import UNAVAILABLE
+
+    mirror.land([Event("c", key, ("a", f"big{key}"), 1, key, offset=key) for key in range(20)])
+    mirror.land([Event("d", key, None, 2, key, offset=100 + key) for key in (0, 3, 9)])
+    mirror.land([Event("u", key, ("b", UNAVAILABLE), 3, key, offset=200 + key) for key in (1, 4, 10, 19)])
+    assert {key: mirror.rows()[key] for key in (1, 4, 10, 19)} == {key: ("b", f"big{key}") for key in (1, 4, 10, 19)}
+
+
+def test_by_default_a_small_file_and_one_with_many_deleted_rows_are_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = HandMirror(tmp_path)
+    mirror.land(created(range(50)))
+    mirror.land(updated([1], 2))
+    assert [len(task.delete_files) for task in files(mirror).values()] == [0]
+    monkeypatch.setattr(merging, "SMALL_BYTES", 0)
+    mirror.land(updated([1, 2], 3))
+    assert sorted(len(task.delete_files) for task in files(mirror).values()) == [0, 1]
+    mirror.land(updated([11, 12], 4))
+    (held,) = [task for task in files(mirror).values() if task.delete_files]
+    assert len(deleted_positions(mirror.table().io, held)) == 4
+    # With this one a tenth of its rows are deleted.
+    mirror.land(updated([13], 5))
+    assert [len(task.delete_files) for task in files(mirror).values()] == [0] * len(files(mirror))
+    assert len(mirror.rows()) == 50
+    assert_files_are_whole(mirror.table())
+    assert_totals_are_right(mirror.table())
+
+
+def test_a_truncation_takes_all_files_out_with_their_delete_files(mirror: HandMirror) -> None:
+    mirror.land(created(range(10)))
+    mirror.land(updated([1], 2))
+    mirror.land([Event("t", None, None, 3, 1, offset=5000), Event("c", 4, ("new", "N"), 4, 1, offset=5001)])
+    assert mirror.rows() == {4: ("new", "N")}
+    assert {name: summary(mirror)[f"total-{name}"] for name in ("records", "delete-files", "position-deletes")} == {
+        "records": "1",
+        "delete-files": "0",
+        "position-deletes": "0",
+    }
+
+
+def test_with_soft_delete_a_truncation_marks_the_live_rows_of_files_with_deleted_ones(tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path, soft_delete=True, modes=[MergeMode.MERGE_ON_READ])
+    mirror.land(created(range(10)))
+    mirror.land([*updated([1], 2), Event("d", 5, None, 2, 50, offset=2500)])
+    mirror.land([Event("t", None, None, 3, 1, offset=5000)])
+    assert mirror.rows() == {}
+    assert mirror.deleted()[1] == ("n2", "X")
+    assert len(mirror.deleted()) == 10
+
+
+def test_a_commit_that_is_refused_leaves_no_delete_file(mirror: HandMirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror.land(created(range(50)))
+    merge, events = Merger.merge, updated([1, 2], 2)
+
+    def behind_another(self: Merger, head: Head | None) -> Merged:
+        merged = merge(self, head)
+        monkeypatch.setattr(Merger, "merge", merge)
+        mirror.land(events)
+        return merged
+
+    monkeypatch.setattr(Merger, "merge", behind_another)
+    with pytest.raises(LedgerConflict):
+        mirror.land(events)
+    assert mirror.rows()[1] == ("n2", "X")
+    assert_files_are_whole(mirror.table())
+
+
+def test_rows_of_a_large_file_are_deleted_by_their_place_in_it(mirror: HandMirror) -> None:
+    # Files are read in parts of 131,072 rows.
+    count, rng = 300_000, np.random.default_rng(1)
+    mirror.land(created(range(3)))
+    table = mirror.table()
+    numbers = np.arange(10, 10 + count)
+    rows = {
+        "id": numbers,
+        "name": [f"n{one}" for one in numbers],
+        "big": ["X"] * count,
+        "_cdc_commit": np.ones(count, np.int64),
+        "_cdc_position": numbers,
+        "_kafka_partition": pa.array(np.zeros(count), pa.int32()),
+        "_kafka_offset": numbers,
+    }
+    table.append(pa.table(rows).cast(table.schema().as_arrow()))
+    gone: set[int] = set()
+    for commit in (2, 3):
+        keys = [int(one) for one in rng.choice(numbers, 300, replace=False)]
+        gone |= set(keys)
+        mirror.land([Event("d", key, None, commit, key, offset=commit * 10**6 + key) for key in keys])
+    (large,) = [task for task in files(mirror).values() if task.file.record_count == count]
+    read = pa.concat_tables(read_rows(mirror.table().metadata, mirror.table().io, large, columns=["id"]))
+    assert read["id"].to_pylist() == sorted(set(numbers.tolist()) - gone)
+    assert len(mirror.found()) == 3 + count - len(gone)
+
+
+def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
+    of = {"topic": "t", "consumer_group": "g", "key": ["id"]}
+    assert MirrorConfig(table="lake.t", **of).mirror.merge_mode is MergeMode.AUTO
+    with pytest.raises(InvalidArgument, match="merge_mode: a mirror in a Delta table"):
+        MirrorConfig(table="/lake/t", table_format="delta", merge_mode="merge-on-read", **of)
+    with pytest.raises(InvalidArgument, match=r"merge_mode.*auto.*copy-on-write.*merge-on-read"):
+        MirrorConfig(table="lake.t", merge_mode="in place", **of)
