@@ -30,7 +30,7 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
     lost = sum(report.entry.lost.width for report in run.reports.values())
     homes = {report.table for report in run.reports.values() if report.counts.rejected}
     return (
-        f"Landed {figures(counts_to_dict(run.counts))} of {topic} in {where}, in {number}."
+        f"Landed {figures({**counts_to_dict(run.counts), 'rows': run.rows})} of {topic} in {where}, in {number}."
         + (f" {lost:,} lost offsets are recorded in the ledger." if lost else "")
         + "".join(rejects_of(home, run.consumer_group, iceberg_conn) for home in sorted(homes))
         + (_left(run, config) or " Nothing is left to land.")
