@@ -261,3 +261,19 @@ class SharedSink(Sink, Protocol):
 
     def sweep(self, folder: str) -> None:
         """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+
+
+class FrameSink(SharedSink, Protocol):
+    """A sink of rows that a function makes of decoded ones; its result tells the table's columns."""
+
+    def outline_beside(self, columns: RowSchema) -> Any:
+        """Return the outline of a table that is nowhere: its files lie where those of the real one do."""
+
+    def hold_to(self, payload: Any, metadata: RowSchema, made_by: Any) -> None:
+        """Hold the table to the columns of a function's result; the next commit notes the function.
+
+        :param payload: the columns but for those of `metadata`, as a schema of PyIceberg's.
+        :param made_by: a `tables.transformed.Transformed`.
+
+        Raises InvalidArgument if the table has no place for them.
+        """

@@ -43,7 +43,8 @@ _REMEDY = (
 class RowDecoders:
     """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells.
 
-    With a statement the schema says what the statement makes; what it reads is known to itself.
+    With a statement the schema says what the statement makes; what it reads is known to itself. `columns` are those of
+    the rows where these do not go into the table as they are, whatever its schema.
     """
 
     payload: Payload
@@ -53,9 +54,11 @@ class RowDecoders:
     tombstones: Tombstones = Tombstones.KEEP
     sql: Statement | None = None
     trial: Trial | None = None
+    columns: pa.Schema | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
+        schema = schema if self.columns is None else self.columns
         if schema is None:
             if first is None:
                 return None

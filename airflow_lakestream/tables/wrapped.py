@@ -53,6 +53,14 @@ class WrappedSharedSink(WrappedSink):
         """Return what a sink in another process needs to write files."""
         return self.inner.outline()
 
+    def outline_beside(self, columns: Any) -> Any:
+        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        return self.inner.outline_beside(columns)  # type: ignore[attr-defined]  # asked of such a sink only
+
+    def hold_to(self, payload: Any, metadata: Any, made_by: Any) -> None:
+        """Hold the table to the columns of a function's result; see `core.ports.FrameSink`."""
+        self.inner.hold_to(payload, metadata, made_by)  # type: ignore[attr-defined]  # as above
+
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take files that a process of this run handed over."""
         self.inner.take_over(files)

@@ -93,7 +93,7 @@ class SparkCrew:
         job.shared.sweep(folder)
 
     def _work(self, job: Job, plan: Plan) -> Work:
-        identity, decoders, target = plan.state.identity, job.decoders, job.shared.outline()
+        identity, decoders, target = plan.state.identity, job.decoders, self._target(job)
         assert isinstance(decoders, RowDecoders), "that is what build_job makes"
         assert target is not None, "it was asked whether executors can write"
         # The table that they are told of has the schema that the landing will give it: nothing is left to change.
@@ -113,6 +113,14 @@ class SparkCrew:
             passes_over=job.replaces,
         )
 
+    def _target(self, job: Job) -> Any:
+        """Return the outline of the table that executors write for."""
+        return job.shared.outline()
+
+    def _take(self, job: Job, piece: Piece) -> None:
+        """Take what an executor wrote."""
+        job.shared.take_over(piece.files)
+
     def _tasks(self, width: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism
         return cores * max(1, -(-width // (cores * MOST_WIDTH)))
@@ -129,7 +137,7 @@ class SparkCrew:
         pieces = [answer for answer in answers if isinstance(answer, Piece)]
         for piece in pieces:
             # Taken over, they are deleted with all that the landing does not commit.
-            job.shared.take_over(piece.files)
+            self._take(job, piece)
         for answer in answers:
             if isinstance(answer, Failed):
                 raise answer.error
