@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
@@ -21,6 +24,7 @@ from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.keys.identity import Numbers
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, row_column
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
@@ -29,12 +33,12 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
-from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, read_rows
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, live_files_of, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.conform import conform
 from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions, own_deletes, with_deletes
-from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
@@ -42,15 +46,35 @@ from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arr
 _PLAIN_BOUNDS = (IntegerType, LongType, StringType)
 
 
+@dataclass(frozen=True)
 class IcebergHead:
-    """`cdc.merge.head.Head` of a table, for the metadata that a commit gives it."""
+    """`cdc.merge.head.Head` of a table as `metadata` has it, for the metadata `target` that a commit gives it.
 
-    def __init__(self, table: Table, target: TableMetadata) -> None:
-        self._table, self._target = table, target
+    :param made: takes the files that are written in this process.
+    :param folder: of the table's data, for new files.
+    """
+
+    metadata: TableMetadata
+    target: TableMetadata
+    io: FileIO
+    made: list[DataFile] = field(default_factory=list)
+    folder: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along what the work on files needs: no history."""
+        bare: dict[str, Any] = {
+            "snapshots": [],
+            "snapshot_log": [],
+            "metadata_log": [],
+            "refs": {},
+            "current_snapshot_id": None,
+        }
+        metadata, target = (one.model_copy(update=bare) for one in (self.metadata, self.target))
+        return IcebergHead, (metadata, target, self.io, [], self.folder)
 
     def files(self) -> Sequence[FileScanTask]:
         """Return the data files."""
-        return live_files(self._table)
+        return live_files_of(self.metadata, self.io)
 
     def rows_in(self, file: FileScanTask) -> int:
         """Return how many rows a file has."""
@@ -58,7 +82,7 @@ class IcebergHead:
 
     def live_rows_in(self, file: FileScanTask) -> int:
         """Return how many of a file's rows are not deleted."""
-        return self.rows_in(file) - len(deleted_positions(self._table.io, file))
+        return self.rows_in(file) - len(deleted_positions(self.io, file))
 
     def bytes_in(self, file: FileScanTask) -> int:
         """Return a file's size in bytes."""
@@ -66,21 +90,29 @@ class IcebergHead:
 
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""
-        schema = self._table.schema()
+        schema = self.metadata.schema()
         is_plain = isinstance(schema.find_field(column).field_type, _PLAIN_BOUNDS)
         return bounds_of(schema, file.file, column) if is_plain else None
 
     def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the live rows of a file."""
-        yield from read_rows(self._target, self._table.io, file, columns=columns)
+        yield from read_rows(self.target, self.io, file, columns=columns)
 
     def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
         """Write the delete file that takes the place of a file's own one; return it."""
-        return delete_rows(self._target, self._table.io, file, numbers)
+        deletes = delete_rows(self.target, self.io, file, numbers, folder=self.folder)
+        self.made.append(deletes)
+        return deletes
+
+    def write(self, rows: pa.Table) -> Sequence[DataFile]:
+        """Write rows as files of the mirror."""
+        files = write_data_files(self.target, self.io, rows, uuid.uuid4().hex, folder=self.folder)
+        self.made.extend(files)
+        return files
 
     def conform(self, rows: pa.Table) -> pa.Table:
         """Return rows with the mirror's columns."""
-        return conform(rows, self._target.schema())
+        return conform(rows, self.target.schema())
 
 
 def mirror_id(mirror: TableMetadata) -> str:
@@ -181,6 +213,8 @@ class IcebergMirror(IcebergSink):
 
     takes_records = False
     refounds = False
+    hands: Hands = Threads()
+    is_shared = True
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns."""
@@ -248,7 +282,8 @@ class IcebergMirror(IcebergSink):
         """Merge a batch into the table, in one snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files, mirror.merge_mode)
+        written = list[DataFile]()
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
@@ -257,13 +292,14 @@ class IcebergMirror(IcebergSink):
             return self.commit(landing)
 
         def rewrite(table: Table) -> Rewrite:
-            merged = merger.merge(IcebergHead(table, target.metadata))
+            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
+            merged = merger.merge(head)
             merger.remember(merged)
-            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *merger.write_out(merged.rows)]
+            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *head.write(merged.rows)]
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return Rewrite([*with_deletes(merged.out), *deletes], new)
 
-        return self._rewrite(landing, rewrite, merger.written)
+        return self._rewrite(landing, rewrite, written)
 
     def _entries(
         self,

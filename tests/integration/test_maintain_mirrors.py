@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from airflow_lakestream.cdc.merge.memory import SUFFIX
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.spark.crew import mirror
 from airflow_lakestream.spark.maintenance.work import own_session
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
@@ -25,8 +26,16 @@ ALL = {"compact": {"options": {"rewrite-all": True}}, "rewrite_manifests": True,
 
 @pytest.mark.parametrize("mode", [MergeMode.COPY_ON_WRITE, MergeMode.MERGE_ON_READ])
 def test_a_mirror_and_its_memory_go_on_right_after_maintenance(
-    mode: MergeMode, lake: Lake, topic: Topics, produce: Producing, spark: SparkSession, tmp_path: Path
+    mode: MergeMode,
+    lake: Lake,
+    topic: Topics,
+    produce: Producing,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Executors work on the smallest files.
+    monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
     name = topic(1)
     config = mirror_config(lake, name, tmp_path, merge_mode=str(mode))
 
