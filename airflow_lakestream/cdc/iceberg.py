@@ -1,10 +1,8 @@
-"""A mirror in an Iceberg table: its rows at a head, its entries of deleted rows, and its sink; see `cdc.mirror`."""
+"""A mirror in an Iceberg table: its entries of deleted rows, and its sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,16 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_lakestream.cdc.columns import no_rows
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.keys.identity import Numbers
+from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS, IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
@@ -33,86 +29,14 @@ from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
-from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, live_files_of, read_rows
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
-from airflow_lakestream.iceberg.write.conform import conform
-from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions, own_deletes, with_deletes
-from airflow_lakestream.iceberg.write.files import delete_files, write_data_files
+from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
+from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
-
-_PLAIN_BOUNDS = (IntegerType, LongType, StringType)
-
-
-@dataclass(frozen=True)
-class IcebergHead:
-    """`cdc.merge.head.Head` of a table as `metadata` has it, for the metadata `target` that a commit gives it.
-
-    :param made: takes the files that are written in this process.
-    :param folder: of the table's data, for new files.
-    """
-
-    metadata: TableMetadata
-    target: TableMetadata
-    io: FileIO
-    made: list[DataFile] = field(default_factory=list)
-    folder: str = ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Take along what the work on files needs: no history."""
-        bare: dict[str, Any] = {
-            "snapshots": [],
-            "snapshot_log": [],
-            "metadata_log": [],
-            "refs": {},
-            "current_snapshot_id": None,
-        }
-        metadata, target = (one.model_copy(update=bare) for one in (self.metadata, self.target))
-        return IcebergHead, (metadata, target, self.io, [], self.folder)
-
-    def files(self) -> Sequence[FileScanTask]:
-        """Return the data files."""
-        return live_files_of(self.metadata, self.io)
-
-    def rows_in(self, file: FileScanTask) -> int:
-        """Return how many rows a file has."""
-        return file.file.record_count
-
-    def live_rows_in(self, file: FileScanTask) -> int:
-        """Return how many of a file's rows are not deleted."""
-        return self.rows_in(file) - len(deleted_positions(self.io, file))
-
-    def bytes_in(self, file: FileScanTask) -> int:
-        """Return a file's size in bytes."""
-        return file.file.file_size_in_bytes
-
-    def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
-        """Return the bounds of a column that the metadata tells."""
-        schema = self.metadata.schema()
-        is_plain = isinstance(schema.find_field(column).field_type, _PLAIN_BOUNDS)
-        return bounds_of(schema, file.file, column) if is_plain else None
-
-    def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the live rows of a file."""
-        yield from read_rows(self.target, self.io, file, columns=columns)
-
-    def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
-        """Write the delete file that takes the place of a file's own one; return it."""
-        deletes = delete_rows(self.target, self.io, file, numbers, folder=self.folder)
-        self.made.append(deletes)
-        return deletes
-
-    def write(self, rows: pa.Table) -> Sequence[DataFile]:
-        """Write rows as files of the mirror."""
-        files = write_data_files(self.target, self.io, rows, uuid.uuid4().hex, folder=self.folder)
-        self.made.extend(files)
-        return files
-
-    def conform(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the mirror's columns."""
-        return conform(rows, self.target.schema())
 
 
 def mirror_id(mirror: TableMetadata) -> str:
@@ -185,7 +109,7 @@ class EntryTable(IcebergSink):
 def _entry_files(table: Table, tasks: Sequence[FileScanTask], key: Sequence[str]) -> list[EntryFile]:
     schema = table.schema()
     first, row = (schema.find_field(name) for name in (key[0], row_column(key)))
-    is_plain = isinstance(first.field_type, _PLAIN_BOUNDS)
+    is_plain = isinstance(first.field_type, PLAIN_BOUNDS)
 
     def of(task: FileScanTask) -> EntryFile:
         file, nulls = task.file, task.file.null_value_counts or {}

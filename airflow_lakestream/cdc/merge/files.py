@@ -73,5 +73,5 @@ class Rewriting:
             yield rows.filter(pa.array(stays))
 
     def _write(self, held: Sequence[pa.Table]) -> Sequence[File]:
-        rows = joined(held)
-        return [] if rows is None or not len(rows) else self.head.write(rows)
+        rows = joined(held) if held else None
+        return self.head.write(rows) if rows is not None and len(rows) else []

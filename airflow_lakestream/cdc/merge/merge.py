@@ -125,7 +125,7 @@ class Merger:
     def _look(self, head: Head, late: Mask, matched: Mask) -> list[Change]:
         """Return the files that change; note which events have a row, and which are late."""
         batch = self.batch
-        lookup = Lookup(head, batch.rows.select(list(self.key)), self.key, self.soft_delete, batch.truncated)
+        lookup = Lookup(head, batch.rows.select([*self.key, *VERSION]), self.key, self.soft_delete, batch.truncated)
         changes, too_late = [], []
         files = lookup.files()
         for file, found in zip(files, self._each(head, lookup, files, files), strict=True):

@@ -20,7 +20,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import IcebergHead, IcebergMirror, mirror_id
+from airflow_lakestream.cdc.iceberg import IcebergMirror, mirror_id
+from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
 from airflow_lakestream.core.ledger import Landing

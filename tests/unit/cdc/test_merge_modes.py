@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,48 @@ def test_rows_deleted_by_another_engine_stay_deleted_and_its_file_of_several_sta
     assert set(mirror.rows()) == set(range(50)) - {3, 4}
     mirror.land([Event("c", 3, ("back", "B"), 9, 1, offset=9001)])
     assert mirror.rows()[3] == ("back", "B")
+
+
+def test_a_file_without_any_row_left_and_one_with_some(mirror: HandMirror) -> None:
+    mirror.land(created(range(5)))
+    (first,) = files(mirror)
+    delete_positions(mirror.table(), first, list(range(5)))
+    mirror.land(updated(range(3), 2))
+    assert set(mirror.rows()) == set(range(3))
+    mirror.land([Event("t", None, None, 3, 1, offset=5000)])
+    assert mirror.rows() == {}
+
+
+@pytest.mark.parametrize("mode", MergeMode)
+def test_delete_files_are_of_the_partition_of_their_data_file(
+    mode: MergeMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 0)
+    mirror = HandMirror(tmp_path, modes=[mode])
+    mirror.design = replace(mirror.design, table=replace(mirror.design.table, partition_by=("bucket(4, id)", "name")))
+    mirror.land([Event("c", key, (f"n{key % 3}" if key % 5 else None, "X"), 1, key, offset=key) for key in range(200)])
+    mirror.land([*updated([7, 30, 31], 2), Event("d", 10, None, 2, 99, offset=9000)])
+    mirror.land(updated([7, 11, 15], 3))
+    for task in files(mirror).values():
+        assert all(one.partition == task.file.partition for one in task.delete_files)
+    assert {key: mirror.rows()[key][0] for key in (7, 11, 15, 30)} == {7: "n3", 11: "n3", 15: "n3", 30: "n2"}
+    assert set(mirror.rows()) == set(range(200)) - {10}
+    where = "id >= 8 and id <= 12"
+    assert sorted(mirror.table().scan(where).to_arrow()["id"].to_pylist()) == [8, 9, 11, 12]
+    assert_files_are_whole(mirror.table())
+    assert_totals_are_right(mirror.table())
+
+
+def test_manifests_of_which_nothing_is_left_do_not_pile_up(mirror: HandMirror) -> None:
+    mirror.land(created(range(50)))
+    for commit in range(2, 12):
+        mirror.land(updated([commit, 40], commit))
+    head = mirror.table().current_snapshot()
+    assert head is not None
+    left = [
+        one for one in head.manifests(mirror.table().io) if not one.has_added_files() and not one.has_existing_files()
+    ]
+    assert len(left) <= 1
 
 
 def test_values_left_out_come_from_the_right_row_of_a_file_with_deleted_ones(mirror: HandMirror) -> None:
