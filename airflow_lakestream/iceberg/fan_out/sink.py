@@ -254,6 +254,9 @@ class FanOutSink:
         """Delete what was not committed; never raises."""
         for target in self._targets.values():
             target.discard()
+        # Others may have been staged for executors.
+        for sink, _ in self._sinks.values():
+            sink.discard()
         self._home.discard()
         self._read.clear()
         self._new.clear()

@@ -50,8 +50,9 @@ class Outline:
     def without_history(self) -> Outline:
         """Return the outline with no more than files are written by, since many tables may be told of at once."""
         properties = {key: text for key, text in self.metadata.properties.items() if not key.startswith("lakestream.")}
-        bare: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
-        return replace(self, metadata=self.metadata.model_copy(update={**bare, "properties": properties}))
+        bare: dict[str, Any] = {"properties": properties, "refs": {}, "current_snapshot_id": None}
+        bare |= {"snapshots": [], "snapshot_log": [], "metadata_log": []}
+        return replace(self, metadata=self.metadata.model_copy(update=bare))
 
 
 def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str, Any]:
