@@ -45,6 +45,9 @@ from airflow_lakestream.tables.schema.columns import to_schema
 
 log = logging.getLogger(__name__)
 
+# At most so many tables are looked at because the home has them, when a driver begins.
+MOST_EXPECTED = 1_000
+
 
 class TakenOver(Conflict):
     """A run has just taken its tables over from another configuration, and looks at them again."""
@@ -189,9 +192,10 @@ class FanOutSink:
 
     @property
     def routes(self) -> Sequence[str]:
-        """The routes that were decided about; before anything is read, those that the home has written down."""
-        used = [*self._admission.admitted, *self._refused]
-        return used or [route for route in self._written_down().values() if route is not None]
+        """The routes of the records taken, and those refused; before anything is read, those in the home's books."""
+        used = [route for route, name in self._admission.admitted.items() if name in self._targets]
+        known = [route for route in self._written_down().values() if route is not None]
+        return [*used, *self._refused] or known[:MOST_EXPECTED]
 
     def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
         """Look at the tables of routes that may come up again in these ranges, so that executors know them.
