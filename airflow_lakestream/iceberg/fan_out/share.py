@@ -133,7 +133,7 @@ class FanOutShare:
             self._write_out(route)
             self._bytes -= sizes[route]
         # What stays are slices, each of which holds the whole chunk that it is of.
-        self._held = {route: [_copied(pa.concat_tables(parts))] for route, parts in self._held.items()}
+        self._held = {route: [_copied(parts)] for route, parts in self._held.items()}
 
     def _write_out(self, route: str) -> None:
         table, rows = self._outline.tables[route], pa.concat_tables(self._held.pop(route))
@@ -147,8 +147,10 @@ class FanOutShare:
             raise RowsNotWritable(table.name, f"{type(error).__name__}: {error}", trial) from error
 
 
-def _copied(rows: pa.Table) -> pa.Table:
-    return rows.take(pa.array(np.arange(rows.num_rows)))
+def _copied(parts: Sequence[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(parts)
+    # Taking from many chunks is slow; joining a single one copies nothing.
+    return rows.combine_chunks() if len(parts) > 1 else rows.take(pa.array(np.arange(len(rows))))
 
 
 def by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -19,7 +19,7 @@ def missing(row: Row, lab: Lab) -> str | None:
 
 
 def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
-    """Land the topic by executors and by one process, each into tables of its own."""
+    """Land the topic by executors and by one process, each into tables of its own; see `programs.fan_out`."""
     topic = lab.topic(rows[0].topic)
     with lab.lake(f"{rows[0].group}-{number}") as lake:
         path = landing_app.configuration(lab, lake, topic, rows[0].options).write(lake.folder / "app.json")
@@ -30,7 +30,7 @@ def run(rows: Sequence[Row], lab: Lab, number: int) -> Mapping[str, Sample]:
             landed = _landed(lake, by)
             if landed.rows != topic.records:
                 raise LandedWrong(row, topic.records, landed.rows)
-            found[row.name] = sample_of(row, number, topic, topic.records, told[by], done, landed)
+            found[row.name] = sample_of(row, number, topic, told[by]["records"], told[by], done, landed)
         return found
 
 
