@@ -81,8 +81,10 @@ class RowDecoders:
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
         """Return a decoder of the columns that no record decides on, and no rows; see `core.landing.job.Foresee`."""
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
-        if columns is None:
-            return None
+        return None if columns is None else self.without_records(columns, topic)
+
+    def without_records(self, columns: pa.Schema, topic: str) -> tuple[Decoder, pa.Table]:
+        """Return a decoder of these columns of the payload, and no rows, with all columns."""
         decoder = self(columns, None)
         assert decoder is not None, "there is one for each schema"
         return decoder, decoder.decode(_no_records(topic)).rows

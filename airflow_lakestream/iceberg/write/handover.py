@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -51,6 +51,13 @@ class Outline:
         if name != self.name:
             raise NoSuchTableError(f"{name}: only {self.name} is known here")
         return Table(tuple(name.split(".")), self.metadata, "", self.io, NoopCatalog("outline"))
+
+    def without_history(self) -> Outline:
+        """Return the outline with no more than files are written by, since many tables may be told of at once."""
+        properties = {key: text for key, text in self.metadata.properties.items() if not key.startswith("lakestream.")}
+        bare: dict[str, Any] = {"properties": properties, "refs": {}, "current_snapshot_id": None}
+        bare |= {"snapshots": [], "snapshot_log": [], "metadata_log": []}
+        return replace(self, metadata=self.metadata.model_copy(update=bare))
 
 
 def beside(table: Table, columns: pa.Schema) -> Outline:
