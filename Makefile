@@ -19,8 +19,9 @@ ONLY ?=
 RUNS ?= 3
 JOBS ?= 3
 BUDGET ?= 30
+PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-dev docs test-start test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -45,6 +46,11 @@ docs: setup ## Build the documentation's site into .site, and check its links
 
 test-start: setup ## Walk through the pages Start and Tutorial in an empty environment, line by line (needs a JDK 17)
 	$(BIN)/python -m pytest --timeout 0 tests/start
+
+test-page: docs ## Walk through the demo in a real Chromium; PICTURES=docs/images renews the documentation's (needs a JDK 17)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group page
+	$(BIN)/python -m dev browser
+	LAKESTREAM_PICTURES=$(PICTURES) $(BIN)/python -m pytest --timeout 0 tests/page
 
 test-airflow-3.1: $(OLD)/.ready ## Prove on Airflow 3.1 that the provider loads and a topic lands
 	$(OLD)/bin/python -m pytest tests/compat
@@ -75,7 +81,7 @@ soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (n
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_sensor_kills.py
 
-demo: setup ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
+demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)
 
 bench: setup ## Measure next to kcat, dlt, Spark: 30 minutes; ONLY=json,kcat for less (needs a JDK 17)

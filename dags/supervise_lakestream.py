@@ -47,7 +47,6 @@ with DAG(
             description='Such as [{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake"}]; where the '
             "usual does not do, also max_age, max_lag_seconds and min_time_left of a stream. Empty for those of the "
             "Airflow variable lakestream_streams.",
-            examples=[[{"table": "lake.clickstream", "consumer_group": "clickstream_to_lake", "max_age": "15m"}]],
         ),
     },
 ) as dag:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from dev.browser import have_chromium
 from dev.errors import DevError, UnknownService
 from dev.progress import Clock
 from dev.services.metastore import OLD
@@ -104,6 +105,11 @@ def demo(args: argparse.Namespace) -> None:
     run_demo(args.rate, args.once, args.cdc)
 
 
+def browser(args: argparse.Namespace) -> None:
+    """Say where this machine's Chromium is; install Debian's where there is none and this is root."""
+    print(have_chromium())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dev", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -137,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument("--once", action="store_true", help="stop when three runs have landed")
     showing.add_argument("--rate", type=float, default=500, help="events a second (default: 500)")
     showing.add_argument("--cdc", action="store_true", help="with a PostgreSQL and Debezium, for the DAGs of mirrors")
+    command(browser)
     return parser
 
 

@@ -13,6 +13,10 @@ class JavaMissing(DevError):
     """No usable JDK on this machine."""
 
 
+class NoBrowser(DevError):
+    """No Chromium on this machine, and none can be installed."""
+
+
 class JarsUnavailable(DevError):
     """The jars of a service could not be fetched."""
 

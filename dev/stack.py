@@ -226,9 +226,9 @@ class Stack:
         return jars.fetch(wanted, self.home / "jars", jdk, self._say)
 
     def up_airflow(self, dags_folder: Path = CHECKOUT / "dags") -> Airflow:
-        """Have a healthy Airflow whose connections lead to this stack's broker, which comes up as well.
+        """Have a healthy Airflow whose connections lead to this stack's broker, which comes up beside it.
 
-        The two start side by side.
+        So does a PostgreSQL, for Airflow's own database.
 
         :param dags_folder: where its DAGs are; those of the checkout unless said otherwise.
         """
@@ -251,10 +251,12 @@ class Stack:
         folder = self._service("airflow")
         with ThreadPoolExecutor(max_workers=1) as beside:
             broker = beside.submit(self.up_kafka, announce=False)
+            database = self.up_postgres().new_database("airflow")
             self._say("airflow: starting (half a minute or so)")
             airflow = airflow_service.start(
                 folder,
                 dags_folder,
+                database,
                 {"bootstrap.servers": expected},
                 self._owner,
                 check=lambda: broker.result() if broker.done() else None,

@@ -16,8 +16,8 @@ from obstore.exceptions import BaseError
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects
 from airflow_lakestream.audit.result import AuditResult
-from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable
-from airflow_lakestream.audit.run import Audit, find_lost, together
+from airflow_lakestream.audit.rows import RowsFound, UnreadableTable
+from airflow_lakestream.audit.run import Audit, find_lost, look_for_positions, together
 from airflow_lakestream.audit.statistics import FileFacts, LostFile, TableFiles, partly
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_location
@@ -49,21 +49,22 @@ class DeltaAudit(Audit):
         """
         main, rejects = _both(storage, self.table)
         refuse_mirror(self.table, main.properties, "audited by topic, partition and offset")
-        if missing := [name for name in COORDINATES if name not in main.schema.names]:
-            raise NoPositions(self.table, missing)
+        has_positions = look_for_positions(self.table, main.schema.names, main.properties)
         for group in sorted({*ledger_store.groups(main), self.consumer_group}):
             ledger_store.check_not_taken_away(main, group, storage.store(self.table))
         groups = sorted({*ledger_store.groups(main), self.consumer_group})
         ledgers = {group: ledger_store.read_ledger(main, group) for group in groups}
         books = Books.made(self.table, self.consumer_group, ledgers, self.topic)
         result = AuditResult(self.table, self.consumer_group, main.version, self.full)
-        topics = self.begin(result, books)
+        topics = self.begin(result, books, main.properties)
         files = _statistics(main)
         reject_files = TableFiles() if rejects is None else _statistics(rejects)
         lost = _find_lost(storage, main, files, books)
         if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, books)):
             return result
-        if self.full:
+        if not has_positions:
+            look_at_rejects(result, books, None if rejects is None else reject_files)
+        elif self.full:
             rows = RowsFound.of(_rows(storage, main, {one.path for one in lost}, self.topic))
             rejected = RowsFound() if rejects is None else RowsFound.of(_rejected(storage, main, rejects, books))
             self.judge(result, books, rows, rejected, topics)

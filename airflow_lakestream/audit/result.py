@@ -146,7 +146,8 @@ class AuditResult:
 
     `lost_files` are data files that are gone or cut; `odd` are rows whose position no record can have. `findings` are
     damages that no range of one partition can express. `blind` says what could not be looked at although it was needed.
-    `notes` are for the reader. Damage found counts, whatever could not be looked at.
+    `made` says which functions made rows that keep no positions. `notes` are for the reader. Damage found counts,
+    whatever could not be looked at.
     """
 
     table: str
@@ -161,6 +162,7 @@ class AuditResult:
     findings: list[str] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
     repaired: Repaired | None = None
 
     @property
@@ -212,6 +214,7 @@ class AuditResult:
             "not_verifiable_by_count": [
                 {"topic": c.topic, "skipped": c.skipped, "filtered": c.filtered} for c in self.by_count
             ],
+            "not_verifiable_made": self.made,
             "lost_files": [one.to_dict() for one in self.lost_files],
             "findings": self.findings,
             "could_not_look": self.blind,
@@ -237,7 +240,7 @@ class AuditResult:
             ("damage", [one.text for one in self.lost_files]),
             ("damage", [*filter(None, (count.problem for count in self.counts)), *self.findings]),
             ("could not look", self.blind),
-            ("not verifiable", [one.text for one in self.by_count]),
+            ("not verifiable", [*(one.text for one in self.by_count), *self.made]),
             ("note", self.notes),
         ):
             yield from (f"  {title}: {line}" for line in lines)

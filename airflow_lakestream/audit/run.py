@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound, read_log
 from airflow_lakestream.audit.quick import look_at_files, look_at_rejects, only_topic
 from airflow_lakestream.audit.result import AuditResult, ByCount
-from airflow_lakestream.audit.rows import RowsFound, UnreadableTable, check_positions, count_rejected, count_rows
+from airflow_lakestream.audit.rows import NoPositions, RowsFound, UnreadableTable, count_rejected, count_rows
 from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, table_files, take_out_lost
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
@@ -28,7 +28,9 @@ from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+from airflow_lakestream.tables.transformed import without_positions
 
 Loaded = TypeVar("Loaded")
 
@@ -78,13 +80,13 @@ class Audit:
         refuse_mirror(self.table, table.metadata.properties, "audited by topic, partition and offset")
         if note := fan_out_books.note_on(table.metadata.properties):
             raise fan_out_books.PartOfFanOut(self.table, note)
-        check_positions(table)
+        has_positions = look_for_positions(self.table, table.schema().column_names, table.metadata.properties)
         books = Books.of(table, self.consumer_group, self.topic)
         head = ledger_store.facts_of(table.metadata).head_id
         result = AuditResult(self.table, self.consumer_group, head, self.full)
         if self.consumer_group not in ledger_store.groups(table):
             result.notes.append("the ledger's table property is gone; it was read from the snapshots instead.")
-        topics = self.begin(result, books)
+        topics = self.begin(result, books, table.metadata.properties)
         files = table_files(table, head)
         reject_files = TableFiles() if rejects is None else table_files(rejects, ledger_store.head_of(rejects.metadata))
 
@@ -93,7 +95,9 @@ class Audit:
 
         if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
-        if self.full:
+        if not has_positions:
+            look_at_rejects(result, books, None if rejects is None else reject_files)
+        elif self.full:
             rows = count_rows(table, result.snapshot_id, self.topic, without=[one.path for one in result.lost_files])
             rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
             self.judge(result, books, rows, rejected, topics)
@@ -102,8 +106,12 @@ class Audit:
             look_at_rejects(result, books, None if rejects is None else reject_files)
         return result
 
-    def begin(self, result: AuditResult, books: Books) -> tuple[str, ...]:
-        """Note what is known only by count; return the topics to look at."""
+    def begin(self, result: AuditResult, books: Books, properties: Mapping[str, str]) -> tuple[str, ...]:
+        """Note what is known only by count, or not at all; return the topics to look at."""
+        result.made += [
+            f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
+            for group, one in without_positions(properties).items()
+        ]
         topics = books.topics if self.topic is None else (self.topic,)
         result.by_count += [
             ByCount(topic, counts.skipped, counts.filtered)
@@ -140,6 +148,14 @@ class Audit:
                 "the landed one are missing can't be told."
             )
         return log
+
+
+def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:
+    """Return whether rows can say which record they come from. Raises NoPositions if they should, and can't."""
+    missing = [name for name in COORDINATES if name not in columns]
+    if missing and not without_positions(properties):
+        raise NoPositions(table, missing)
+    return not missing
 
 
 def find_lost(

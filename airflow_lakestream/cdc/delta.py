@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from pyarrow import types as arrow
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, SUFFIX, row_column
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.cdc.merge.newest import Newest
@@ -37,13 +38,13 @@ from airflow_lakestream.tables.no_rows import no_rows
 
 
 class DeltaHead:
-    """`cdc.merge.head.Head` of a Delta table; `schema` are the columns after the commit."""
+    """`cdc.merge.head.Head` of a Delta table; `schema` are the columns after the commit, `write` writes files."""
 
     # Deletion vectors are not written.
     delete = None
 
-    def __init__(self, store: Any, head: Head, schema: pa.Schema) -> None:
-        self._store, self._head, self._schema = store, head, schema
+    def __init__(self, store: Any, head: Head, schema: pa.Schema, write: Callable[[pa.Table], Sequence[Add]]) -> None:
+        self._store, self._head, self._schema, self.write = store, head, schema, write
 
     def files(self) -> Sequence[Add]:
         """Return the data files. Raises UnfitTable and CannotReplace if rows can't be taken out of them."""
@@ -135,7 +136,11 @@ class DeltaEntries(DeltaSink):
         return properties.get(MIRROR_ID) == self._id
 
     def _entry_files(self, head: Head) -> list[EntryFile]:
-        look, first, row = DeltaHead(self._store, head, head.schema), self._key[0], row_column(self._key)
+        look, first, row = (
+            DeltaHead(self._store, head, head.schema, self._write_files),
+            self._key[0],
+            row_column(self._key),
+        )
 
         def of(add: Add) -> EntryFile:
             rows, nulls = look.rows_in(add), add["stats"].get("nullCount") or {}
@@ -158,6 +163,8 @@ class DeltaMirror(DeltaSink):
     takes_records = False
     # Later events may have more columns than the first ones.
     refounds = True
+    hands: Hands = Threads()
+    is_shared = False
     _id = ""
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
@@ -232,24 +239,29 @@ class DeltaMirror(DeltaSink):
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one version with the ledger."""
-        target, schema, key, kept = self._target(), self.columns, mirror.key or (), list[Add]()
+        target, schema, key, kept, written = self._target(), self.columns, mirror.key or (), list[Add](), list[Add]()
         entries = self._entries(self._name, self._id, schema, key, landing.lows)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files)
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written)
         founded: Merged | None = None
+
+        def write(rows: pa.Table) -> Sequence[Add]:
+            files = self._write_files(rows) if len(rows) else []
+            written.extend(files)
+            return files
 
         def make(head: Head | None) -> list[Action]:
             nonlocal founded
             check_fit(head, target, self._name)
             check_ledger(head, self._group, landing, allow_group_overlap=self._allow_group_overlap)
-            merged = merger.merge(None if head is None else DeltaHead(self._store, head, schema))
+            merged = merger.merge(None if head is None else DeltaHead(self._store, head, schema, write))
             merger.remember(merged)
             founded = merged if head is None else None
-            kept[:] = [*merged.new, *merger.write_out(merged.rows)]
+            kept[:] = [*merged.new, *write(merged.rows)]
             files = [*(remove_action(add) for add in merged.out), *({"add": dict(add)} for add in kept)]
             operation = CREATE if head is None else OVERWRITE if merged.out else APPEND
             return self._actions(head, target, landing, files, operation)
 
-        version = self._drive_and_clean(landing, make, lambda done: beside(merger.written, kept if done else ()))
+        version = self._drive_and_clean(landing, make, lambda done: beside(written, kept if done else ()))
         if founded is not None:
             merger.remember_again(founded)
         return version

@@ -1,4 +1,4 @@
-"""A mirror in an Iceberg table: its rows at a head, its entries of deleted rows, and its sink; see `cdc.mirror`."""
+"""A mirror in an Iceberg table: its entries of deleted rows, and its sink; see `cdc.mirror`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import IntegerType, LongType, StringType
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.keys.identity import Numbers
+from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS, IcebergHead
 from airflow_lakestream.cdc.merge import memory
 from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, row_column
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
@@ -31,56 +31,12 @@ from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
-from airflow_lakestream.iceberg.write.conform import conform
-from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions, own_deletes, with_deletes
+from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.change import metadata_of
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
-
-_PLAIN_BOUNDS = (IntegerType, LongType, StringType)
-
-
-class IcebergHead:
-    """`cdc.merge.head.Head` of a table, for the metadata that a commit gives it."""
-
-    def __init__(self, table: Table, target: TableMetadata) -> None:
-        self._table, self._target = table, target
-
-    def files(self) -> Sequence[FileScanTask]:
-        """Return the data files."""
-        return live_files(self._table)
-
-    def rows_in(self, file: FileScanTask) -> int:
-        """Return how many rows a file has."""
-        return file.file.record_count
-
-    def live_rows_in(self, file: FileScanTask) -> int:
-        """Return how many of a file's rows are not deleted."""
-        return self.rows_in(file) - len(deleted_positions(self._table.io, file))
-
-    def bytes_in(self, file: FileScanTask) -> int:
-        """Return a file's size in bytes."""
-        return file.file.file_size_in_bytes
-
-    def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
-        """Return the bounds of a column that the metadata tells."""
-        schema = self._table.schema()
-        is_plain = isinstance(schema.find_field(column).field_type, _PLAIN_BOUNDS)
-        return bounds_of(schema, file.file, column) if is_plain else None
-
-    def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the live rows of a file."""
-        yield from read_rows(self._target, self._table.io, file, columns=columns)
-
-    def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
-        """Write the delete file that takes the place of a file's own one; return it."""
-        return delete_rows(self._target, self._table.io, file, numbers)
-
-    def conform(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the mirror's columns."""
-        return conform(rows, self._target.schema())
 
 
 def mirror_id(mirror: TableMetadata) -> str:
@@ -153,7 +109,7 @@ class EntryTable(IcebergSink):
 def _entry_files(table: Table, tasks: Sequence[FileScanTask], key: Sequence[str]) -> list[EntryFile]:
     schema = table.schema()
     first, row = (schema.find_field(name) for name in (key[0], row_column(key)))
-    is_plain = isinstance(first.field_type, _PLAIN_BOUNDS)
+    is_plain = isinstance(first.field_type, PLAIN_BOUNDS)
 
     def of(task: FileScanTask) -> EntryFile:
         file, nulls = task.file, task.file.null_value_counts or {}
@@ -181,6 +137,8 @@ class IcebergMirror(IcebergSink):
 
     takes_records = False
     refounds = False
+    hands: Hands = Threads()
+    is_shared = True
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns."""
@@ -248,7 +206,8 @@ class IcebergMirror(IcebergSink):
         """Merge a batch into the table, in one snapshot with the ledger."""
         target, key = self._target(None), mirror.key or ()
         entries = self._entries(self._name, mirror_id(target.metadata), target.schema(), key, landing.lows)
-        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, self._write_files, mirror.merge_mode)
+        written = list[DataFile]()
+        merger = Merger(batch, self._name, key, mirror.soft_delete, entries, mirror.merge_mode, self.hands, written)
         if not self.is_there:
             # The first rows of a new mirror are committed with the table.
             merged = merger.merge(None)
@@ -262,13 +221,14 @@ class IcebergMirror(IcebergSink):
             return done
 
         def rewrite(table: Table) -> Rewrite:
-            merged = merger.merge(IcebergHead(table, target.metadata))
+            head = IcebergHead(table.metadata, target.metadata, table.io, written, self._folder)
+            merged = merger.merge(head)
             merger.remember(merged)
-            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *merger.write_out(merged.rows)]
+            new = [*merged.new, *(deletes for _, deletes in merged.deleted), *head.write(merged.rows)]
             deletes = [one for task, _ in merged.deleted for one in own_deletes(task)]
             return Rewrite([*with_deletes(merged.out), *deletes], new)
 
-        return self._rewrite(landing, rewrite, merger.written)
+        return self._rewrite(landing, rewrite, written)
 
     def _entries(
         self,

@@ -22,6 +22,7 @@ from airflow_lakestream.cdc.events.provenance import Old, expanded
 from airflow_lakestream.cdc.events.record_keys import as_list
 from airflow_lakestream.cdc.events.taken import TakenEvents, columns_of_events
 from airflow_lakestream.cdc.events.widening import grown
+from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.newest import Newest, newest
 from airflow_lakestream.cdc.merge.snapshots import without_ends
 from airflow_lakestream.cdc.stops import RESNAPSHOT, MirrorStopped, StopReason
@@ -162,10 +163,13 @@ log = logging.getLogger(__name__)
 class MirrorTable(SharedSink, Protocol):
     """The table of a mirror, in whatever format it is: the sink of a table, which can merge.
 
-    `refounds`: a mirror that does not exist is founded by all events of its first commit.
+    `refounds`: a mirror that does not exist is founded by all events of its first commit. `hands` work on the files of
+    a merge; `is_shared` says whether those of other processes can.
     """
 
     refounds: bool
+    hands: Hands
+    is_shared: bool
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns; None where there is none."""

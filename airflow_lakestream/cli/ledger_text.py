@@ -52,7 +52,7 @@ def history_text(landings: Sequence[PastLanding]) -> str:
 
 def _landing_lines(past: PastLanding) -> Iterator[str]:
     at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
-    yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.counts.written:,} rows"
+    yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.rows:,} rows"
     for identity, entry in sorted(past.landing.topics.items()):
         for name, ranges in _named_ranges(entry):
             yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
@@ -276,6 +277,11 @@ class ExtractConfig(Decoding):
     def table_design(self) -> TableDesign:
         """What the table itself is held to, whatever is written for it on the way."""
         return self.design
+
+    @property
+    def decoded(self) -> pa.Schema | None:
+        """The columns that records are decoded into, where these are not the table's own; None where they are."""
+        return None
 
     @property
     def design(self) -> TableDesign:

@@ -14,7 +14,13 @@ from functools import partial
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
 from airflow_lakestream.core.landing.modes import parse_ranges
-from airflow_lakestream.core.names import METADATA_NAMES, check_group, check_location, check_table_name
+from airflow_lakestream.core.names import (
+    METADATA_NAMES,
+    check_function,
+    check_group,
+    check_location,
+    check_table_name,
+)
 from airflow_lakestream.core.policies import (
     MergeMode,
     Missing,
@@ -112,6 +118,7 @@ _CHECKS: Mapping[str, Check] = {
     "envelope": _one_of(Envelope),
     "schema_registry": _registry,
     "table_format": _one_of(TableFormat),
+    "transform": lambda argument, value: check_function(str(value), argument),
     "mode": _one_of(ModeName),
     "start_offset": _one_of(StartOffset),
     "schema_evolution": _one_of(SchemaEvolution),

@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Noted, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, Noted, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -30,6 +30,9 @@ SUMMARY_COUNTS = "lakestream.counts"
 SUMMARY_NOTED = "lakestream.noted"
 SUMMARY_ENGINE = "lakestream.engine"
 SUMMARY_BAD = "lakestream.bad"
+# The function that made the rows, and how many: rows that keep no positions.
+SUMMARY_TRANSFORM = "lakestream.transform"
+SUMMARY_MADE = "lakestream.transform-rows"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
@@ -89,6 +92,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **({SUMMARY_NOTED: "true"} if landing.noted else {}),
         **({SUMMARY_ENGINE: landing.engine.value} if landing.engine is not None else {}),
         **_encode_bad(landing),
+        **_encode_made(landing.made),
     }
 
 
@@ -109,6 +113,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             noted=SUMMARY_NOTED in summary,
             engine=_engine(summary.get(SUMMARY_ENGINE)),
             bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
+            made=Made(summary[SUMMARY_TRANSFORM], int(summary[SUMMARY_MADE])) if SUMMARY_MADE in summary else None,
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing in the form of this version ({e!r}).") from e
@@ -234,6 +239,10 @@ def _encode_bad(landing: Landing) -> dict[str, str]:
     """Return the key with the number of bad records, if it differs from the rejected ones: some were skipped."""
     known = landing.bad is None or landing.bad.count == landing.counts.rejected
     return {} if known or landing.bad is None else {SUMMARY_BAD: str(landing.bad.count)}
+
+
+def _encode_made(made: Made | None) -> dict[str, str]:
+    return {} if made is None else {SUMMARY_TRANSFORM: made.function, SUMMARY_MADE: str(made.rows)}
 
 
 def _engine(name: str | None) -> Engine | None:

@@ -183,10 +183,25 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """How many rows a function made of a landing's records, where these rows keep no positions.
+
+    Which record is in which row can't be told. The records count as filtered: none has a row of its own.
+    """
+
+    function: str
+    rows: int
+
+    def __add__(self, other: Made) -> Made:
+        return Made(other.function, self.rows + other.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Landing:
     """The net change that one snapshot makes to one group's ledger.
 
-    `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `noted`: the reject table
+    `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `made` is None where each
+    row is one record's. `noted`: the reject table
     has a note of it. `engine` is None if unknown: an older version, or no engine, wrote it. `bad` is None if only the
     number of rejected records is known.
     """
@@ -203,6 +218,8 @@ class Landing:
     bad: BadRecords | None = field(default=None, compare=False)
     # The first offset that each partition of the topic had when the batch was planned; nothing keeps it.
     lows: Mapping[int, int] = field(default_factory=dict, compare=False)
+    # Only the snapshot's summary has it.
+    made: Made | None = field(default=None, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:
@@ -213,6 +230,11 @@ class Landing:
     def counts(self) -> Counts:
         """The counts of all topics together."""
         return sum((entry.counts for entry in self.topics.values()), Counts())
+
+    @property
+    def rows(self) -> int:
+        """The rows that it put into the table, as far as they are known."""
+        return self.counts.written + (0 if self.made is None else self.made.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,5 +72,14 @@ def check_group(group: str) -> str:
     return group
 
 
+def check_function(name: str, argument: str) -> str:
+    """Return the name of a function if it is module:function. Raises InvalidArgument."""
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name or ""):
+        raise InvalidArgument(
+            argument, f"{name!r} is not of the form module:function.", 'Write such as "enrichment:with_categories".'
+        )
+    return name
+
+
 # The column that `unknown_fields="rescue"` fills: the fields without a column, as JSON text.
 RESCUED = "_rescued"

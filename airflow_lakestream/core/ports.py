@@ -229,7 +229,24 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class SharedSink(Sink, Protocol):
+class TakingSink(Sink, Protocol):
+    """A sink for which other processes of its run may write files."""
+
+    def outline(self) -> Any:
+        """Return what a sink in another process needs to write files for the table as it is, or is going to be.
+
+        Can be pickled.
+        """
+
+    def take_over(self, files: Files) -> None:
+        """Take files that a process of this run handed over, as if they had been written here."""
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+
+
+@runtime_checkable
+class SharedSink(TakingSink, Protocol):
     """A sink whose files may be written by several workers: tasks, processes or executors."""
 
     def write_below(self, folder: str) -> None:
@@ -247,17 +264,21 @@ class SharedSink(Sink, Protocol):
     def let_go(self) -> None:
         """Leave what was handed over to who took it: from now on `discard` does not delete it."""
 
-    def outline(self) -> Any:
-        """Return what a sink in another process needs to write files for the table as it is, or is going to be.
-
-        Can be pickled.
-        """
-
-    def take_over(self, files: Files) -> None:
-        """Take files that a process of this run handed over, as if they had been written here."""
-
     def adopt(self, files: Files) -> None:
         """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
 
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no snapshot of the table has; never raises."""
+
+class FrameSink(SharedSink, Protocol):
+    """A sink of rows that a function makes of decoded ones; its result tells the table's columns."""
+
+    def outline_beside(self, columns: RowSchema) -> Any:
+        """Return the outline of a table that is nowhere: its files lie where those of the real one do."""
+
+    def hold_to(self, payload: Any, metadata: RowSchema, made_by: Any) -> None:
+        """Hold the table to the columns of a function's result; the next commit notes the function.
+
+        :param payload: the columns but for those of `metadata`, as a schema of PyIceberg's.
+        :param made_by: a `tables.transformed.Transformed`.
+
+        Raises InvalidArgument if the table has no place for them.
+        """

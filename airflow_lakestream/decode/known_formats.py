@@ -5,7 +5,7 @@ A new format is a module with a decoder, a row here, and its name in `core.polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,7 @@ from airflow_lakestream.decode.csv import CsvDecoder
 from airflow_lakestream.decode.json import schema as json_schema
 from airflow_lakestream.decode.json.column_names import NameRules
 from airflow_lakestream.decode.json.decoder import JsonDecoder
-from airflow_lakestream.decode.json.growing import GrowingJsonDecoder
+from airflow_lakestream.decode.json.growing import GrowingJsonDecoder, Lacking, SharedJsonDecoder, grow_by
 from airflow_lakestream.decode.json.infer import infer_schema
 from airflow_lakestream.decode.keys import KEY_COLUMN, BytesAsKey, Decoder, JsonAsKey, RecordAsKey
 from airflow_lakestream.decode.protobuf import schema as protobuf_schema
@@ -63,6 +63,8 @@ class PayloadSettings:
     :param given: the columns that the user gave for values, in their order; empty where the table says them.
     :param csv_delimiter: what stands between the fields of CSV.
     :param alone: nothing else is to be done while records are decoded; see `decode.json.decoder`.
+    :param decided: for one of several workers: whether all columns are there that unknown fields get. None: this
+        process decides on them by itself.
     """
 
     format: str = Format.JSON
@@ -76,6 +78,7 @@ class PayloadSettings:
     given: tuple[str, ...] = ()
     csv_delimiter: str = ","
     alone: bool = False
+    decided: bool | None = None
 
     @property
     def name_rules(self) -> NameRules:
@@ -92,10 +95,19 @@ class PayloadSettings:
 
     def documents(self, schema: pa.Schema, unknown_fields: str) -> Decoder:
         """Return the decoder of plain JSON for these columns."""
+        if unknown_fields == UnknownFields.EVOLVE and self.decided is not None:
+            return SharedJsonDecoder(schema, self.name_rules, decided=self.decided)
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self.name_rules)
         policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
         return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy)
+
+    def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
+        """Return the columns with those for what workers found to have none, as far as it can get one."""
+        lacking = Lacking()
+        for one in found:
+            lacking.unite(one)
+        return grow_by(schema, lacking, self.name_rules).schema
 
     def key_records(self, schema: pa.Schema) -> Decoder:
         """Return the decoder of keys that are records, for the columns of these."""

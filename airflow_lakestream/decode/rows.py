@@ -43,7 +43,8 @@ _REMEDY = (
 class RowDecoders:
     """Makes row decoders for a payload: for a schema, or for the one that the registry or the first batch tells.
 
-    With a statement the schema says what the statement makes; what it reads is known to itself.
+    With a statement the schema says what the statement makes; what it reads is known to itself. `columns` are those of
+    the rows where these do not go into the table as they are, whatever its schema.
     """
 
     payload: Payload
@@ -53,9 +54,11 @@ class RowDecoders:
     tombstones: Tombstones = Tombstones.KEEP
     sql: Statement | None = None
     trial: Trial | None = None
+    columns: pa.Schema | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
         """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
+        schema = schema if self.columns is None else self.columns
         if schema is None:
             if first is None:
                 return None
@@ -78,8 +81,10 @@ class RowDecoders:
     def foreseen(self, topic: str) -> tuple[Decoder, pa.Table] | None:
         """Return a decoder of the columns that no record decides on, and no rows; see `core.landing.job.Foresee`."""
         columns = None if self.router is not None or self.sql is not None else self.payload.foreseen_columns(topic)
-        if columns is None:
-            return None
+        return None if columns is None else self.without_records(columns, topic)
+
+    def without_records(self, columns: pa.Schema, topic: str) -> tuple[Decoder, pa.Table]:
+        """Return a decoder of these columns of the payload, and no rows, with all columns."""
         decoder = self(columns, None)
         assert decoder is not None, "there is one for each schema"
         return decoder, decoder.decode(_no_records(topic)).rows

@@ -6,7 +6,7 @@ The compare-and-set is Delta's own, one file for each version. Read `committing`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from airflow_lakestream.tables.schema.change import SchemaChange, change_for, wh
 from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema
 from airflow_lakestream.tables.sink import TableSink
+from airflow_lakestream.tables.transformed import refuse_replacing
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class DeltaSink(TableSink[Add]):
         _, ranges = what_it_replaces(landing)
         if self._head is None:
             raise RangesNotLanded(self._name, ranges)
+        refuse_replacing(self._name, self._head.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files, target = self._files, self._target()
         replacement = Replacement(
@@ -147,6 +149,10 @@ class DeltaSink(TableSink[Add]):
         """Return what a sink in another process needs to write for the table, also for one that does not exist yet."""
         self._buffer.flush()
         return handover.outline(self._tables, self._name, self._target(), self._columns)
+
+    def outline_beside(self, columns: pa.Schema) -> handover.Outline:
+        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        return handover.beside(self._tables, self._name, columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
@@ -203,6 +209,18 @@ class DeltaSink(TableSink[Add]):
     ) -> list[Action]:
         noted = self._design.notes if notes is None else notes
         return landing_actions(head, target, self._group, landing, files, operation, noted, gone)
+
+    @property
+    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
+        if self._head is None:
+            return {}, ()
+        return self._head.properties, {field.name for field in self._head.schema if not field.nullable}
+
+    def _take_columns(self) -> None:
+        if self._head is None:
+            self._found(None)
+        else:
+            self._change = self._change_of(self._head)
 
     def _target(self) -> Target:
         columns = self._columns

@@ -64,11 +64,11 @@ class BatchProgress:
     def __str__(self) -> str:
         if self.what:
             return f"{self.what}, {self.duration:.1f} s"
-        lag = "" if self.lag is None else f", {self.lag} behind"
-        rejected = f", {self.rejected} rejected" if self.rejected else ""
+        lag = "" if self.lag is None else f", {self.lag:,} behind"
+        rejected = f", {self.rejected:,} rejected" if self.rejected else ""
         return (
-            f"batch {self.batch_id}: {self.rows_in} records in, {self.rows_out} rows out{rejected}, "
-            f"{self.duration:.1f} s, {self.processing_rate:.0f} records/s{lag}"
+            f"batch {self.batch_id}: {self.rows_in:,} records in, {self.rows_out:,} rows out{rejected}, "
+            f"{self.duration:.1f} s, {self.processing_rate:,.0f} records/s{lag}"
         )
 
 

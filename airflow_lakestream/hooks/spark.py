@@ -79,6 +79,7 @@ class SparkHook(SparkSubmitHook):
             self._variables = {}
         self._given_properties = properties_file
         self._given_files = options.get("files")
+        self._given_py_files = options.get("py_files")
         looked_at = {key: self._settings.pop(key) for key in _LOOKED_AT if key in self._settings}
         try:
             super().__init__(
@@ -109,9 +110,9 @@ class SparkHook(SparkSubmitHook):
         """Add a file to the driver's working folder; it replaces that of an earlier launch."""
         self._files = _joined(self._given_files, path)
 
-    def add_py_file(self, path: str) -> None:
-        """Add Python code; it replaces that of an earlier launch."""
-        self._py_files = path
+    def add_py_files(self, paths: Sequence[str]) -> None:
+        """Add Python code to what was given; it replaces that of an earlier launch."""
+        self._py_files = _joined(self._given_py_files, *paths) or None
 
     def command(self, application: str, folder: Path, arguments: list[str]) -> list[str]:
         """Return the `spark-submit` command; what may be secret is in a file in `folder`."""

@@ -17,7 +17,7 @@ from pyiceberg.table import CommitTableResponse, FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableRequirement, TableUpdate
 
 from airflow_lakestream.core.ledger import Landing, Ledger
-from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.ports import TakingSink
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
@@ -169,15 +169,17 @@ class _Guard(HeadGuard):
         return super()._commit(table, requirements, updates)
 
 
-class OneWorkerRejectingSink(sink.RejectingSink):
-    """`tables.rejects.sink.RejectingSink` on Iceberg tables.
+class OneWorkerRejectingSink(sink.TakingRejectingSink):
+    """`tables.rejects.sink.TakingRejectingSink` on Iceberg tables.
 
     :param inner: the sink of the table whose ledger decides.
     :param table: that table's name.
     :param records: the columns of rejected records.
     """
 
-    def __init__(self, inner: Sink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema) -> None:
+    def __init__(
+        self, inner: TakingSink, catalog: Catalog, table: str, consumer_group: str, records: pa.Schema
+    ) -> None:
         super().__init__(inner, RejectTable(catalog, table, consumer_group, records), consumer_group)
         self._catalog = catalog
         self._name = table
@@ -193,6 +195,14 @@ class OneWorkerRejectingSink(sink.RejectingSink):
     def _main(self) -> Table:
         return self._catalog.load_table(self._name)
 
+    def _take_handed(self, path: str) -> pa.Table:
+        # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
+        io = self.inner.outline().io
+        records = _read_records(io, path)
+        for left in delete_files(io, [path]):
+            log.warning("Rejected records that were read could not be deleted: %s", left)
+        return records
+
 
 class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
     """`tables.rejects.sink.SharedRejectingSink` on Iceberg tables; `inner` is a shared sink, too."""
@@ -206,14 +216,6 @@ class RejectingSink(OneWorkerRejectingSink, sink.SharedRejectingSink):
 
     def _read_handed(self, path: str) -> pa.Table:
         return _read_records(self._main().io, path)
-
-    def _take_handed(self, path: str) -> pa.Table:
-        # The table may be one that the commit is to create: nobody but the inner sink knows it yet.
-        io = self.inner.outline().io
-        records = _read_records(io, path)
-        for left in delete_files(io, [path]):
-            log.warning("Rejected records that were read could not be deleted: %s", left)
-        return records
 
     def _is_there(self, path: str) -> bool:
         return self._main().io.new_input(path).exists()

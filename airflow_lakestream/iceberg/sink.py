@@ -7,7 +7,7 @@ The one transaction is PyIceberg's; what makes it exactly once is the guard insi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,8 +46,9 @@ from airflow_lakestream.iceberg.write.files import (
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.guards import check_columns, what_it_replaces
 from airflow_lakestream.tables.schema.change import SchemaChange, change_for, changes_in, whole_schema
-from airflow_lakestream.tables.schema.columns import payload_schema
+from airflow_lakestream.tables.schema.columns import payload_schema, to_schema
 from airflow_lakestream.tables.sink import TableSink
+from airflow_lakestream.tables.transformed import refuse_replacing
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class IcebergSink(TableSink[DataFile]):
         _, ranges = what_it_replaces(landing)
         if self._table is None:
             raise RangesNotLanded(self._name, ranges)
+        refuse_replacing(self._name, self._table.metadata.properties, self._group)
         check_columns(self._design.metadata.names, self._name)
         files = self._files
         guard = self._guard(landing, self._replace_guard, first=self._first or FirstLook(), own=self._landed)
@@ -140,6 +142,14 @@ class IcebergSink(TableSink[DataFile]):
         # What it took to read the first records is better had by those who read on.
         pa.default_memory_pool().release_unused()
         return handover.Outline(self._name, target.metadata, target.io)
+
+    def outline_beside(self, columns: pa.Schema) -> handover.Outline:
+        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        if self._table is None and self._staged is None:
+            # Only to learn where its files are to lie: its own columns are not known yet.
+            place = TableDesign(pa.schema([]), properties=self._design.properties)
+            self._staged = NewTable.stage(self._catalog, self._name, to_schema(columns), place)
+        return handover.beside(self._target(None), columns)
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't go into the table as it was at the last `load`; None if they can."""
@@ -190,6 +200,22 @@ class IcebergSink(TableSink[DataFile]):
         note = note_on(table.metadata.properties)
         if note and (BOOKS in table.metadata.properties or landed_by_fan_out(table, self._group)):
             raise LandedByFanOut(self._name, self._group, note)
+
+    @property
+    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
+        if self._table is None:
+            return {}, ()
+        fields = self._table.schema().fields
+        return self._table.metadata.properties, {field.name for field in fields if field.required}
+
+    def _take_columns(self) -> None:
+        if self._table is not None:
+            self._change = self._check_design(self._table)
+            return
+        if self._staged is not None:
+            self._staged.drop_namespace_if_made()
+        self._staged = self._change = None
+        self._target(None)
 
     def _target(self, rows: pa.Table | None) -> Table:
         """Return the table to write for: the real one, or the staged one that the first commit creates."""

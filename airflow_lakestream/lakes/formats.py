@@ -26,8 +26,8 @@ class LakeFormat:
 
     `sink`, `mirror` and `rejecting` make `core.ports.SharedSink`s: of records, of change events, and of another sink
     with a reject table beside it. `check` is asked whether a table can be designed so. `books` opens a
-    table's ledgers and their history, `audit` is an `audit.run.Audit`, and `swap` a module that knows the table which
-    is built aside a mirror.
+    table's ledgers and their history, `audit` is an `audit.run.Audit`, `swap` a module that knows the table which is
+    built aside a mirror, and `beside` one that opens and deletes files which lie beside those of a table.
 
     `columns_taken` are names of columns that its readers need themselves, in lower case; `characters_refused` can be in
     none. `modules` are those that executors need, with the packages that they come from.
@@ -41,6 +41,7 @@ class LakeFormat:
     books: str
     audit: str
     swap: str
+    beside: str
     check: str | None = None
     columns_taken: tuple[str, ...] = ()
     characters_refused: str = ""
@@ -73,6 +74,7 @@ _ROWS = (
         books="airflow_lakestream.watching.streams.landings:IcebergStreams",
         audit="airflow_lakestream.audit.run:Audit",
         swap="airflow_lakestream.cdc.swap.iceberg:",
+        beside="airflow_lakestream.iceberg.write.handover:",
         columns_taken=_OF_ICEBERG,
     ),
     LakeFormat(
@@ -85,6 +87,7 @@ _ROWS = (
         books="airflow_lakestream.watching.streams.delta:DeltaStreams",
         audit="airflow_lakestream.audit.delta:DeltaAudit",
         swap="airflow_lakestream.cdc.swap.delta:",
+        beside="airflow_lakestream.delta.write.handover:",
         characters_refused=REFUSED_CHARACTERS,
         modules={"deltalake": "deltalake", "obstore": "obstore"},
     ),

@@ -58,7 +58,8 @@ def build_job(
     router = None if fan_out is None else _router(fan_out, sink)
     sql = config.statement.transform if config.statement is not None else None
     tombstones = choose(Tombstones, "tombstones", config.tombstones)
-    decoders = RowDecoders(config.payload, tuple(config.metadata_columns), router, on_error, tombstones, sql)
+    metadata = tuple(config.metadata_columns)
+    decoders = RowDecoders(config.payload, metadata, router, on_error, tombstones, sql, columns=config.decoded)
     return Job(
         run_id=run_id,
         table=table,
@@ -102,6 +103,6 @@ def _sink(config: ExtractConfig, opened: Lake, fan_out: FanOut | None, parts: in
     if isinstance(config, MirrorConfig):
         inner = lake.part("mirror")(opened, table, group, config.mirror, allow_group_overlap=overlap)
     else:
-        inner = lake.part("sink")(opened, table, group, config.design, allow_group_overlap=overlap, parts=parts)
+        inner = lake.part("sink")(opened, table, group, config.table_design, allow_group_overlap=overlap, parts=parts)
     sink: Sink = lake.part("rejecting")(inner, opened, table, group, RECORD_SCHEMA)
     return sink

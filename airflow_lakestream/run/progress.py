@@ -13,7 +13,7 @@ def batch_progress(batch_id: int, report: RunReport, duration: float, pause: flo
     return BatchProgress(
         batch_id=batch_id,
         rows_in=counts.read,
-        rows_out=counts.written,
+        rows_out=report.rows,
         rejected=counts.rejected,
         skipped=counts.skipped,
         filtered=counts.filtered,

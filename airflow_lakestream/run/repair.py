@@ -44,6 +44,7 @@ from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.takeout import shortly
+from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +216,7 @@ class _Try:
     def _open(self) -> tuple[RejectingRepairSink, TableState]:
         """Load the table before the audit, so that the sink notices rows that others replace from now on."""
         table = load(self.catalog, self.audit.table)
+        refuse_without_spark(self.audit.table, table.properties, self.audit.consumer_group, "a repair")
         columns, read = table.schema().column_names, landed_through(table.properties, self.audit.consumer_group)
         if read is not None and not is_given(self.repair.sql):
             raise InvalidArgument(

@@ -40,6 +40,7 @@ from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.run.job import build_job
 from airflow_lakestream.tables.coordinates import OFFSET, PARTITION
 from airflow_lakestream.tables.rejects.settlement import rejects_of
+from airflow_lakestream.tables.transformed import refuse_without_spark
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +158,7 @@ class Replay:
                 f"{self.table}: {note} A record of a fan-out is landed in several tables by one ledger, and can't be "
                 "replaced. Nothing was changed."
             )
+        refuse_without_spark(self.table, main.properties, self.consumer_group, "a replay")
         read = landed_through(main.properties, self.consumer_group)
         if read is not None and not is_given(self.decoding.get("sql")):
             raise InvalidArgument(

@@ -28,7 +28,7 @@ def last_line(run: RunReport, config: ExtractConfig, iceberg_conn: str = ICEBERG
         return f"{_nothing(run, config)}{_left(run, config)}"
     topic, where, counts = _what(run, config), ", ".join(run.tables) or run.table, counts_to_dict(run.counts)
     # Rows of a mirror are states: an event may have changed one, made one or taken one away.
-    did = f"Landed {figures(counts)} of {topic} in {where}"
+    did = f"Landed {figures({**counts, 'rows': run.rows})} of {topic} in {where}"
     if isinstance(config, MirrorConfig):
         did = f"Applied {figures(counts, 'events')} of {topic} to {where}"
     number = f"{run.snapshots} snapshot{'s' if run.snapshots != 1 else ''}"

@@ -56,6 +56,11 @@ class RunReport:
         return sum((report.counts for report in self.reports.values()), Counts())
 
     @property
+    def rows(self) -> int:
+        """The rows that went into tables."""
+        return sum(report.rows for report in self.reports.values())
+
+    @property
     def changed_nothing(self) -> bool:
         """Whether there was nothing to land, and no loss to record."""
         return not self.counts.read and not any(report.entry.lost for report in self.reports.values())
@@ -88,6 +93,7 @@ class RunReport:
             **given,
             "consumer_group": self.consumer_group,
             **counts_to_dict(counts),
+            "rows": self.rows,
             "bad": sum(report.bad.count for report in self.reports.values()),
             "remaining_lag": self.remaining_lag,
             "complete": all(report.completes for report in self.reports.values()),
@@ -187,7 +193,7 @@ def _rows_by_table(job: Job, report: LandingReport) -> Mapping[str, int]:
     sink = _inner(job)
     if isinstance(sink, FanOutSink):
         return sink.rows_by_table
-    return {job.table: report.counts.written}
+    return {job.table: report.rows}
 
 
 def topics_of(config: ExtractConfig, kafka: Mapping[str, Any], where: str) -> Sequence[str]:

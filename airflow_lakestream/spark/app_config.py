@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 
 from airflow_lakestream.config import arguments
 from airflow_lakestream.config.arguments import AVAILABLE_NOW as AVAILABLE_NOW
+from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.policies import ModeName, TableFormat, is_given
@@ -47,6 +48,7 @@ class AppConfig(Configuration):
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
     :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
+    :param code: fingerprint of the function that `landing.transform` names: a driver with another one is another.
     :param run_id: for an interval or ranges: the same in each try of one run, so that a retry finds what it landed.
 
     Raises InvalidArgument, which names the key, for settings that can't work.
@@ -60,6 +62,7 @@ class AppConfig(Configuration):
     max_offsets_per_trigger: int | str | None = None
     run_id: str = ""
     storage: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
 
     def __post_init__(self) -> None:
         check_app(self.app)
@@ -92,7 +95,7 @@ class AppConfig(Configuration):
     @property
     def extract(self) -> ExtractConfig:
         """What to land, as arguments of the extract path. Raises InvalidArgument."""
-        kind = MirrorConfig if self.app in MIRROR_APPS else ExtractConfig
+        kind = MirrorConfig if self.app in MIRROR_APPS else FrameConfig
         if self.landing.get("table_format", self._table_format) != self._table_format:
             raise InvalidArgument("landing.table_format", f"{self.app} lands in tables of {self._table_format}.")
         if self.storage and self.app not in DELTA_APPS:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import load_catalog
 
+from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import Job, entry_of
 from airflow_lakestream.core.landing.plan import TopicState, first_hole
 from airflow_lakestream.core.ledger import TopicEntry, union
+from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
@@ -28,6 +30,8 @@ from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.crew.crew import SparkCrew
 from airflow_lakestream.spark.crew.mirror import MirrorCrew
+from airflow_lakestream.spark.frames.crew import FrameCrew
+from airflow_lakestream.spark.frames.function import Function, load_function
 from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.settings.kafka import for_executors, kafka_options
 
@@ -76,8 +80,12 @@ class MicroBatches:
     @cached_property
     def crew(self) -> SparkCrew:
         """Who reads."""
-        kind = MirrorCrew if isinstance(self.extract, MirrorConfig) else SparkCrew
-        return kind(self.spark, self.extract, for_executors(self.config.kafka), WHERE)
+        common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
+        if isinstance(self.extract, MirrorConfig):
+            return MirrorCrew(*common)
+        if (function := function_of(self.extract)) is not None:
+            return FrameCrew(*common, function=function)
+        return SparkCrew(*common)
 
     def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
         """Land what is lacking below these offsets; without them, what the mode says. Raises what a landing raises.
@@ -126,6 +134,12 @@ class MicroBatches:
                 starts = {}
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
+
+
+def function_of(config: ExtractConfig) -> Function | None:
+    """Return the function that makes the table's rows; None without one. Raises InvalidArgument."""
+    name = config.transform if isinstance(config, FrameConfig) else None
+    return load_function(str(name)) if is_given(name) else None
 
 
 def _starts(job: Job, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:

@@ -22,7 +22,7 @@ from airflow_lakestream.spark.causes import query_failed
 from airflow_lakestream.spark.checkpoint import Checkpoint, read_checkpoint
 from airflow_lakestream.spark.inputs import take_lease
 from airflow_lakestream.spark.lease import Lease
-from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches
+from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
 from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.requirements import check_executors, modules_for
 from airflow_lakestream.spark.settings import s3a
@@ -186,6 +186,7 @@ def kafka_to_iceberg(config: AppConfig, spark: SparkSession) -> None:
     """Run the configuration: land by a query, or an interval or ranges at once."""
     # Before the lease is taken, so that a configuration that can't work leaves no trace.
     topics_of(config.extract, config.kafka, WHERE)
+    function_of(config.extract)
     check_executors(spark, modules_for(config.extract))
     if config.is_query:
         stream(config, spark)

@@ -6,12 +6,14 @@ import itertools
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Generic
 
 import numpy as np
 import pyarrow as pa
+from pyiceberg.schema import Schema
 
 from airflow_lakestream.core.ledger import Landing, TopicIdentity
 from airflow_lakestream.core.policies import SchemaEvolution
@@ -22,6 +24,7 @@ from airflow_lakestream.tables.row_buffer import File, RowBuffer
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import payload_schema
 from airflow_lakestream.tables.schema.types import fields_from_arrow
+from airflow_lakestream.tables.transformed import Transformed, transformed
 
 PassedOver = tuple[PartitionKey, pa.Array]
 _PASSED_OVER = "passed_over"
@@ -145,6 +148,18 @@ class TableSink(ABC, Generic[File]):
         if deleted or left:
             log.info("%s: deleted %s files of this run that no commit has, left %s", self._name, deleted, left)
 
+    def hold_to(self, payload: Schema, metadata: pa.Schema, made_by: Transformed) -> None:
+        """Hold the table to the columns of a function's result; see `core.ports.FrameSink`."""
+        properties, required = self._held
+        before = transformed(properties, self._group)
+        if before is not None and (before.function, before.fingerprint) != (made_by.function, made_by.fingerprint):
+            log.info("%s: its rows are made by %s from now on, before by %s", self._name, made_by, before)
+        # Spark knows too little of what may be NULL: the writer looks at each value of a required column.
+        fields = [field.model_copy(update={"required": field.name in required}) for field in payload.fields]
+        notes = {**self._design.notes, **made_by.noted(self._group, before)}
+        self._design = replace(self._design, schema=Schema(*fields), metadata=metadata, notes=notes)
+        self._take_columns()
+
     @contextmanager
     def or_discard(self) -> Iterator[None]:
         """Discard what was taken where anything is raised within."""
@@ -200,6 +215,15 @@ class TableSink(ABC, Generic[File]):
     @abstractmethod
     def _planned(self, rows: pa.Table | None) -> SchemaChange:
         """Return the next commit's change of the schema; the first rows tell the columns of a new table."""
+
+    @property
+    @abstractmethod
+    def _held(self) -> tuple[Mapping[str, str], Collection[str]]:
+        """The properties of the table as it was at the last look, and its required columns; none without a table."""
+
+    @abstractmethod
+    def _take_columns(self) -> None:
+        """Look at the table again for a design whose columns have changed. Raises InvalidArgument."""
 
     def _blame(self) -> Trial | None:
         return self._trial() if self.takes_records else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_lakestream.core.ledger import TopicIdentity
-from airflow_lakestream.core.ports import SharedSink, Sink
+from airflow_lakestream.core.ports import SharedSink, Sink, TakingSink
 
 
 class WrappedSink:
@@ -32,7 +32,25 @@ class WrappedSink:
         return self.inner.schema_changes(snapshot_id)
 
 
-class WrappedSharedSink(WrappedSink):
+class WrappedTakingSink(WrappedSink):
+    """The same of `core.ports.TakingSink`."""
+
+    inner: TakingSink
+
+    def outline(self) -> Any:
+        """Return what a sink in another process needs to write files."""
+        return self.inner.outline()
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run handed over."""
+        self.inner.take_over(files)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of the table's data that no commit has; never raises."""
+        self.inner.sweep(folder)
+
+
+class WrappedSharedSink(WrappedTakingSink):
     """The same of `core.ports.SharedSink`."""
 
     inner: SharedSink
@@ -49,13 +67,13 @@ class WrappedSharedSink(WrappedSink):
         """Leave what was handed over to who took it."""
         self.inner.let_go()
 
-    def outline(self) -> Any:
-        """Return what a sink in another process needs to write files."""
-        return self.inner.outline()
+    def outline_beside(self, columns: Any) -> Any:
+        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
+        return self.inner.outline_beside(columns)  # type: ignore[attr-defined]  # asked of such a sink only
 
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over."""
-        self.inner.take_over(files)
+    def hold_to(self, payload: Any, metadata: Any, made_by: Any) -> None:
+        """Hold the table to the columns of a function's result; see `core.ports.FrameSink`."""
+        self.inner.hold_to(payload, metadata, made_by)  # type: ignore[attr-defined]  # as above
 
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't be used; None if they can."""
@@ -64,7 +82,3 @@ class WrappedSharedSink(WrappedSink):
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Take files that another worker handed over for the next commit."""
         self.inner.adopt(files)
-
-    def sweep(self, folder: str) -> None:
-        """Delete the files below this folder of the table's data that no commit has; never raises."""
-        self.inner.sweep(folder)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from airflow.providers.common.compat.sdk import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_lakestream.driver.stopping import stop_driver
@@ -37,6 +38,7 @@ class DriverTrigger(BaseTrigger):
     :param seen: how many batches of the checkpoint were reported already.
     :param begun: the sums from before the task began; handed on, like `restarts`.
     :param storage_conn_id: connection of the checkpoint's object store, if it is in one.
+    :param links_afterwards: where the task's links to the driver lead once a person has ended it, by their XCom keys.
     """
 
     engine: ClassVar[str]
@@ -53,6 +55,7 @@ class DriverTrigger(BaseTrigger):
         begun: Mapping[str, Any] | None = None,
         restarts: int = 0,
         storage_conn_id: str | None = None,
+        links_afterwards: Mapping[str, str] | None = None,
         **later: Any,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
@@ -66,6 +69,7 @@ class DriverTrigger(BaseTrigger):
         self.begun = dict(begun or {})
         self.restarts = restarts
         self.storage_conn_id = storage_conn_id
+        self.links_afterwards = dict(links_afterwards or {})
         # From a newer version: a triggerer that was rolled back goes on without them.
         self._ignored = sorted(later)
 
@@ -84,6 +88,8 @@ class DriverTrigger(BaseTrigger):
                 "begun": self.begun,
                 "restarts": self.restarts,
                 "storage_conn_id": self.storage_conn_id,
+                # A task that waits since an earlier version is written as it was.
+                **({"links_afterwards": self.links_afterwards} if self.links_afterwards else {}),
             },
         )
 
@@ -111,6 +117,7 @@ class DriverTrigger(BaseTrigger):
         """Stop the driver: somebody cleared or marked the task. Airflow 3.3 and newer call this."""
         what = await asyncio.to_thread(self._stop)
         await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
+        await asyncio.to_thread(self._relink)
 
     def job(self) -> JobState:
         """Ask the place where the driver runs; UNKNOWN where it can't be asked from the triggerer."""
@@ -136,6 +143,15 @@ class DriverTrigger(BaseTrigger):
         within = self._limits().stop_timeout
         action = OnKill(self.on_kill_action)
         return stop_driver(self.checkpoint_location, action, "a person", within=within, properties=properties)
+
+    def _relink(self) -> None:
+        """Let the links lead away from the driver's port."""
+        # Airflow sets the trigger's task.
+        ti = self.task_instance
+        if ti is None or self.on_kill_action == OnKill.LEAVE:
+            return
+        for key, url in self.links_afterwards.items():
+            XCom.set(key=key, value=url, dag_id=ti.dag_id, task_id=ti.task_id, run_id=ti.run_id, map_index=ti.map_index)
 
     def _tags(self, look: Look) -> dict[str, str]:
         known = dict(look.lease.inputs) if look.lease is not None else {}

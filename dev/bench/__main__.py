@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, commits, mirror, scale
+from dev.bench import audit, commands, commits, mirror, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -35,8 +35,8 @@ RUNS = 3
 BUDGET = 30
 # As a shell reports a program that Ctrl-C ended.
 INTERRUPTED = 130
-# What the ledger costs over the years, and a mirror: figures of their own, not rows of the table.
-LEDGER = ("commits", "audit", "cdc")
+# What the ledger costs over the years, a mirror, and the commands: figures of their own, not rows of the table.
+LEDGER = ("commits", "audit", "cdc", "commands")
 # Takes some forty minutes by itself, so it is measured only where ONLY names it.
 SCALE = "scale"
 
@@ -103,6 +103,8 @@ def _end(*_: object) -> NoReturn:
 def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[Figure]:
     if name == "commits":
         return commits.measure(lab.folder / "commits", lab.say)
+    if name == "commands":
+        return commands.measure(lab)
     if name == "cdc":
         return mirror.measure(lab.folder / "mirror", lab.say, lab.scale)
     if name == SCALE:

@@ -39,13 +39,17 @@ def task_env(kafka: Kafka, lake: Lake, operator: str, arguments: Mapping[str, An
 
     :param operator: as "module:Class".
     """
+    task = json.dumps({"operator": operator, "arguments": dict(arguments)})
+    return {**connections(kafka, lake), "LAKESTREAM_BENCH_TASK": task}
+
+
+def connections(kafka: Kafka, lake: Lake) -> Mapping[str, str]:
+    """Return the variables that hold the connections to a broker and to a lake."""
     # The official consumer subscribes in a group, and begins where the connection says.
     grouped = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
-    connections = {
+    extras = {
         "AIRFLOW_CONN_KAFKA_DEFAULT": kafka.client_config(),
         "AIRFLOW_CONN_KAFKA_CONSUMER": {**kafka.client_config(), **grouped, "group.id": lake.folder.name},
     }
-    env = {name: json.dumps({"conn_type": "kafka", "extra": extra}) for name, extra in connections.items()}
-    env["AIRFLOW_CONN_ICEBERG_DEFAULT"] = lake.connection()
-    env["LAKESTREAM_BENCH_TASK"] = json.dumps({"operator": operator, "arguments": dict(arguments)})
-    return env
+    env = {name: json.dumps({"conn_type": "kafka", "extra": extra}) for name, extra in extras.items()}
+    return {**env, "AIRFLOW_CONN_ICEBERG_DEFAULT": lake.connection()}

@@ -43,6 +43,7 @@ RATIOS = (
     Ratio("app-avro-warm", "app-json-warm", 1),
     Ratio("app-protobuf-warm", "app-json-warm", 1),
     Ratio("app-json-warm", "json", None),
+    Ratio("fan-out-executors", "fan-out-one", 1.5),
 )
 # Where nothing but the start counts: a large topic's first commit comes when `max_batch_bytes` is full.
 FIRST_COMMIT_ROW = "json-few"

@@ -83,7 +83,7 @@ above.
 {left_out}"""
 
 _LEDGER = """
-## What the ledger and the audit cost
+## What the ledger, the audit and the commands cost
 
 {figures}
 """

@@ -85,6 +85,16 @@ ROWS = (
     *_landing_app("app-json", "JSON 200 B", "json", None, schema=DDL),
     *_landing_app("app-avro", "Avro 200 B", "avro", 2, format="avro"),
     *_landing_app("app-protobuf", "Protobuf 200 B", "protobuf", 2, format="protobuf"),
+    *(
+        Row(
+            f"fan-out-{by}",
+            f"kafka_to_iceberg JSON 200 B into 12 tables, {how}",
+            "fan_out",
+            group="fan-out",
+            options={"table": "bench.{site_id}", "new_tables": "create", "schema": DDL},
+        )
+        for by, how in {"executors": "executors, warm", "one": "one process"}.items()
+    ),
     Row("submit-bare", "kafka_to_iceberg, 1,000 records, spark-submit", "submit", most=1_000, options={"by": "hand"}),
     Row("submit", "kafka_to_iceberg, 1,000 records, the operator", "submit", most=1_000, options={"by": "operator"}),
     *_extract("json-1k", "extract JSON 1 KB", "json-1k"),

@@ -50,6 +50,7 @@ class Airflow:
     home: str
     catalog_uri: str
     warehouse: str
+    database: str
     pid: int
     folder: str
 
@@ -77,12 +78,14 @@ class Airflow:
 def start(
     folder: ServiceFolder,
     dags_folder: Path,
+    database: str,
     kafka_config: Mapping[str, str],
     owner: Owner | None,
     check: Callable[[], object],
 ) -> Airflow:
     """Start a new Airflow in `folder`, and wait until UI and scheduler are healthy.
 
+    :param database: the URL of an empty database that is its own.
     :param kafka_config: settings of the connection `kafka_default`; the broker may still be starting.
     :param check: called while waiting; what it raises ends the start.
     """
@@ -101,10 +104,15 @@ def start(
         home=str(home),
         catalog_uri=f"sqlite:///{folder.path.parent / 'catalog.db'}",
         warehouse=(folder.path.parent / "warehouse").as_uri(),
+        database=database,
         pid=0,
         folder=str(folder.path),
     )
-    environment = {**_environment(folder.path, dags_folder, port), **environment_of(airflow, kafka_config)}
+    environment = {
+        **_environment(folder.path, dags_folder, port),
+        **database_settings(database),
+        **environment_of(airflow, kafka_config),
+    }
     leash = folder.start([sys.executable, "-m", "airflow", "standalone"], owner, environment)
 
     def ready() -> bool:
@@ -121,8 +129,16 @@ def start(
 
 
 def database_of(home: Path) -> str:
-    """Return the URL of an Airflow's database: five processes write to one SQLite file, and wait their turn."""
+    """Return the URL of a database in a file, for an Airflow without a web server: its processes wait their turn.
+
+    With one, two requests at once, such as the trigger form's, wait for each other until the time is out.
+    """
     return f"sqlite:///{home / 'airflow.db'}?timeout=60"
+
+
+def database_settings(database: str) -> dict[str, str]:
+    """Return the settings of Airflow that lead to a database; psycopg serves it in both ways."""
+    return {f"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN{which}": database for which in ("", "_ASYNC")}
 
 
 def environment_of(airflow: Airflow, kafka_config: Mapping[str, str]) -> dict[str, str]:
@@ -143,7 +159,6 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
     url = f"http://{LOOPBACK}:{port}"
     settings = {
         "AIRFLOW_HOME": str(folder / "home"),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database_of(folder / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
@@ -156,6 +171,8 @@ def _environment(folder: Path, dags_folder: Path, port: int) -> dict[str, str]:
         "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
         "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        # A task whose API does not answer for 5 seconds, the default, would fail.
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         # The first parse, while everything starts at once on a busy machine, has been seen to take over 30 s.
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "150",
         "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "180",

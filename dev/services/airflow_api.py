@@ -94,9 +94,7 @@ class AirflowApi:
             with build_opener(ProxyHandler({})).open(request, timeout=timeout) as answer:
                 return json.load(answer)
         except (URLError, HTTPException, OSError) as problem:
-            raise AirflowRefused(
-                f"Airflow's API: {request.method or 'GET'} {request.full_url}: {problem}."
-            ) from problem
+            raise AirflowRefused(f"Airflow's API: {request.get_method()} {request.full_url}: {problem}.") from problem
 
 
 def reason_of(stack_trace: str) -> str:

@@ -70,6 +70,13 @@ class Postgres:
             connect_timeout=int(timeout),
         )
 
+    def new_database(self, name: str) -> str:
+        """Make an empty database in the place of any of that name; return its URL, as SQLAlchemy takes it."""
+        with self.connect() as connection:
+            connection.execute(f"drop database if exists {name} with (force)")
+            connection.execute(f"create database {name}")
+        return f"postgresql+psycopg://{self.username}:{self.password}@{self.host}:{self.port}/{name}"
+
     def healthy(self, timeout: float = 2) -> bool:
         """Whether it answers, and has its database."""
         try:
@@ -97,7 +104,8 @@ def start(folder: ServiceFolder, jars: Path, owner: Owner | None) -> Postgres:
         "unix_socket_directories": "",
         "wal_level": "logical",
         "shared_buffers": "32MB",
-        "max_connections": "30",
+        # Airflow's five processes have pools.
+        "max_connections": "100",
         # A database of tests: what a crash of the machine would lose is gone with its folder anyway.
         "fsync": "off",
         "full_page_writes": "off",

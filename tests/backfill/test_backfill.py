@@ -12,15 +12,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pendulum
 import pytest
 
 from dev.service import CHECKOUT
-from dev.services.airflow import Airflow, database_of
+from dev.services.airflow import Airflow, database_settings
 from dev.services.kafka import Kafka
 from dev.stack import Stack
 from tests.support.broker import Producing, Topics, poll_until
@@ -72,7 +70,7 @@ def backfill(airflow: Airflow, *options: str, until: pendulum.DateTime = LAST_HO
         "AIRFLOW_HOME": airflow.home,
         "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database_of(Path(airflow.home)),
+        **database_settings(airflow.database),
     }
     command = [sys.executable, "-m", "airflow", "backfill", "create", "--dag-id", DAG, "--max-active-runs", "4"]
     # One at a time, and the scheduler takes its time to call one completed.
@@ -80,27 +78,13 @@ def backfill(airflow: Airflow, *options: str, until: pendulum.DateTime = LAST_HO
         lambda: all(b["completed_at"] for b in backfills(airflow)), "the backfill before to be completed", 120, every=1
     )
     command += ["--from-date", DAY.isoformat(), "--to-date", until.isoformat(), *options]
-    with held_still(airflow):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def backfills(airflow: Airflow) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = airflow.api.get(f"/backfills?dag_id={DAG}")["backfills"]
     return found
-
-
-@contextmanager
-def held_still(airflow: Airflow) -> Iterator[None]:
-    """Hold all of Airflow still: its command makes run after run, and SQLite takes one writer at a time."""
-    processes = family(airflow.pid)
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in processes:
-            os.kill(pid, signal.SIGCONT)
 
 
 def hours(airflow: Airflow) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ HOUR = 3_600_000
 CONF: dict[str, tuple[dict[str, Any], str]] = {
     "clickstream_spark_micro_batch": ({"max_offsets_per_trigger": 2000}, "land"),
     "clickstream_streaming": ({"max_batches": 1}, "stream"),
+    "clickstream_enriched": ({"max_offsets_per_trigger": 2000}, "land"),
 }
 # A Python for executors that has all packages but this one.
 _WITHOUT_PACKAGE = f"""#!/bin/sh
@@ -118,6 +119,18 @@ def test_micro_batches_land_their_topic_once_by_executors_that_lack_the_package(
     # It was brought to each executor.
     [folder] = standalone_spark.glob(application)
     assert [path.name for path in folder.glob("*/airflow_lakestream-*.zip")]
+
+
+def test_a_function_beside_the_dag_goes_along_to_the_driver_and_the_executors(
+    dags: SparkDags, standalone_spark: Path
+) -> None:
+    application = dags.lands_its_topic_once("clickstream_enriched").application_id
+    [folder] = standalone_spark.glob(application)
+    assert [path.name for path in folder.glob("*/transform.zip")]
+    rows = dags.connections.catalog.load_table("lake.clickstream_enriched").scan().to_arrow().to_pylist()
+    assert {row["language"] for row in rows} == {"de", "en", "fr"}
+    assert all(row["site_name"] == f"Site {int(row['site_id'][1:])}" for row in rows)
+    assert all(f"/{row['section']}/" in row["url"] for row in rows)
 
 
 _AT_ONCE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -68,10 +69,18 @@ def test_the_documentation_is_served_from_the_wheel(airflow: object, wheel: Path
     assert said["/lakestream/docs/nowhere.html"][0] == 404
 
 
-def test_an_installation_without_the_site_says_how_to_build_it(airflow: object) -> None:
-    [status, text] = json.loads(python(SERVE, "/lakestream/docs/index.html").splitlines()[-1]).popitem()[1]
+def test_an_installation_without_the_site_says_how_to_build_it(airflow: object, wheel: Path, tmp_path: Path) -> None:
+    page = "/lakestream/docs/index.html"
+    shutil.copytree(wheel, tmp_path / "checkout", ignore=shutil.ignore_patterns("site"))
+    [status, text] = json.loads(python(SERVE, page, wheel=tmp_path / "checkout").splitlines()[-1])[page]
     assert status == 404
     assert "make docs" in text
+
+    # There it is built beside the package.
+    (tmp_path / "checkout" / ".site").mkdir()
+    (tmp_path / "checkout" / ".site" / "index.html").write_text("the pages")
+    said = json.loads(python(SERVE, page, wheel=tmp_path / "checkout").splitlines()[-1])
+    assert said[page] == [200, "the pages"]
 
 
 def test_the_plugin_loads_nothing_heavy(airflow: object) -> None:

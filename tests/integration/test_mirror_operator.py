@@ -110,6 +110,7 @@ def test_every_argument_that_a_run_may_vary_is_a_template(
         "out_of_range": "null",
         "rename_columns": {"_op": "operation"},
         "source_tables": "",
+        "merge_mode": "copy-on-write",
         "format": "json",
         "schema_registry": "",
         "writer_schemas": "",

@@ -47,6 +47,9 @@ def test_a_worker_that_is_lost_leaves_the_stream_to_the_retry_until_a_person_end
         mark(run, "failed")
         process.wait(PATIENCE)
     assert "The task is failed by now: the driver was asked to end after its current batch" in process.log
+    # Its port is going to be gone.
+    for link in ("SparkUILink", "DriverLogLink"):
+        assert f"/dags/{run.dag_id}/runs/" in xcom(run, f"_link_{link}")
     streams.await_no_driver()
     assert launched(streams.location) == 1
     assert streams.lease is not None

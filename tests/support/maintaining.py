@@ -39,5 +39,7 @@ def assert_every_snapshot_reads(table: Table) -> None:
     for snapshot in table.snapshots():
         assert snapshot.summary is not None
         rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows
-        deleted = int(snapshot.summary["total-position-deletes"] or 0)
-        assert rows == int(snapshot.summary["total-records"] or -1) - deleted
+        counted, deleted = (int(snapshot.summary[f"total-{name}"] or 0) for name in ("records", "position-deletes"))
+        # Spark's compaction leaves deletes behind whose rows are gone.
+        assert counted - deleted <= rows <= counted
+        assert rows == counted or deleted

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from airflow_lakestream.cli.app import app
 from airflow_lakestream.config.decoding import DECODING, Decoding
+from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
@@ -137,6 +138,12 @@ def test_a_command_that_decodes_has_an_option_for_each_argument_that_says_how(co
 def test_the_pages_of_these_commands_name_the_options(page: str) -> None:
     text = (DOCS / page).read_text()
     assert [name for name in DECODING if f"`--{name.replace('_', '-')}`" not in text] == []
+
+
+def test_the_page_of_dataframes_names_what_a_spark_app_takes_besides() -> None:
+    more = {one.name for one in fields(FrameConfig)} - set(LANDING)
+    assert more == {"transform"}
+    assert more - first_cells("dataframes.md") == set()
 
 
 def test_the_landing_of_a_spark_app_takes_the_same_arguments() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,27 @@ def test_71_ctrl_c() -> None:
         assert command.returncode != 0
 
 
+def test_81_a_python_that_is_too_old(tmp_path: Path) -> None:
+    # What pip refuses by, with both versions in its message.
+    assert metadata("airflow-lakestream")["Requires-Python"] == ">=3.11"
+    old = tmp_path / "python3.9"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18)\n$2"\n')
+    old.chmod(0o755)
+    (tmp_path / "dev").mkdir()
+    for name in ("pyproject.toml", "dev/constraints.txt"):
+        (tmp_path / name).touch()
+    made = subprocess.run(
+        ["make", "--file", CHECKOUT / "Makefile", "setup", f"PYTHON={old}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert_said(made.stderr.partition("\n")[0], "Python 3.11 or newer is needed: make setup PYTHON=python3.11")
+    assert made.returncode != 0
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_each_mistake_has_a_number_of_its_own() -> None:
-    numbers = [one.number for one in LITERALS] + [one[0] for one in (*SEEN_BY_THE_RUN, *COMMANDS)] + [60, 71]
-    assert sorted(numbers) == list(range(1, 72))
+    numbers = [one.number for one in LITERALS] + [one[0] for one in (*SEEN_BY_THE_RUN, *COMMANDS)] + [60, 71, 81]
+    assert sorted(numbers) == [*range(1, 72), 81]

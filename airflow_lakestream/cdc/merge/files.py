@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,6 @@ from airflow_lakestream.cdc.merge.values import marked_where
 
 # Rows are collected up to this many bytes, then written.
 PART_BYTES = 64 * 2**20
-
-WriteFiles = Callable[[pa.Table], Sequence[File]]
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,22 @@ class Taking:
 
 
 @dataclass(frozen=True)
+class Deleting:
+    """Deletes rows of files that stay."""
+
+    head: Head
+
+    def __call__(self, change: Change) -> list[File]:
+        """Return what the commit needs for it."""
+        assert self.head.delete is not None, "the file would be rewritten"
+        return [self.head.delete(change.file, change.out)]
+
+
+@dataclass(frozen=True)
 class Rewriting:
     """Rewrites files as one: with the rows that stay, and the new versions of those that change."""
 
     head: Head
-    write: WriteFiles
     truncated: Version | None
 
     def __call__(self, bundle: Sequence[tuple[Change, pa.Table]]) -> list[File]:
@@ -64,5 +73,5 @@ class Rewriting:
             yield rows.filter(pa.array(stays))
 
     def _write(self, held: Sequence[pa.Table]) -> Sequence[File]:
-        rows = joined(held)
-        return [] if rows is None else self.write(rows)
+        rows = joined(held) if held else None
+        return self.head.write(rows) if rows is not None and len(rows) else []

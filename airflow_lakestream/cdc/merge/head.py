@@ -16,12 +16,13 @@ File = Any
 class Head(Protocol):
     """The rows of a mirror, with the columns that the commit gives it.
 
-    The rows of a file are numbered from 0, without those that are deleted already.
+    The rows of a file are numbered from 0, without those that are deleted already. A head can be pickled, for `Hands`
+    that are not of this process.
     """
 
     @property
     def delete(self) -> Callable[[File, Numbers], File] | None:
-        """Writes down that these rows of a file are deleted; returns what the commit needs for it.
+        """Writes down that rows of a file, by their numbers, are deleted; returns what the commit needs for it.
 
         None where the table can't have that, and files are written anew.
         """
@@ -43,6 +44,9 @@ class Head(Protocol):
 
     def read(self, file: File, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield a file's rows, always in the same order; without `columns` with all columns."""
+
+    def write(self, rows: pa.Table) -> Sequence[File]:
+        """Write rows as files of the mirror."""
 
     def conform(self, rows: pa.Table) -> pa.Table:
         """Return rows with the mirror's columns; missing ones are NULL."""

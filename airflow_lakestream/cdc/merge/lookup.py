@@ -17,6 +17,8 @@ from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.newest import is_before
 from airflow_lakestream.cdc.merge.snapshots import Version
 
+_ROWS_AT_ONCE = 500_000
+
 
 @dataclass(frozen=True)
 class Found:
@@ -38,7 +40,7 @@ class Found:
 class Lookup:
     """Looks into one file after the other.
 
-    :param events: the keys of the batch's events, each once.
+    :param events: keys and versions of the batch's events, each key once.
     :param soft_delete: whether deleted rows stay, marked.
     :param truncated: the batch's last truncation.
     """
@@ -69,10 +71,21 @@ class Lookup:
 
     def __call__(self, file: File) -> Found:
         """Read one file."""
-        rows = joined([*self.head.read(file, [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])])])
-        if rows is None:
-            none = np.zeros(0, np.int64)
-            return Found(0, none, none, self.events.slice(0, 0))
+        columns = [*self.key, *VERSION, *([DELETED] if self.soft_delete else [])]
+        parts = [self._in(rows) for rows in _gathered(self.head.read(file, columns))]
+        starts = np.cumsum([0, *(part.live for part in parts)])
+        hits = [part.hits + start for part, start in zip(parts, starts[:-1], strict=True)]
+        cut = [part.gone for part in parts if part.gone is not None]
+        return Found(
+            int(starts[-1]),
+            np.concatenate([np.zeros(0, np.int64), *hits]),
+            np.concatenate([np.zeros(0, np.int64), *(part.at for part in parts)]),
+            # Without any row of the file, columns are all that counts.
+            joined([part.rows for part in parts]) if parts else self.events.slice(0, 0),
+            np.concatenate(cut) if cut else None,
+        )
+
+    def _in(self, rows: pa.Table) -> Found:
         # Looking up a value is quicker than joining, and most rows have none of the keys.
         first = by_place(rows, self.key)[0]
         some = np.flatnonzero(pc.is_in(first, value_set=self._first.cast(first.type)).to_numpy())
@@ -143,7 +156,19 @@ def among(numbers: Numbers, here: slice) -> Numbers:
     return within
 
 
-def joined(parts: Sequence[pa.Table]) -> pa.Table | None:
-    """Return parts as one; None without any."""
+def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield parts of a file together, some hundred thousand rows at a time: looking keys up has a cost of its own."""
+    held: list[pa.Table] = []
+    for rows in parts:
+        held.append(rows)
+        if sum(map(len, held)) >= _ROWS_AT_ONCE:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)
+
+
+def joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return parts, at least one, as one."""
     # Strings of a column may have 32-bit offsets in one part and 64-bit offsets in another.
-    return pa.concat_tables(parts, promote_options="permissive") if parts else None
+    return pa.concat_tables(parts, promote_options="permissive")

@@ -7,7 +7,6 @@ into other files. The decision is for one head; another head needs a new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,8 @@ from airflow_lakestream.cdc.columns import DELETED, VERSION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.guards import Judge
 from airflow_lakestream.cdc.keys.identity import Numbers, by_place, keys_of
-from airflow_lakestream.cdc.merge.files import PART_BYTES, Rewriting, Taking, WriteFiles
+from airflow_lakestream.cdc.merge.files import PART_BYTES, Deleting, Rewriting, Taking
+from airflow_lakestream.cdc.merge.hands import Hands
 from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.judged import Judged
 from airflow_lakestream.cdc.merge.lookup import Change, Lookup, change_of
@@ -29,7 +29,6 @@ from airflow_lakestream.cdc.merge.snapshots import behind, is_mark
 from airflow_lakestream.cdc.merge.values import OldRows, Values
 from airflow_lakestream.core.policies import MergeMode
 
-FILES_AT_ONCE = 2
 # By default a file is rewritten that has lost this share of its rows, or that is so small that many of them would be
 # slower to read than one to write.
 MOST_DELETED = 0.1
@@ -80,8 +79,9 @@ class Merger:
     :param key: the columns of the key.
     :param soft_delete: whether deleted rows stay, marked.
     :param entries: the memory of deleted rows.
-    :param write: writes rows as files of the mirror.
     :param mode: whether files with changed rows are rewritten, or their rows deleted in place.
+    :param hands: who works on files.
+    :param written: takes all files that were written, for any head.
     """
 
     batch: Newest
@@ -89,14 +89,13 @@ class Merger:
     key: tuple[str, ...]
     soft_delete: bool
     entries: Entries
-    write: WriteFiles
-    mode: MergeMode = MergeMode.AUTO
-    # All files written, for any head.
-    written: list[File] = field(default_factory=list)
+    mode: MergeMode
+    hands: Hands
+    written: list[File]
     _judged: Judged = field(init=False)
 
     def merge(self, head: Head | None) -> Merged:
-        """Merge into a head, or into an empty table. Raises ValueMissing; `written` also has failed tries' files."""
+        """Merge into a head, or into an empty table. Raises ValueMissing."""
         memory = Memory(self.key, self.entries.read(self.batch.rows.select(list(self.key))))
         rows = behind(self.batch.rows, memory.snapshots)
         self.batch = replace(self.batch, rows=rows, contents=behind(self.batch.contents, memory.snapshots))
@@ -131,18 +130,13 @@ class Merger:
         if len(merged.entries) and self.entries.read() is None:
             self.entries.add(merged.entries)
 
-    def write_out(self, rows: pa.Table) -> Sequence[File]:
-        """Write rows as files."""
-        files = self.write(rows) if len(rows) else []
-        self.written += files
-        return files
-
     def _look(self, head: Head, late: Mask, matched: Mask) -> list[Change]:
         """Return the files that change; note which events have a row, and which are late."""
         batch = self.batch
-        lookup = Lookup(head, batch.rows.select(list(self.key)), self.key, self.soft_delete, batch.truncated)
+        lookup = Lookup(head, batch.rows.select([*self.key, *VERSION]), self.key, self.soft_delete, batch.truncated)
         changes, too_late = [], []
-        for file, found in self._each("look", lookup, lookup.files()):
+        files = lookup.files()
+        for file, found in zip(files, self._each(head, lookup, files, files), strict=True):
             later = is_later(batch.rows.take(pa.array(found.at)), found.rows)
             # A marked row may be older than a truncation, like a late event: it stays.
             out = later & ~late[found.at] & ~self._judged.stay(head, file, found)
@@ -153,9 +147,8 @@ class Merger:
             late[events] = True
         return [one for one in changes if one.is_touched]
 
-    def _each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix=f"lakestream-{name}") as pool:
-            yield from zip(items, pool.map(work, items), strict=True)
+    def _each(self, head: Head, work: Callable[[Any], Any], items: Sequence[Any], files: Sequence[File]) -> Any:
+        return self.hands.each(work, items, sum(map(head.bytes_in, files))) if items else []
 
     def _needed(self, is_delete: Mask, late: Mask) -> set[int]:
         """Return the events whose old rows are needed: for values, because they stay, or because they may be moved."""
@@ -171,9 +164,10 @@ class Merger:
     def _old_rows(self, head: Head | None, changes: Sequence[Change], needed: set[int]) -> OldRows:
         """Return the table's rows that are replaced or deleted and still needed."""
         old, wanted = OldRows(), np.array(sorted(needed), np.int64)
-        taken = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
+        every = [(one.file, one.out[np.isin(one.at, wanted)]) for one in changes]
+        taken = [(file, numbers) for file, numbers in every if len(numbers)]
         if head is not None:
-            for _, parts in self._each("take", Taking(head), [one for one in taken if len(one[1])]):
+            for parts in self._each(head, Taking(head), taken, [file for file, _ in taken]):
                 for rows in parts:
                     old.add(rows)
         return old
@@ -214,21 +208,19 @@ class Merger:
 
     def _delete(self, head: Head, changes: Sequence[Change]) -> list[tuple[File, File]]:
         """Delete rows of files that stay."""
-        write = head.delete
-
-        def delete(change: Change) -> File:
-            assert write is not None, "the files would be rewritten"
-            file = write(change.file, change.out)
-            self.written.append(file)
-            return file
-
-        return [(change.file, file) for change, file in self._each("delete", delete, changes)]
+        files = [one.file for one in changes]
+        made = [file for files in self._each(head, Deleting(head), changes, files) for file in files]
+        # Also those that were not written in this process.
+        self.written += made
+        return [(one.file, file) for one, file in zip(changes, made, strict=True)]
 
     def _rewrite(self, head: Head, changes: Sequence[Change], incoming: _Incoming) -> list[File]:
         """Rewrite files with the rows that stay and the new versions of those that change."""
         work = [[(one, incoming.take(one)) for one in bundle] for bundle in self._bundles(head, changes)]
-        rewriting = Rewriting(head, self.write_out, self.batch.truncated)
-        return [file for _, files in self._each("rewrite", rewriting, work) for file in files]
+        done = self._each(head, Rewriting(head, self.batch.truncated), work, [one.file for one in changes])
+        made = [file for files in done for file in files]
+        self.written += made
+        return made
 
     def _bundles(self, head: Head, changes: Sequence[Change]) -> Iterator[list[Change]]:
         """Yield the files to rewrite together: small ones with neighbouring keys."""

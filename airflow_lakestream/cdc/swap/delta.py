@@ -67,7 +67,7 @@ class _SwapTable(DeltaMirror):
         self._change = SchemaChange.nowhere(whole_schema(made, None))
         read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
-        read = DeltaHead(self._tables.store(aside_name), aside, schema)
+        read = DeltaHead(self._tables.store(aside_name), aside, schema, self._write_files)
         self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
@@ -84,7 +84,7 @@ class _SwapTable(DeltaMirror):
             check_ledger(head, self._group, landing, allow_group_overlap=False)
             if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
                 raise LedgerConflict(self._name, more)
-            mirror = DeltaHead(self._store, head, head.schema)
+            mirror = DeltaHead(self._store, head, head.schema, self._write_files)
             out = mirror.files()
             kept[:] = swap.make(mirror)
             files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in kept)]

@@ -20,7 +20,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, NestedField
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg import IcebergHead, IcebergMirror, mirror_id
+from airflow_lakestream.cdc.iceberg import IcebergMirror, mirror_id
+from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
 from airflow_lakestream.core.ledger import Landing
@@ -29,7 +30,6 @@ from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
 from airflow_lakestream.iceberg.commit.guard import HeadGuard, Refused
-from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.write.deletes import with_deletes
 from airflow_lakestream.tables.schema.change import SchemaChange
 from airflow_lakestream.tables.schema.columns import fits
@@ -76,11 +76,12 @@ class _SwapTable(IcebergMirror):
         target = self._change.schema
         read_again = self._entries(aside_name, mirror_id(aside.metadata), aside.schema(), key)
         remember(read_again, self._entries(self._name, own, target, key))
-        read, columns = IcebergHead(aside, aside.metadata), arrow_schema(target)
+        read, columns = IcebergHead(aside.metadata, aside.metadata, aside.io), arrow_schema(target)
         self.swap = swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
 
         def rewrite(table: Table) -> Rewrite:
-            return Rewrite(with_deletes(live_files(table)), swap.make(IcebergHead(table, table.metadata)))
+            head = IcebergHead(table.metadata, table.metadata, table.io)
+            return Rewrite(with_deletes(head.files()), swap.make(head))
 
         guard = self._guard(landing, SwapGuard, allow_group_overlap=self._allow_group_overlap)
         guard.reach = reach

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
 import uuid
 from collections.abc import Sequence
@@ -151,6 +153,7 @@ class Batch:
             covered=(self.plan.covered,) if is_last and self.plan.covered else (),
         )
         identity = self.plan.state.identity
+        made = [piece.made for piece in self.pieces if piece.made is not None]
         return Landing(
             uuid.uuid4().hex,
             run_id,
@@ -159,6 +162,7 @@ class Batch:
             engine=engine,
             bad=self.bad,
             lows={partition: marks.low for partition, marks in self.plan.state.marks.items()},
+            made=functools.reduce(operator.add, made) if made else None,
         )
 
     def piece(self, files: Files) -> Piece:

@@ -29,6 +29,7 @@ from airflow_lakestream.core.ports import (
     Sink,
     Source,
     TableState,
+    TakingSink,
 )
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import Rows
@@ -132,6 +133,12 @@ class Job:
     def engine(self) -> Engine:
         """The engine that lands: Spark if its executors may read, else this process."""
         return Engine.EXTRACT if self.crew is None else Engine.SPARK
+
+    @property
+    def taking(self) -> TakingSink:
+        """The sink, as one that takes files of the run's other processes."""
+        assert isinstance(self.sink, TakingSink), "those of all tables are"
+        return self.sink
 
     @property
     def shared(self) -> SharedSink:

@@ -23,6 +23,7 @@ class LandingReport:
     milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
     records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
     did not double. `lacks_columns`: there is no table, and no record came to infer its columns from.
+    `made` counts rows that a function made of records, which count as filtered.
     """
 
     topic: str
@@ -39,6 +40,7 @@ class LandingReport:
     schema_changes: list[str] = field(default_factory=list)
     rows_beside: int = 0
     lacks_columns: bool = False
+    made: int = 0
     _counted: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -46,12 +48,18 @@ class LandingReport:
         """Records by what became of them."""
         return self.entry.counts
 
+    @property
+    def rows(self) -> int:
+        """The rows that went into the table."""
+        return self.counts.written + self.made
+
     def add(self, snapshot_id: int, landing: Landing) -> None:
         """Count a landing of this run, once."""
         if landing.landing_id in self._counted:
             return
         self._counted.add(landing.landing_id)
         self.snapshot_ids.append(snapshot_id)
+        self.made += 0 if landing.made is None else landing.made.rows
         for identity, change in landing.topics.items():
             if identity.topic == self.topic:
                 # Rows that were taken out and put in again count as landed by this run.
@@ -81,6 +89,7 @@ class LandingReport:
             "snapshot_ids": ids,
             "snapshot_id": ids[-1] if ids else None,
             **counts_to_dict(counts),
+            "rows": self.rows,
             "bad": self.bad.count,
             "partitions": self._partitions(),
             "ranges": _triples(self.entry.landed),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from airflow_lakestream.core.bad_records import BadRecords
 from airflow_lakestream.core.codec import decode_ranges, encode_ranges
-from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, TopicIdentity, union
+from airflow_lakestream.core.ledger import Counts, CountsDoNotAddUp, Made, TopicIdentity, union
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -62,7 +62,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one worker has read and written. `epochs` are the leader epochs from before it was read."""
+    """What one worker has read and written. `epochs` are the leader epochs from before it was read.
+
+    `made`: see `core.ledger.Landing`; it does not travel, since only the driver of Spark knows it.
+    """
 
     identity: TopicIdentity
     ranges: RangeSet
@@ -70,6 +73,7 @@ class Piece:
     epochs: Mapping[int, int]
     files: Files
     bad: BadRecords = BadRecords()
+    made: Made | None = None
 
     @property
     def counts(self) -> Counts:

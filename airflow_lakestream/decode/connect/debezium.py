@@ -44,7 +44,8 @@ KNOWN_MEMBERS = tuple(EVENT_COLUMNS.values())
 
 _NO_EVENT = "op: null or missing, so the value is no change event of Debezium"
 _MESSAGE = "op: 'm', so the value is a message and no change of a row"
-_HAS_ROW = pa.array(["c", "u", "r"])
+# No array here: where pandas is installed, making the first one imports it, which takes longer than all the rest.
+_HAS_ROW = ("c", "u", "r")
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class DebeziumDecoder:
             wrong[row] = _NO_EVENT
         for row in _true(pc.fill_null(pc.equal(op, "m"), False)):
             wrong[row] = _MESSAGE
-        changed = pc.fill_null(pc.is_in(op, _HAS_ROW), False)
+        changed = pc.fill_null(pc.is_in(op, pa.array(_HAS_ROW)), False)
         for row in _true(pc.and_(changed, _member(events, "after").is_null())):
             wrong[row] = f"after: null, in an event whose op is {op[row].as_py()!r}"
         has_none = pc.and_(_member(events, "before").is_null(), _member(events, "after").is_null())

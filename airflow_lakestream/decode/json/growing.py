@@ -17,6 +17,7 @@ import pyarrow.types as t
 
 from airflow_lakestream.core.policies import UnknownFields
 from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.core.sharing.rounds import Undecided
 from airflow_lakestream.decode.json.column_names import USUAL, NameRules, Names
 from airflow_lakestream.decode.json.decoder import JsonDecoder
 from airflow_lakestream.decode.json.document import Json
@@ -32,44 +33,105 @@ class Grown:
     refused: dict[str, str] = field(default_factory=dict)
 
 
+class Lacking:
+    """What documents hold that a schema has no place for: as much of it as decides on columns, not the values.
+
+    It can be pickled; what several workers found can be united.
+    """
+
+    def __init__(self) -> None:
+        self.new = Seen()
+        self.inside: dict[str, Lacking] = {}
+        # Of a list's items, and of a map's values.
+        self.item: Lacking | None = None
+
+    @classmethod
+    def of(cls, schema: pa.Schema, leftovers: Iterable[Json]) -> Lacking:
+        """Return what `leftovers_of` gives for documents and this schema."""
+        found = cls()
+        for value in leftovers:
+            found._add_object(list(schema), value)
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many characters the names in it have."""
+        inner = sum(len(name) + one.size for name, one in self.inside.items())
+        return self.new.size + inner + (0 if self.item is None else self.item.size)
+
+    def condense(self) -> Lacking:
+        """Forget the values that decide nothing, and return it."""
+        self.new.condense()
+        for one in (*self.inside.values(), *([] if self.item is None else [self.item])):
+            one.condense()
+        return self
+
+    def unite(self, other: Lacking) -> None:
+        """Take what another worker found, for the same schema, in later documents."""
+        self.new.unite(other.new)
+        for name, one in other.inside.items():
+            self.inside.setdefault(name, Lacking()).unite(one)
+        if other.item is not None:
+            self.item = self.item or Lacking()
+            self.item.unite(other.item)
+
+    def _add_object(self, fields: Sequence[pa.Field], value: Mapping[str, Json]) -> None:
+        known = {one.name: one.type for one in fields}
+        self.new.add({name: item for name, item in value.items() if name not in known})
+        for name, item in value.items():
+            if name in known:
+                self.inside.setdefault(name, Lacking())._add(known[name], item)
+
+    def _add(self, kind: pa.DataType, value: Json) -> None:
+        """Take the leftovers in a known field."""
+        if t.is_struct(kind):
+            self._add_object(list(kind), value)
+            return
+        items, inner = (value.values(), kind.item_type) if t.is_map(kind) else (value, kind.value_type)
+        self.item = self.item or Lacking()
+        for item in items:
+            if item is not None:
+                self.item._add(inner, item)
+
+
 def grow(schema: pa.Schema, leftovers: Iterable[Json], rules: NameRules = USUAL) -> Grown:
     """Return the schema with a column for each field of the leftovers, by the rules for inferred types.
 
-    :param leftovers: what `json_leftovers` gives for documents and this schema.
+    :param leftovers: what `leftovers_of` gives for documents and this schema.
     """
+    return grow_by(schema, Lacking.of(schema, leftovers), rules)
+
+
+def grow_by(schema: pa.Schema, lacking: Lacking, rules: NameRules = USUAL) -> Grown:
+    """Return the schema with a column for each field that it lacks."""
     names = Names.of(rules, schema)
-    return Grown(pa.schema(_fields(list(schema), list(leftovers), (), names)), names.refused)
+    return Grown(pa.schema(_fields(list(schema), lacking, (), names)), names.refused)
 
 
-def _fields(fields: list[pa.Field], objects: Sequence[Json], path: tuple[str, ...], names: Names) -> list[pa.Field]:
+def _fields(fields: list[pa.Field], lacking: Lacking, path: tuple[str, ...], names: Names) -> list[pa.Field]:
     """Return the fields, and those that come up in the objects behind them."""
-    known, new = {one.name for one in fields}, Seen()
-    inside: dict[str, list[Json]] = {}
-    for value in objects:
-        new.add({name: item for name, item in value.items() if name not in known})
-        for name in known.intersection(value):
-            inside.setdefault(name, []).append(value[name])
+    inside = lacking.inside
+    known = {one.name for one in fields}
     fields = [
         one.with_type(_type(one.type, inside[one.name], (*path, one.name), names)) if one.name in inside else one
         for one in fields
     ]
-    return [*fields, *new.struct(names, path, known)]
+    return [*fields, *lacking.new.struct(names, path, known)]
 
 
-def _type(kind: pa.DataType, values: Sequence[Json], path: tuple[str, ...], names: Names) -> pa.DataType:
-    """Return the type of a known field that has unknown ones in it, for its values' leftovers."""
+def _type(kind: pa.DataType, lacking: Lacking, path: tuple[str, ...], names: Names) -> pa.DataType:
+    """Return the type of a known field that has unknown ones in it."""
     if t.is_struct(kind):
-        return pa.struct(_fields(list(kind), values, path, names))
+        return pa.struct(_fields(list(kind), lacking, path, names))
+    item = lacking.item or Lacking()
     if t.is_map(kind):
-        items = [item for value in values for item in value.values()]
-        return pa.map_(kind.key_type, _item(kind.item_field, items, (*path, "value"), names))
-    items = [item for value in values for item in value if item is not None]
+        return pa.map_(kind.key_type, _item(kind.item_field, item, (*path, "value"), names))
     make = pa.large_list if t.is_large_list(kind) else pa.list_
-    return make(_item(kind.value_field, items, (*path, "element"), names))
+    return make(_item(kind.value_field, item, (*path, "element"), names))
 
 
-def _item(item: pa.Field, values: Sequence[Json], path: tuple[str, ...], names: Names) -> pa.Field:
-    return item.with_type(_type(item.type, values, path, names))
+def _item(item: pa.Field, lacking: Lacking, path: tuple[str, ...], names: Names) -> pa.Field:
+    return item.with_type(_type(item.type, lacking, path, names))
 
 
 log = logging.getLogger(__name__)
@@ -118,6 +180,29 @@ class GrowingJsonDecoder:
             log.info("Columns for fields that had none: %s", ", ".join(new))
             self._decoder = JsonDecoder(grown.schema, UnknownFields.EVOLVE)
             return None
+
+
+class SharedJsonDecoder:
+    """Decodes JSON documents for one of several workers, for which another process decides on new columns.
+
+    :param schema: columns and their types.
+    :param rules: what the table has no place for.
+    :param decided: whatever has no column is to have none: such a record is bad.
+    """
+
+    def __init__(self, schema: pa.Schema, rules: NameRules, *, decided: bool) -> None:
+        self.schema, self._rules, self._decided = schema, rules, decided
+        self._documents = JsonDecoder(schema, UnknownFields.EVOLVE, alone=True)
+
+    def decode(self, batch: RawBatch) -> Decoded:
+        """Return the rows of a batch, and its bad records. Raises Undecided where a field might get a column."""
+        decoded, unknown = self._documents.decode_and_find(batch)
+        if not unknown:
+            return decoded
+        lacking = Lacking.of(self.schema, unknown.values())
+        if not self._decided:
+            raise Undecided({lacking.condense(): lacking.size})
+        return _explained(decoded, unknown, grow_by(self.schema, lacking, self._rules).refused)
 
 
 def _explained(decoded: Decoded, unknown: Mapping[int, Json], refused: Mapping[str, str]) -> Decoded:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,6 +27,9 @@ _FLOAT64 = pa.float64()
 _ZONED = pa.timestamp("us", "UTC")
 _NAIVE = pa.timestamp("us")
 _STRING = pa.string()
+# Best first.
+_NUMBERS = (_INT64, _FLOAT64)
+_TIMES = (_ZONED, _NAIVE)
 
 _as_int64 = field_coercer(pa.field("number", _INT64), fail_unknown=False)
 _as_float64 = field_coercer(pa.field("number", _FLOAT64), fail_unknown=False)
@@ -118,6 +122,31 @@ class Seen:
             for item in value:
                 self.items.add(item)
 
+    @property
+    def size(self) -> int:
+        """How many characters the names in it have."""
+        inner = sum(len(name) + seen.size for name, seen in self.fields.items())
+        return inner + (0 if self.items is None else self.items.size)
+
+    def unite(self, other: Seen) -> None:
+        """Take what was seen elsewhere, later, into account."""
+        self.count += other.count
+        self.kinds |= other.kinds
+        self.numbers |= other.numbers
+        self.texts |= other.texts
+        for name, seen in other.fields.items():
+            self.fields.setdefault(name, Seen()).unite(seen)
+        if other.items is not None:
+            self.items = self.items or Seen()
+            self.items.unite(other.items)
+
+    def condense(self) -> None:
+        """Forget the scalars that decide nothing: one that a type can't hold says as much as all of them."""
+        self.numbers = set(_witnesses(_NUMBERS, _holds_number, self.numbers))
+        self.texts = set(_witnesses(_TIMES, _holds_text, self.texts))
+        for seen in (*self.fields.values(), *([] if self.items is None else [self.items])):
+            seen.condense()
+
     def struct(self, names: Names, path: tuple[str, ...], known: Iterable[str] = ()) -> list[pa.Field]:
         """Return the fields seen in objects that can be columns, in order of first appearance.
 
@@ -158,8 +187,14 @@ class Seen:
             names.inside((*path, "element"))
             return pa.list_(pa.field("element", self.items.type(names, (*path, "element"))))
         if kind is Number:
-            return next((t for t in (_INT64, _FLOAT64) if all(_holds_number(t, n) for n in self.numbers)), _STRING)
-        return next((t for t in (_ZONED, _NAIVE) if all(_holds_text(t, text) for text in self.texts)), _STRING)
+            return next((t for t in _NUMBERS if all(_holds_number(t, n) for n in self.numbers)), _STRING)
+        return next((t for t in _TIMES if all(_holds_text(t, text) for text in self.texts)), _STRING)
+
+
+def _witnesses(kinds: Sequence[pa.DataType], holds: Callable[[pa.DataType, Any], bool], values: set[Any]) -> list[Any]:
+    """Return a value for each type that does not hold all of them."""
+    found = (next((value for value in values if not holds(kind, value)), None) for kind in kinds)
+    return [value for value in found if value is not None]
 
 
 def _holds_number(kind: pa.DataType, value: Number) -> bool:

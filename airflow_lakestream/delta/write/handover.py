@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ import pyarrow as pa
 from airflow_lakestream.delta.commit.guard import Target
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import DeltaStorage, Tables
-from airflow_lakestream.delta.write.files import path_of
+from airflow_lakestream.delta.write.columns import delta_fields
+from airflow_lakestream.delta.write.files import delete_files, path_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,22 @@ def outline(tables: Tables, table: str, target: Target, schema: pa.Schema) -> Ou
     """Return what another process needs to write files for a target."""
     assert isinstance(tables, DeltaStorage | Outline), "there are no others"
     return Outline(table, dict(tables.options), _id(target), schema, target.fields, target.partitions)
+
+
+def beside(tables: Tables, table: str, columns: pa.Schema) -> Outline:
+    """Return the outline of a table that is nowhere, whose files lie below the folder of another one."""
+    assert isinstance(tables, DeltaStorage), "the driver has the table itself"
+    return Outline(table, dict(tables.options), "", columns, delta_fields(columns), ())
+
+
+def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
+    """Open a handed file of such a table, for reading."""
+    return pa.BufferReader(pa.py_buffer(obstore.get(outline.store(outline.table), path_of(file)).bytes()))
+
+
+def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
+    return delete_files(outline.store(outline.table), files)
 
 
 def encode_files(target: Target, files: Sequence[Any]) -> dict[str, Any]:

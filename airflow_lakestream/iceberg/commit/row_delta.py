@@ -66,8 +66,10 @@ class RowDelta(_OverwriteFiles):
         """Let PyIceberg look for the files everywhere: by their partitions it fails for a partition of NaN."""
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        data = [one for one in manifests if one.content == ManifestContent.DATA]
-        deletes = [one for one in manifests if one.content == ManifestContent.DELETES]
+        # Those of which nothing is left tell only what earlier snapshots took out: they would pile up, and merge badly.
+        kept = [one for one in manifests if one.added_snapshot_id == self.snapshot_id or _has_files(one)]
+        data = [one for one in kept if one.content == ManifestContent.DATA]
+        deletes = [one for one in kept if one.content == ManifestContent.DELETES]
         return [*self._merged(data), *self._with_deletes(deletes)]
 
     def _merged(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
@@ -126,6 +128,10 @@ class RowDelta(_OverwriteFiles):
             return super()._summary(snapshot_properties)
         finally:
             self._added_data_files, self._deleted_data_files = data
+
+
+def _has_files(manifest: ManifestFile) -> bool:
+    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def is_data(file: DataFile) -> bool:

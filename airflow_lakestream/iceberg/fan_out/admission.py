@@ -95,18 +95,23 @@ class Admission:
                 _remember(self._refused, route, why)
         return why
 
+    def peek(self, routes: Iterable[str]) -> dict[str, str]:
+        """Return why records may not go by routes as it is now, and admit none of the others."""
+        with self._lock:
+            names = {route: self._fan_out.template.table(route.split(SEPARATOR)) for route in routes}
+            decided = {route: self._why_not(name, route) for route, name in names.items()}
+        return {route: why for route, why in decided.items() if why is not None}
+
+    @property
+    def admitted(self) -> Mapping[str, str]:
+        """The tables of the routes that are admitted."""
+        return self._tables
+
     def _why_not(self, name: str, route: str) -> str | None:
         fan_out = self._fan_out
-        known = {**self._written_down(), **{table: route for route, table in self._tables.items()}}
+        if (why := refusal(fan_out, known_tables(self._written_down(), self._tables), name, route)) is not None:
+            return why
         its = f"its {fan_out.template.describe(route)}"
-        # Some catalogs fold case.
-        if name.lower() == fan_out.home.lower():
-            return f"{its} names the home table {name}. Give another home_table."
-        if known.get(name) not in (None, route):
-            other = fan_out.template.describe(str(known[name]))
-            return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or the template."
-        if name not in known and len(known) >= fan_out.max_tables:
-            return f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
         try:
             is_there = self._finds(name)
         except NotItsOwn as e:
@@ -134,6 +139,28 @@ class Admission:
 
 
 _REMEDY = "No value reaches a table that this fan-out did not make. Correct the producer, or give another template."
+
+
+def known_tables(written_down: Mapping[str, str | None], admitted: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the tables that the home knows, and those of admitted routes, with their routes."""
+    return {**written_down, **{table: route for route, table in admitted.items()}}
+
+
+def refusal(fan_out: FanOut, known: Mapping[str, str | None], name: str, route: str) -> str | None:
+    """Return why a record may not go by a route, as far as the tables tell that are known; None if it may.
+
+    However many tables are known later, the answer stays a refusal.
+    """
+    its = f"its {fan_out.template.describe(route)}"
+    # Some catalogs fold case.
+    if name.lower() == fan_out.home.lower():
+        return f"{its} names the home table {name}. Give another home_table."
+    if known.get(name) not in (None, route):
+        other = fan_out.template.describe(str(known[name]))
+        return f"{its} would go to {name}, which is the table of {other}. Correct the producer, or the template."
+    if name not in known and len(known) >= fan_out.max_tables:
+        return f"{its} would need one table more than max_tables={fan_out.max_tables}. Raise it if they are meant."
+    return None
 
 
 def _remember(found: dict[str, str], key: str, why: str) -> None:

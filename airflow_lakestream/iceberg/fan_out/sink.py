@@ -18,7 +18,7 @@ import logging
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,13 +27,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
 from airflow_lakestream.core.ports import Conflict, TableState
-from airflow_lakestream.core.routing import ROUTE, ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION, NewTables
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.routing import ROUTE_COLUMNS, ROUTE_OFFSET, ROUTE_PARTITION, NewTables
 from airflow_lakestream.exceptions import BadRecord, InvalidArgument
-from airflow_lakestream.iceberg.fan_out.admission import Admission, FanOut
+from airflow_lakestream.iceberg.fan_out.admission import LOOKS, Admission, FanOut, known_tables
 from airflow_lakestream.iceberg.fan_out.books import BOOKS, Books, NotItsOwn, Properties, Superseded
+from airflow_lakestream.iceberg.fan_out.share import ROUTES, FanOutOutline, by_route
 from airflow_lakestream.iceberg.fan_out.tables import HomeSink, TargetSink
 from airflow_lakestream.iceberg.fan_out.target import Target
 from airflow_lakestream.tables.coordinates import Offsets
@@ -41,6 +44,9 @@ from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
 
 log = logging.getLogger(__name__)
+
+# At most so many tables are looked at because the home has them, when a driver begins.
+MOST_EXPECTED = 1_000
 
 
 class TakenOver(Conflict):
@@ -57,8 +63,15 @@ class TablesChanged(Conflict):
         super().__init__(f"{home}: another run wrote new tables down first.")
 
 
+class HalfLanded(Conflict):
+    """A table holds offsets that the home lacks: of a run that died, or of another one that is under way."""
+
+    def __init__(self, table: str, ranges: RangeSet) -> None:
+        super().__init__(f"{table} holds {ranges}, half landed by another run. One process lands these.")
+
+
 class FanOutSink:
-    """`core.ports.Sink` over a home and its targets; takes rows with the columns of `decode.routing.Router`."""
+    """`core.ports.TakingSink` over a home and its targets; takes rows with the columns of `decode.routing.Router`."""
 
     def __init__(
         self,
@@ -78,6 +91,10 @@ class FanOutSink:
         self._fingerprint: str | None = None
         self._rows: dict[str, Counter[str]] = {}
         self._payload: Schema | None = None
+        # The sinks of the tables that were looked at, whatever is planned again.
+        self._seen: dict[str, TargetSink] = {}
+        self._is_alone = False
+        self._outline: FanOutOutline | None = None
         # Decoders, in threads of their own, ask for admission while rows are written and committed.
         self._lock = threading.RLock()
         self._begin(None)
@@ -126,7 +143,7 @@ class FanOutSink:
         """Take rows for the next commit. Raises BadRecord for one of a route that decoders had no admission for."""
         with self._lock:
             self._take_schema(rows.schema)
-            for route, part in _by_route(rows):
+            for route, part in by_route(rows):
                 self._target_of(route, part, identity).take(part)
             self._read.append(rows.select([ROUTE_PARTITION, ROUTE_OFFSET]))
 
@@ -166,6 +183,69 @@ class FanOutSink:
         self._read.clear()
         return snapshot_id
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process has to land: something is half landed, or the configuration is another one now."""
+        books = self._home.books
+        changed = books is not None and not (books.settled and books.fingerprint == self._own_fingerprint())
+        return self._is_alone or changed
+
+    @property
+    def routes(self) -> Sequence[str]:
+        """The routes of the records taken, and those refused; before anything is read, those in the home's books."""
+        used = [route for route, name in self._admission.admitted.items() if name in self._targets]
+        known = [route for route in self._written_down().values() if route is not None]
+        return [*used, *self._refused] or known[:MOST_EXPECTED]
+
+    def expect(self, routes: Iterable[str], identity: TopicIdentity, ranges: RangeSet) -> None:
+        """Look at the tables of routes that may come up again in these ranges, so that executors know them.
+
+        Raises what `decide` raises.
+        """
+        with self._lock:
+            self._identity, self._ranges = identity, ranges
+            down = set(self._written_down().values())
+            self.decide([route for route in routes if route in down])
+            self._refused |= self._admission.peek([r for r in routes if r not in down][:LOOKS])
+
+    def decide(self, routes: Sequence[str]) -> None:
+        """Decide about routes that records have. Raises HalfLanded, and what `Admission.refusals` raises."""
+        with self._lock:
+            self._refused |= self._admission.refusals(routes)
+            self._outline = None
+            for name in self._admission.admitted.values():
+                _, state = self._look_at(name)
+                if there := state.ledger.entry(self._identity).landed & self._ranges:
+                    self._is_alone = True
+                    raise HalfLanded(name, there)
+
+    def outline(self) -> FanOutOutline:
+        """Return what executors need to write for all tables that were decided about."""
+        with self._lock:
+            if self._outline is None:
+                tables = {route: self._look_at(name)[0] for route, name in self._admission.admitted.items()}
+                self._outline = FanOutOutline(
+                    self._fan_out,
+                    self._home.outline().without_history(),
+                    self._home.columns(self._design.schema)[1],
+                    {route: sink.outline().without_history() for route, sink in tables.items()},
+                    dict(self._refused),
+                    known_tables(self._written_down(), self._admission.admitted),
+                )
+            return self._outline
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take the files that an executor wrote."""
+        with self._lock:
+            for route, handed in files[ROUTES].items():
+                self._target(route, self._identity).take_over(handed)
+
+    def sweep(self, folder: str) -> None:
+        """Delete the files below this folder of each table's data that no snapshot has; never raises."""
+        sinks = (self._home, *self._seen.values())
+        for _ in ExecutorFactory.get_or_create().map(lambda sink: sink.sweep(folder), sinks):
+            pass
+
     def replace(self, landing: Landing) -> tuple[int, Landing]:
         """Refuse: replacing what is landed is not built for several tables yet."""
         raise InvalidArgument("replace", "does not go with a table that records choose.")
@@ -178,6 +258,9 @@ class FanOutSink:
         """Delete what was not committed; never raises."""
         for target in self._targets.values():
             target.discard()
+        # Others may have been staged for executors.
+        for sink, _ in self._sinks.values():
+            sink.discard()
         self._home.discard()
         self._read.clear()
         self._new.clear()
@@ -195,6 +278,8 @@ class FanOutSink:
         self._sinks: dict[str, tuple[TargetSink, TableState]] = {}
         self._admission = Admission(self._fan_out, self._written_down, self._is_there, self._names, self._lock)
         self._read: list[pa.Table] = []
+        self._refused: dict[str, str] = {}
+        self._outline = None
         return self._home
 
     def _take_schema(self, rows: pa.Schema) -> None:
@@ -217,6 +302,7 @@ class FanOutSink:
         if (found := self._sinks.get(name)) is None:
             sink = self._new_sink(name)
             found = sink, sink.load(self._run_id)
+            self._seen[name] = sink
             if found[1].exists or self._fan_out.new_tables is NewTables.CREATE:
                 self._sinks[name] = found
         return found
@@ -241,6 +327,9 @@ class FanOutSink:
         for reason in self._admission.refusals([route]).values():
             partition, offset = rows[ROUTE_PARTITION][0].as_py(), rows[ROUTE_OFFSET][0].as_py()
             raise BadRecord(identity.topic, partition, offset, reason)
+        return self._target(route, identity)
+
+    def _target(self, route: str, identity: TopicIdentity) -> Target:
         name = self._admission.table_of(route)
         if self._written_down().get(name) is None:
             self._new[name] = route
@@ -315,14 +404,3 @@ class FanOutSink:
             }
 
         return offsets
-
-
-def _by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each route, in the order that they have."""
-    routes = rows[ROUTE].combine_chunks()
-    names = routes.dictionary.to_pylist()
-    order = pc.array_sort_indices(routes.indices)
-    ordered, at = rows.take(order), 0
-    for run in pc.value_counts(routes.indices.take(order)).to_pylist():
-        yield names[run["values"]], ordered.slice(at, run["counts"])
-        at += run["counts"]

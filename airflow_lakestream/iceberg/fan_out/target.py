@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,6 +92,13 @@ class Target:
         if rows.num_rows:
             self._fresh += rows.num_rows
             self.sink.write(rows.drop_columns(list(ROUTE_COLUMNS)), self._identity)
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files of fresh rows that a process of this run wrote."""
+        count = sum(file["record_count"] for file in files["files"])
+        self.rows += count
+        self._fresh += count
+        self.sink.take_over(files)
 
     def land(self, landing: Landing, after: TopicEntry, fingerprint: str, read: Callable[[], Offsets]) -> None:
         """Commit what the landing has for this table. `after` is what the home's ledger will say of the topic then.

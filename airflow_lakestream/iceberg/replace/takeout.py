@@ -45,11 +45,13 @@ def bounds_of(schema: Schema, file: DataFile, name: str) -> tuple[Any, Any] | No
 
 def live_files(table: Table) -> list[FileScanTask]:
     """Return the data files of the table's head, each with the position deletes that apply to it."""
-    snapshot = table.current_snapshot()
-    if snapshot is None:
-        return []
-    planner = ManifestGroupPlanner(table.metadata, table.io)
-    return list(planner.plan_files(snapshot.manifests(table.io)))
+    return live_files_of(table.metadata, table.io)
+
+
+def live_files_of(metadata: TableMetadata, io: FileIO) -> list[FileScanTask]:
+    """Return the same of a table with this metadata."""
+    snapshot = metadata.current_snapshot()
+    return [] if snapshot is None else list(ManifestGroupPlanner(metadata, io).plan_files(snapshot.manifests(io)))
 
 
 def may_hold(metadata: TableMetadata, file: DataFile, ranges: RangeSet) -> bool:

@@ -17,8 +17,10 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import _read_all_delete_files
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask
-from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata
+
+from airflow_lakestream.iceberg.write.files import locations
 
 Positions = npt.NDArray[np.int64]
 NONE_DELETED: Positions = np.zeros(0, np.int64)
@@ -57,21 +59,25 @@ def with_deletes(tasks: Iterable[FileScanTask]) -> list[DataFile]:
     return [file for task in tasks for file in (task.file, *own_deletes(task))]
 
 
-def delete_rows(metadata: TableMetadata, io: FileIO, task: FileScanTask, numbers: Positions) -> DataFile:
+def delete_rows(
+    metadata: TableMetadata, io: FileIO, task: FileScanTask, numbers: Positions, *, folder: str = ""
+) -> DataFile:
     """Write the delete file that takes the place of a data file's own ones.
 
     :param numbers: of the rows to delete, rising, among those that are not deleted yet.
+    :param folder: of the table's data, for the file.
     """
     gone = deleted_positions(io, task)
     # So many live rows stand ahead of each deleted one.
     ahead = gone - np.arange(len(gone))
     new = numbers + np.searchsorted(ahead, numbers, side="right")
     others = deleted_positions(io, FileScanTask(task.file, set(task.delete_files) - set(own_deletes(task))))
-    return _write(metadata, io, task.file, np.union1d(np.setdiff1d(gone, others), new))
+    positions = np.union1d(np.setdiff1d(gone, others), new)
+    return _write(io, task.file, positions, locations(metadata, folder))
 
 
-def _write(metadata: TableMetadata, io: FileIO, file: DataFile, positions: Positions) -> DataFile:
-    path, place = file.file_path.encode(), _location(metadata, file)
+def _write(io: FileIO, file: DataFile, positions: Positions, places: LocationProvider) -> DataFile:
+    path, place = file.file_path.encode(), places.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.file_path]).cast(pa.string())
     output = io.new_output(place)
     with output.create() as stream:
@@ -92,8 +98,3 @@ def _write(metadata: TableMetadata, io: FileIO, file: DataFile, positions: Posit
     # That of its data file, which may be older than the table's.
     deletes.spec_id = file.spec_id
     return deletes
-
-
-def _location(metadata: TableMetadata, file: DataFile) -> str:
-    provider = load_location_provider(metadata.location, metadata.properties)
-    return provider.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")

@@ -56,9 +56,9 @@ def write_data_files(
     if rows.num_rows == 0:
         return []
     numbers = itertools.count() if counter is None else counter
-    locations = _locations(metadata, folder)
+    places = locations(metadata, folder)
     plans = [
-        _Plan(metadata, io, piece, _path(locations, piece, prefix, next(numbers)))
+        _Plan(metadata, io, piece, _path(places, piece, prefix, next(numbers)))
         for piece in arrange(metadata, conform(rows, metadata.schema()))
     ]
     if len(plans) == 1:
@@ -77,10 +77,10 @@ def unwritable(metadata: TableMetadata, rows: pa.Table) -> dict[int, str]:
 
 def _try(metadata: TableMetadata, rows: pa.Table) -> None:
     check_file_format(metadata.properties)
-    locations, conforming = _locations(metadata, ""), conform(rows, metadata.schema())
+    places, conforming = locations(metadata, ""), conform(rows, metadata.schema())
     pieces = arrange(metadata, conforming) if rows.num_rows else [Piece(conforming, None, None)]
     for piece in pieces:
-        _Plan(metadata, Nowhere(), piece, _path(locations, piece, "trial", 0)).write()
+        _Plan(metadata, Nowhere(), piece, _path(places, piece, "trial", 0)).write()
 
 
 def data_folder(metadata: TableMetadata, folder: str) -> str:
@@ -137,7 +137,8 @@ def check_file_format(properties: Mapping[str, str]) -> None:
         )
 
 
-def _locations(metadata: TableMetadata, folder: str) -> LocationProvider:
+def locations(metadata: TableMetadata, folder: str) -> LocationProvider:
+    """Return what gives new files their places, below a folder of the table's data, or none."""
     if not folder:
         return load_location_provider(metadata.location, metadata.properties)
     # The provider puts partitions, or the hashes of an object store, behind it: one listing finds all files of a run.

@@ -9,19 +9,24 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.utils.concurrent import ExecutorFactory
+
+from airflow_lakestream.iceberg.write.files import delete_files
+from airflow_lakestream.tables.schema.change import metadata_of
+from airflow_lakestream.tables.schema.columns import to_schema
 
 _PLAIN = ("file_path", "record_count", "file_size_in_bytes", "split_offsets", "sort_order_id")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
@@ -46,6 +51,32 @@ class Outline:
         if name != self.name:
             raise NoSuchTableError(f"{name}: only {self.name} is known here")
         return Table(tuple(name.split(".")), self.metadata, "", self.io, NoopCatalog("outline"))
+
+    def without_history(self) -> Outline:
+        """Return the outline with no more than files are written by, since many tables may be told of at once."""
+        properties = {key: text for key, text in self.metadata.properties.items() if not key.startswith("lakestream.")}
+        bare: dict[str, Any] = {"properties": properties, "refs": {}, "current_snapshot_id": None}
+        bare |= {"snapshots": [], "snapshot_log": [], "metadata_log": []}
+        return replace(self, metadata=self.metadata.model_copy(update=bare))
+
+
+def beside(table: Table, columns: pa.Schema) -> Outline:
+    """Return the outline of a table that is nowhere, whose files lie where those of another table do."""
+    own = {key: value for key, value in table.metadata.properties.items() if not key.startswith("lakestream.")}
+    # Nobody prunes such files.
+    plain = {**own, TableProperties.DEFAULT_WRITE_METRICS_MODE: "none"}
+    metadata = metadata_of(to_schema(columns), table.metadata.location, plain)
+    return Outline(".".join(table.name()), metadata, table.io)
+
+
+def open_file(outline: Outline, file: Mapping[str, Any]) -> Any:
+    """Open a handed file of such a table, for reading."""
+    return outline.io.new_input(file["file_path"]).open()
+
+
+def delete(outline: Outline, files: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Delete handed files of such a table as well as it goes; return those that may be left. Never raises."""
+    return delete_files(outline.io, [file["file_path"] for file in files])
 
 
 def encode_files(metadata: TableMetadata, files: Iterable[DataFile]) -> dict[str, Any]:

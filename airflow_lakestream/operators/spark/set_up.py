@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from airflow_lakestream.core.policies import ModeName, is_given
@@ -16,9 +17,11 @@ from airflow_lakestream.hooks.spark_cluster import backend_of
 from airflow_lakestream.hooks.store import store_properties
 from airflow_lakestream.operators.base import run_key
 from airflow_lakestream.operators.interval import resolve_interval
+from airflow_lakestream.operators.spark.code import checked, zip_of
 from airflow_lakestream.operators.spark.config import ConnectionIds, bundled, own
 from airflow_lakestream.operators.spark.place import Place, folder_of, place_of
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
+from airflow_lakestream.spark.app_config import LANDING_APPS
 from airflow_lakestream.spark.apps import MAINTAIN_ICEBERG, app_path, package_zip
 from airflow_lakestream.spark.packages import kafka_packages, resolve
 from airflow_lakestream.spark.settings import s3a
@@ -63,8 +66,12 @@ class _Launch:
             # The cluster brings it into the driver's working folder.
             self.hook.add_file(path)
             path = file.name
+        code = []
+        if (function := _function(self.operator)) is not None:
+            code.append(zip_of(function, _beside(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
-            self.hook.add_py_file(package_zip(folder))
+            code.append(package_zip(folder))
+        self.hook.add_py_files(code)
         return Job(self.hook.command(self.application, folder, ["--config", path]), self.hook.environment(), folder)
 
 
@@ -81,9 +88,23 @@ def _configured(operator: StreamArguments, context: Any, place: Place) -> Driver
     if operator.app == MAINTAIN_ICEBERG:
         return bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
+    if (function := _function(operator)) is not None:
+        query["code"] = checked(function, _beside(operator)).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)
     return bundled(operator.app, landing, query, ids)
+
+
+def _function(operator: StreamArguments) -> str | None:
+    """Return the function that an app lands through; None without one."""
+    given = operator.app_config.get("transform")
+    return str(given) if operator.app in LANDING_APPS and is_given(given) else None
+
+
+def _beside(operator: StreamArguments) -> Path | None:
+    """Return the folder of the DAG's file."""
+    file = getattr(operator.dag, "fileloc", None)
+    return Path(file).parent if file else None
 
 
 def _hook(operator: StreamArguments, dag_id: str) -> SparkHook:

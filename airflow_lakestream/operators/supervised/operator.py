@@ -218,7 +218,7 @@ class SupervisedOperator(BaseOperator):
         try:
             return self._supervise(driving, told, decision)
         except _Signalled:
-            raise self._answer_to_signal(context, driving) from None
+            raise self._answer_to_signal(context, driving, told) from None
         finally:
             self._is_heeding = False
 
@@ -275,6 +275,7 @@ class SupervisedOperator(BaseOperator):
             begun=told.begun,
             restarts=told.restarts,
             storage_conn_id=self.store_conn_id(),
+            links_afterwards=told.links_afterwards,
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout or _FOREVER)
 
@@ -287,13 +288,16 @@ class SupervisedOperator(BaseOperator):
             time.sleep(min(_SLICE, left))  # a lock or an event could be held by what the signal interrupted
         raise _Signalled
 
-    def _answer_to_signal(self, context: Context, driving: Driving) -> LakestreamError:
+    def _answer_to_signal(self, context: Context, driving: Driving, told: TaskReport) -> LakestreamError:
         """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
             known = "" if state else " (Airflow's API server did not say otherwise)"
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
-        what = driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action))
+        action = choose(OnKill, "on_kill_action", self.on_kill_action)
+        what = driving.stop(action)
+        if action is not OnKill.LEAVE:
+            told.ended()
         return TaskEnded(f"The task is {state} by now: {what}.{_how_to_stop(context)}")
 
 

@@ -110,10 +110,15 @@ class TaskReport:
         """Link to the pages of topic and table, where there are such."""
         push_pages(self._ti, self._what, topic_url, table_url)
 
+    @property
+    def links_afterwards(self) -> dict[str, str]:
+        """Where the driver's links lead once its port is gone: to the task's log, which has the end of the driver's."""
+        return {link.xcom_key: self._ti.log_url for link, _ in self._driver_pages}
+
     def ended(self) -> None:
-        """Let the driver's links lead to the task's log, which has the end of the driver's: its port is gone."""
-        for link, _ in self._driver_pages:
-            self._ti.xcom_push(key=link.xcom_key, value=self._ti.log_url)
+        """Let the driver's links lead where they lead afterwards."""
+        for key, url in self.links_afterwards.items():
+            self._ti.xcom_push(key=key, value=url)
 
     def restarted(self, reason: str) -> None:
         """Tell of a restart."""

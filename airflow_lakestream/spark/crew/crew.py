@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.plan import Plan
 from airflow_lakestream.core.ledger import union
@@ -19,11 +20,13 @@ from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.sharing.parallel import LEAST_WIDTH, folder_of
 from airflow_lakestream.core.sharing.pieces import Piece, Share, at_most_offsets, split
+from airflow_lakestream.core.sharing.rounds import Answer, read_in_rounds
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.spark.causes import cause_of
 from airflow_lakestream.spark.crew import executors
+from airflow_lakestream.spark.crew.deciding import Deciding, DecidingOnColumns, DecidingOnTables, fan_out_of
 from airflow_lakestream.spark.crew.executors import Work
 
 if TYPE_CHECKING:
@@ -61,23 +64,40 @@ class SparkCrew:
     where: str
     # The folders that tasks may have written to.
     _used: set[str] = field(default_factory=set)
+    # The routes of the last landing, by its home.
+    _routes: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read: not for tables that records choose or that grow with each record."""
-        return bool(plan.ranges) and not job.careful and self.config.fan_out is None and not self.config.design.grows
+        """Tell whether executors read: not where rows are tried one by one, or something is half landed."""
+        if not plan.ranges or job.careful:
+            return False
+        fan_out = fan_out_of(job)
+        if fan_out is not None and fan_out.is_alone:
+            # An earlier try may have left files.
+            self._used.add(folder_of(job.run_id))
+            return False
+        return True
 
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
         """Read the plan except `done`; see `core.landing.job.Crew`."""
         ranges = plan.ranges - done
         if most is not None:
             ranges = at_most_offsets(ranges, most)
-        shares = [
-            Share(plan.state.identity, part, plan.epochs, plan.known_epochs)
-            for part in split(ranges, self._tasks(ranges.width), LEAST_WIDTH)
-        ]
-        pieces = self._run(job, self._work(job, plan), shares) if shares else []
-        if (read := union(piece.ranges for piece in pieces)) != ranges:
-            raise AssertionError(f"the executors read {read} instead of {ranges}")
+        if not ranges:
+            return []
+        deciding = self._deciding(job, plan)
+
+        def read(part: RangeSet) -> Sequence[Answer]:
+            parts = split(part, self._tasks(part.width), LEAST_WIDTH)
+            shares = [Share(plan.state.identity, one, plan.epochs, plan.known_epochs) for one in parts]
+            return self._run(job, self._work(job, plan, deciding.decoders()), shares)
+
+        def decide(brought: Sequence[Any]) -> None:
+            deciding.decide(brought, self._work(job, plan, deciding.decoders()).columns())
+
+        pieces = read_in_rounds(ranges, read, decide, deciding.first(ranges))
+        if (fan_out := fan_out_of(job)) is not None:
+            self._routes[job.table] = fan_out.routes
         return pieces
 
     def clean_up(self, job: Job, *, repeated: bool) -> None:
@@ -90,14 +110,21 @@ class SparkCrew:
         if folder not in self._used and not repeated:
             return
         self._used.discard(folder)
-        job.shared.sweep(folder)
+        job.taking.sweep(folder)
 
-    def _work(self, job: Job, plan: Plan) -> Work:
-        identity, decoders, target = plan.state.identity, job.decoders, job.shared.outline()
-        assert isinstance(decoders, RowDecoders), "that is what build_job makes"
+    def _deciding(self, job: Job, plan: Plan) -> Deciding:
+        if (fan_out := fan_out_of(job)) is not None:
+            return DecidingOnTables(job, plan, fan_out, self._routes.get(job.table, ()))
+        return DecidingOnColumns(job, plan) if self.config.table_design.grows else Deciding(job, plan)
+
+    def _work(self, job: Job, plan: Plan, decoders: RowDecoders) -> Work:
+        identity, target = plan.state.identity, self._target(job)
         assert target is not None, "it was asked whether executors can write"
-        # The table that they are told of has the schema that the landing will give it: nothing is left to change.
-        one = replace(self.config.of_topic(identity.topic), schema_evolution=SchemaEvolution.NONE)
+        one = self.config.of_topic(identity.topic)
+        design = one.design
+        if not isinstance(one, MirrorConfig):
+            # The table that they are told of has the schema that the landing will give it: nothing is left to change.
+            design = replace(design, evolution=SchemaEvolution.NONE)
         return Work(
             run_id=job.run_id,
             consumer_group=job.consumer_group,
@@ -105,7 +132,7 @@ class SparkCrew:
             poll_timeout=one.poll_seconds,
             where=self.where,
             target=target,
-            design=one.design,
+            design=design,
             table=job.table,
             lake=one.lake,
             decoders=executors.for_executors(decoders),
@@ -113,11 +140,19 @@ class SparkCrew:
             passes_over=job.replaces,
         )
 
+    def _target(self, job: Job) -> Any:
+        """Return the outline of the table that executors write for."""
+        return job.taking.outline()
+
+    def _take(self, job: Job, piece: Piece) -> None:
+        """Take what an executor wrote."""
+        job.taking.take_over(piece.files)
+
     def _tasks(self, width: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism
         return cores * max(1, -(-width // (cores * MOST_WIDTH)))
 
-    def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Piece]:
+    def _run(self, job: Job, work: Work, shares: Sequence[Share]) -> list[Answer]:
         self._used.add(work.folder)
         context = self.spark.sparkContext
         # These already include what was set as spark.executorEnv.
@@ -126,14 +161,15 @@ class SparkCrew:
             answers = context.parallelize(shares, len(shares)).map(work).collect()
         except Exception as e:  # noqa: BLE001  # whatever Spark and its bridge to the JVM raise
             self._raise(job, union(share.ranges for share in shares), e)
-        pieces = [answer for answer in answers if isinstance(answer, Piece)]
-        for piece in pieces:
+        done = [answer for answer in answers if isinstance(answer, Answer)]
+        for answer in done:
             # Taken over, they are deleted with all that the landing does not commit.
-            job.shared.take_over(piece.files)
-        for answer in answers:
-            if isinstance(answer, Failed):
-                raise answer.error
-        return pieces
+            if answer.piece is not None:
+                self._take(job, answer.piece)
+        for failed in answers:
+            if isinstance(failed, Failed):
+                raise failed.error
+        return done
 
     def _raise(self, job: Job, ranges: RangeSet, error: Exception) -> NoReturn:
         if job.stop.is_set():

@@ -13,10 +13,13 @@ from typing import Any
 
 from airflow_lakestream.core.landing.batch import Batch, Decoded, decode
 from airflow_lakestream.core.landing.plan import Plan, TopicState
-from airflow_lakestream.core.sharing.pieces import Piece, Share
+from airflow_lakestream.core.ports import RowSchema
+from airflow_lakestream.core.sharing.pieces import Share
+from airflow_lakestream.core.sharing.rounds import Answer, Left, Undecided
 from airflow_lakestream.decode.rejected import RECORD_SCHEMA
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.iceberg.fan_out.share import FanOutOutline, FanOutShare
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.lakes.formats import LakeFormat
 from airflow_lakestream.runtime.allocation import MMAP_THRESHOLD, TRIM_THRESHOLD, tune_allocation
@@ -56,8 +59,8 @@ class Work:
     folder: str
     passes_over: bool
 
-    def __call__(self, share: Share) -> Piece | Failed:
-        """Read one share and return the piece. Our own errors are returned, too, for the driver."""
+    def __call__(self, share: Share) -> Answer | Failed:
+        """Read one share and return what was done. Our own errors are returned, too, for the driver."""
         _keep_memory()
         try:
             return self._read(share)
@@ -65,10 +68,14 @@ class Work:
             # If raised here, Spark would retry the task and bring back only the error's text.
             return Failed(e)
 
-    def _read(self, share: Share) -> Piece:
+    def columns(self) -> RowSchema:
+        """Return the payload's columns, as the table is told of."""
+        return self._sink().load(self.run_id).schema
+
+    def _read(self, share: Share) -> Answer:
         state = TopicState(share.identity, {})
         batch = Batch(Plan(state, share.ranges, epochs=share.epochs, known_epochs=share.known_epochs))
-        sink = self._sink()
+        sink, left = self._sink(), Left()
         try:
             table = sink.load(self.run_id)
             sink.write_below(self.folder)
@@ -77,10 +84,16 @@ class Work:
             # In this thread only: Spark gave the task one core.
             with closing(self._reader().read(batch.plan, threading.Event())) as chunks:
                 for chunk in chunks:
-                    decoded = decode(decoder, chunk)
-                    self._take(share, decoded, sink)
-                    batch.add(decoded)
-            return batch.piece(sink.hand_over())
+                    try:
+                        decoded = decode(decoder, chunk)
+                    except Undecided as undecided:
+                        left.add(chunk.covers, undecided)
+                        if left.is_full:
+                            break
+                    else:
+                        self._take(share, decoded, sink)
+                        batch.add(decoded)
+            return Answer(batch.piece(sink.hand_over()) if batch.covers_anything else None, left)
         except BaseException:
             sink.discard()
             raise
@@ -98,7 +111,10 @@ class Work:
     def _sink(self) -> SharedRejectingSink:
         # The target knows the one table, and no ledger to change.
         group, target = self.consumer_group, self.target
-        inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
+        if isinstance(target, FanOutOutline):
+            inner: Any = FanOutShare(target, group)
+        else:
+            inner = self.lake.part("sink")(target, self.table, group, self.design, allow_group_overlap=True)
         sink: SharedRejectingSink = self.lake.part("rejecting")(inner, target, self.table, group, RECORD_SCHEMA)
         return sink
 

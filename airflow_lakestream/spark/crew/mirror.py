@@ -1,10 +1,45 @@
-"""Executors that write a mirror's change events into files, which the driver's commit merges."""
+"""Spark's executors for a mirror: they write its change events into files, and work on its files in the merge."""
 
 from __future__ import annotations
 
-from airflow_lakestream.core.landing.job import Job
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.cdc.merge.hands import Threads
+from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.core.landing.job import Job, Stopped
 from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.parallel import folder_of
+from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.spark.causes import cause_of
+from airflow_lakestream.spark.crew import executors
 from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.tables.wrapped import WrappedSharedSink
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger(__name__)
+
+# Smaller files are worked on by the driver itself: a job of Spark takes longer than reading them.
+LEAST_BYTES = 32 * 2**20
+# So that a core that is done with its tasks can take over others'.
+_TASKS_FOR_EACH_CORE = 4
+
+
+class SparkMergeFailed(LakestreamError, Transient):
+    """Spark could not run the tasks of a merge, for a reason of its own."""
+
+    def __init__(self, table: str, cause: str) -> None:
+        super().__init__(
+            f"Spark could not merge into {table}: {cause} Nothing of it was landed; the next try merges it again. See "
+            "Spark's own messages in the log above."
+        )
 
 
 class MirrorCrew(SparkCrew):
@@ -13,3 +48,53 @@ class MirrorCrew(SparkCrew):
     def takes(self, job: Job, plan: Plan) -> bool:
         """Tell whether executors read the plan: always, since the files of events may have different columns."""
         return bool(plan.ranges) and not job.careful
+
+    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+        """Read the plan except `done`, and let executors work on the files of the merge that follows."""
+        pieces = super().read(job, plan, done, most)
+        assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
+        assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
+        if job.shared.inner.table.is_shared:
+            job.shared.inner.table.hands = Executors(self.spark.sparkContext, job)
+            # What tasks leave behind that no commit has lies there, and is deleted after the landing.
+            job.shared.write_below(folder_of(job.run_id))
+        return pieces
+
+
+@dataclass(frozen=True)
+class Executors:
+    """`cdc.merge.hands.Hands` of a Spark session."""
+
+    context: SparkContext
+    job: Job
+
+    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
+        """Let tasks work on the items; on small ones the driver does. Raises SparkMergeFailed, Stopped."""
+        if size < LEAST_BYTES:
+            return Threads().each(work, items, size)
+        context = self.context
+        context.environment = executors.ENVIRONMENT | context.environment
+        parts = min(len(items), _TASKS_FOR_EACH_CORE * context.defaultParallelism)
+        try:
+            # Spark broadcasts what is done to all of them if it is large.
+            answers = context.parallelize(items, parts).map(_Task(work)).collect()
+        except Exception as e:
+            if self.job.stop.is_set():
+                raise Stopped from e
+            raise SparkMergeFailed(self.job.table, cause_of(e)) from e
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise answer.error
+        return answers
+
+
+@dataclass(frozen=True)
+class _Task:
+    work: Callable[[Any], Any]
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            return self.work(item)
+        except LakestreamError as e:
+            # If raised here, Spark would retry the task and bring back only the error's text.
+            return Failed(e)

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_lakestream.core.ledger import Counts, Landing
-from airflow_lakestream.core.ports import SharedSink, Sink, TableState
+from airflow_lakestream.core.ports import SharedSink, Sink, TableState, TakingSink
 from airflow_lakestream.tables.rejects.book import RejectBook
 from airflow_lakestream.tables.rejects.settlement import Pending, Settlement, of_topic
-from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink
+from airflow_lakestream.tables.wrapped import WrappedSharedSink, WrappedSink, WrappedTakingSink
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,23 @@ class RejectingSink(WrappedSink, ABC):
         """Ask the main table for what it has decided."""
 
 
-class SharedRejectingSink(RejectingSink, WrappedSharedSink):
+class TakingRejectingSink(RejectingSink, WrappedTakingSink):
+    """`core.ports.TakingSink`: processes of the run hand over files and rejected records."""
+
+    inner: TakingSink
+
+    def take_over(self, files: Mapping[str, Any]) -> None:
+        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
+        if (path := files.get(HANDED)) is not None:
+            self._held.append(self._take_handed(path))
+        self.inner.take_over(files)
+
+    @abstractmethod
+    def _take_handed(self, path: str) -> pa.Table:
+        """Return records that a process of this run stored, and delete them; the table may not exist yet."""
+
+
+class SharedRejectingSink(TakingRejectingSink, WrappedSharedSink):
     """`core.ports.SharedSink`: files and rejected records go from one worker to another."""
 
     inner: SharedSink
@@ -153,12 +169,6 @@ class SharedRejectingSink(RejectingSink, WrappedSharedSink):
         self._handed = []
         self.inner.let_go()
 
-    def take_over(self, files: Mapping[str, Any]) -> None:
-        """Take files that a process of this run handed over; its rejected records are deleted when they are read."""
-        if (path := files.get(HANDED)) is not None:
-            self._held.append(self._take_handed(path))
-        self.inner.take_over(files)
-
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't be used; None if they can."""
         path = files.get(HANDED)
@@ -183,10 +193,6 @@ class SharedRejectingSink(RejectingSink, WrappedSharedSink):
     @abstractmethod
     def _read_handed(self, path: str) -> pa.Table:
         """Return records that another worker stored."""
-
-    @abstractmethod
-    def _take_handed(self, path: str) -> pa.Table:
-        """Return records that a process of this run stored, and delete them; the table may not exist yet."""
 
     @abstractmethod
     def _is_there(self, path: str) -> bool:

@@ -94,7 +94,7 @@ def _seen(version: int, actions: Sequence[Action], consumer_group: str) -> Seen:
     info = info_of(actions)
     texts = {key: value for key, value in info.items() if isinstance(value, str)}
     landing = codec.decode_summary(texts, consumer_group, f"version {version}")
-    rows = landing.counts.written if landing is not None else sum(_rows(a["add"]) for a in actions if "add" in a)
+    rows = landing.rows if landing is not None else sum(_rows(a["add"]) for a in actions if "add" in a)
     group, operation = texts.get(codec.SUMMARY_GROUP), texts.get("operation", "")
     compaction = landing is None and _changes_files(actions) and not any(_changes_data(a) for a in actions)
     return Seen(version, int(info.get("timestamp", 0)), operation, rows, group, landing, compaction)

@@ -183,7 +183,7 @@ def _seen(snapshot: Snapshot, metadata: TableMetadata, names: Collection[str] | 
     landing = None
     if group is not None and (names is None or group in names):
         landing = codec.decode_summary(summary, group, f"snapshot {snapshot.snapshot_id}")
-    rows = landing.counts.written if landing is not None else int(summary.get("added-records", 0))
+    rows = landing.rows if landing is not None else int(summary.get("added-records", 0))
     operation = snapshot.summary.operation.value if snapshot.summary is not None else ""
     compaction = landing is None and _is_compaction(operation, summary)
     return Seen(snapshot.snapshot_id, snapshot.timestamp_ms, operation, rows, group, landing, compaction)

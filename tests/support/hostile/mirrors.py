@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.stops import StopReason
+from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.driver.progress import Progress, read_progress
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.spark.app_config import AppConfig
@@ -54,13 +56,17 @@ class Stop:
 
 @dataclass
 class App:
-    """One app over some tables: all those of a play into Iceberg, one into Delta, or one that is told its key."""
+    """One app over some tables: all those of a play into Iceberg, one into Delta, or one that is told its key.
+
+    `chance` draws the merge mode of each run: a table has deletes of one run and files that another has written anew.
+    """
 
     tables: list[HostileTable]
     lake: Lake
     folder: Path
     is_delta: bool = False
     landing: dict[str, Any] = field(default_factory=dict)
+    chance: Random = field(default_factory=lambda: Random(0))
     checkpoints: int = 0
 
     @property
@@ -79,7 +85,8 @@ class App:
             return AppConfig.parse({**given, "checkpoint_location": str(self.checkpoint)})
         # A checkpoint belongs to its topics: with others comes another, and the tables know what they have.
         topic = f"^({'|'.join(re.escape(one) for one in sorted(set(topics)))})$"
-        given = {"table": "lake.{topic}", **self.landing, **settings}
+        mode = self.chance.choice(list(MergeMode)).value
+        given = {"table": "lake.{topic}", "merge_mode": mode, **self.landing, **settings}
         config = mirror_config(self.lake, topic, self.folder, **given)
         return replace(config, checkpoint_location=str(self.checkpoint))
 

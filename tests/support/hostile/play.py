@@ -13,10 +13,10 @@ from tests.support.hostile.changes import transaction
 from tests.support.hostile.database import Database
 from tests.support.hostile.ddl import change_definition
 from tests.support.hostile.features import RESNAPSHOT, TYPES, is_on
-from tests.support.hostile.mirrors import App, Stop, stopped_table
+from tests.support.hostile.mirrors import App, Stop, mirror_name, stopped_table
 from tests.support.hostile.oracle import compare, database_rows
 from tests.support.hostile.schema import HostileTable, make_table
-from tests.support.lake import Lake
+from tests.support.lake import Lake, compact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,8 @@ TABLES_SHORT, TABLES = 4, 6
 DDL_EVERY = 12
 RESTART_EVERY = 250
 ANEW_EVERY = 300
+# One of so many mirrors is compacted in a quiet moment.
+COMPACT_EVERY = 4
 # Longer plays have a quiet moment after each kill.
 QUIET_FROM = 1_000
 
@@ -62,7 +64,7 @@ class Play:
         self._most_tables = TABLES if self.transactions > QUIET_FROM else TABLES_SHORT
         self._out_of_range = self._random.choice(["reject", "clamp", "null"]) if is_on(TYPES) else "reject"
         self._landing = {"out_of_range": self._out_of_range} if is_on(TYPES) else {}
-        self._main = App([], self.lake, self.folder / "main", landing=self._landing)
+        self._main = App([], self.lake, self.folder / "main", landing=self._landing, chance=self._fate)
         self._main.folder.mkdir()
         self.apps.append(self._main)
 
@@ -107,7 +109,7 @@ class Play:
 
     def _add_app(self, table: HostileTable, name: str, *, is_delta: bool = False) -> None:
         landing = self._landing if table.has_primary_key else {**self._landing, "key": table.key}
-        app = App([table], self.lake, self.folder / name, is_delta, landing)
+        app = App([table], self.lake, self.folder / name, is_delta, landing, self._fate)
         app.folder.mkdir()
         self.apps.append(app)
 
@@ -148,6 +150,7 @@ class Play:
                 self._has_stopped(app, stop)
         for table in list(self.tables):
             self._compare(table)
+            self._compact(table)
         self.figures["quiet moments"] += 1
         print(f"{dict(self.figures)}; {len(self.failures)} failures", flush=True)
         while len(self.tables) < self._most_tables:
@@ -171,6 +174,15 @@ class Play:
         raise AssertionError(
             f"{self.again}\nThe app has stopped, and none of its tables alone has: {stop.text[-4000:]}"
         )
+
+    def _compact(self, table: HostileTable) -> None:
+        """Now and then let a foreign writer compact a mirror, which takes its position deletes along."""
+        if self._fate.random() < 1 / COMPACT_EVERY and table in self.tables:
+            name = mirror_name(table)
+            if self.lake.catalog().table_exists(name) and (found := self.lake.table(name)).current_snapshot():
+                self.figures["with deletes"] += any(task.delete_files for task in found.scan().plan_files())
+                compact(found)
+                self.figures["compactions"] += 1
 
     def _compare(self, table: HostileTable) -> None:
         theirs = database_rows(self.database.sql, table, self._out_of_range)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyiceberg.table import FileScanTask
 
+from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
+from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -106,9 +111,49 @@ def test_rows_deleted_by_another_engine_stay_deleted_and_its_file_of_several_sta
     assert mirror.rows()[3] == ("back", "B")
 
 
-def test_values_left_out_come_from_the_right_row_of_a_file_with_deleted_ones(mirror: HandMirror) -> None:
-    from airflow_lakestream.cdc.columns import UNAVAILABLE
+def test_a_file_without_any_row_left_and_one_with_some(mirror: HandMirror) -> None:
+    mirror.land(created(range(5)))
+    (first,) = files(mirror)
+    delete_positions(mirror.table(), first, list(range(5)))
+    mirror.land(updated(range(3), 2))
+    assert set(mirror.rows()) == set(range(3))
+    mirror.land([Event("t", None, None, 3, 1, offset=5000)])
+    assert mirror.rows() == {}
 
+
+@pytest.mark.parametrize("mode", MergeMode)
+def test_delete_files_are_of_the_partition_of_their_data_file(
+    mode: MergeMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 0)
+    mirror = HandMirror(tmp_path, modes=[mode])
+    mirror.design = replace(mirror.design, table=replace(mirror.design.table, partition_by=("bucket(4, id)", "name")))
+    mirror.land([Event("c", key, (f"n{key % 3}" if key % 5 else None, "X"), 1, key, offset=key) for key in range(200)])
+    mirror.land([*updated([7, 30, 31], 2), Event("d", 10, None, 2, 99, offset=9000)])
+    mirror.land(updated([7, 11, 15], 3))
+    for task in files(mirror).values():
+        assert all(one.partition == task.file.partition for one in task.delete_files)
+    assert {key: mirror.rows()[key][0] for key in (7, 11, 15, 30)} == {7: "n3", 11: "n3", 15: "n3", 30: "n2"}
+    assert set(mirror.rows()) == set(range(200)) - {10}
+    where = "id >= 8 and id <= 12"
+    assert sorted(mirror.table().scan(where).to_arrow()["id"].to_pylist()) == [8, 9, 11, 12]
+    assert_files_are_whole(mirror.table())
+    assert_totals_are_right(mirror.table())
+
+
+def test_manifests_of_which_nothing_is_left_do_not_pile_up(mirror: HandMirror) -> None:
+    mirror.land(created(range(50)))
+    for commit in range(2, 12):
+        mirror.land(updated([commit, 40], commit))
+    head = mirror.table().current_snapshot()
+    assert head is not None
+    left = [
+        one for one in head.manifests(mirror.table().io) if not one.has_added_files() and not one.has_existing_files()
+    ]
+    assert len(left) <= 1
+
+
+def test_values_left_out_come_from_the_right_row_of_a_file_with_deleted_ones(mirror: HandMirror) -> None:
     mirror.land([Event("c", key, ("a", f"big{key}"), 1, key, offset=key) for key in range(20)])
     mirror.land([Event("d", key, None, 2, key, offset=100 + key) for key in (0, 3, 9)])
     mirror.land([Event("u", key, ("b", UNAVAILABLE), 3, key, offset=200 + key) for key in (1, 4, 10, 19)])
@@ -200,6 +245,43 @@ def test_rows_of_a_large_file_are_deleted_by_their_place_in_it(mirror: HandMirro
     read = pa.concat_tables(read_rows(mirror.table().metadata, mirror.table().io, large, columns=["id"]))
     assert read["id"].to_pylist() == sorted(set(numbers.tolist()) - gone)
     assert len(mirror.found()) == 3 + count - len(gone)
+
+
+class Elsewhere:
+    """Hands of other processes, to which everything goes as bytes."""
+
+    def __init__(self) -> None:
+        self.works = set[str]()
+
+    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
+        self.works.add(type(work).__name__)
+        there = [pickle.dumps(item) for item in items]
+        return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work))(pickle.loads(item)))) for item in there]
+
+
+@pytest.mark.parametrize("soft_delete", [False, True])
+def test_other_processes_do_the_same(tmp_path: Path, soft_delete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "SMALL_BYTES", 0)
+    found, elsewhere = [], Elsewhere()
+    for hands in (Threads(), elsewhere):
+        folder = tmp_path / type(hands).__name__
+        folder.mkdir()
+        mirror = HandMirror(folder, soft_delete=soft_delete)
+
+        def land(events: list[Event], mirror: HandMirror = mirror, hands: Hands = hands) -> None:
+            sink = mirror.sink()
+            sink.table.hands = hands
+            mirror.land(events, sink)
+
+        land(created(range(100)))
+        land([*updated([1, 50], 2), Event("d", 60, None, 2, 600, offset=2600)])
+        land([Event("u", key, ("kept", UNAVAILABLE), 3, key, offset=3000 + key) for key in range(40, 55)])
+        land([*updated([99], 4), Event("d", 98, None, 4, 700, offset=4700)])
+        assert_files_are_whole(mirror.table())
+        assert_totals_are_right(mirror.table())
+        found.append((mirror.rows(), mirror.deleted() if soft_delete else {}, sorted(map(len, mirror.keys_by_file()))))
+    assert found[0] == found[1]
+    assert elsewhere.works == {"Lookup", "Taking", "Deleting", "Rewriting"}
 
 
 def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:

@@ -24,7 +24,7 @@ from airflow_lakestream.core.codec import (
     encode_ranges,
     encode_summary,
 )
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers
 
@@ -66,6 +66,14 @@ def test_a_summary_says_which_engine_landed(engine: Engine | None) -> None:
     landing = decode_summary(encode_summary("g", replace(LANDING, engine=engine)), "g", "snapshot 1")
     assert landing is not None
     assert landing.engine is engine
+
+
+@pytest.mark.parametrize("made", [None, Made("sessions:by_user", 7)])
+def test_a_summary_says_which_function_made_rows_without_positions(made: Made | None) -> None:
+    landing = decode_summary(encode_summary("g", replace(LANDING, made=made)), "g", "snapshot 1")
+    assert landing is not None
+    assert landing.made == made
+    assert landing.rows == (2 if made is None else 9)
 
 
 def test_an_engine_of_a_newer_version_is_unknown_and_no_error() -> None:

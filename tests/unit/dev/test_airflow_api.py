@@ -1,4 +1,6 @@
-from dev.services.airflow_api import reason_of
+import socket
+
+from dev.services.airflow_api import AirflowApi, reason_of
 
 
 def test_the_reason_of_a_traceback_is_the_line_that_names_the_exception():
@@ -20,3 +22,9 @@ Please take a look at these docs to improve your DAG import time:
 
 def test_an_empty_trace_has_an_empty_reason():
     assert reason_of("") == ""
+
+
+def test_an_airflow_that_does_not_answer_in_time_is_not_healthy():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = AirflowApi(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert not api.healthy(timeout=0.1)

@@ -20,6 +20,7 @@ AIRFLOW = Airflow(
     home="/some where/home",
     catalog_uri="sqlite:////some where/catalog.db",
     warehouse="file:///some%20where/warehouse",
+    database="",
     pid=1,
     folder="/some where",
 )

@@ -106,3 +106,7 @@ def test_what_a_later_version_adds_is_left_out(tmp_path: Path) -> None:
 
 def test_a_batch_in_words() -> None:
     assert str(BATCH) == "batch 7: 100 records in, 98 rows out, 2 rejected, 0.5 s, 200 records/s, 3 behind"
+    large = replace(BATCH, rows_in=222_290, rows_out=1_000, processing_rate=6_108.2, lag=23_301)
+    assert (
+        str(large) == "batch 7: 222,290 records in, 1,000 rows out, 2 rejected, 0.5 s, 6,108 records/s, 23,301 behind"
+    )

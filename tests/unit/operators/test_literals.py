@@ -105,6 +105,11 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         {"table": "orders"},
         "table: 'orders' is not of the form namespace.table",
     ),
+    (
+        stream,
+        {"app_config": {"transform": "sessions.by_user"}},
+        "transform: 'sessions.by_user' is not of the form module:function. Write such as",
+    ),
     (stream, {"app": "kafka_to_iceburg"}, "app: 'kafka_to_iceburg' is no bundled app. Did you mean"),
     (stream, {"trigger": "now"}, "trigger: 'now' is neither \"available_now\" nor a time between two batches"),
     (stream, {"stall_timeout": "a while"}, "stall_timeout: 'a while' is not a number of seconds"),

@@ -1,0 +1,93 @@
+"""The rows of a mirror in an Iceberg table, at a head, as the merge reads and writes them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IntegerType, LongType, StringType
+
+from airflow_lakestream.cdc.keys.identity import Numbers
+from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files_of, read_rows
+from airflow_lakestream.iceberg.write.conform import conform
+from airflow_lakestream.iceberg.write.deletes import delete_rows, deleted_positions
+from airflow_lakestream.iceberg.write.files import write_data_files
+
+# Types whose bounds compare as their values do.
+PLAIN_BOUNDS = (IntegerType, LongType, StringType)
+
+
+@dataclass(frozen=True)
+class IcebergHead:
+    """`cdc.merge.head.Head` of a table as `metadata` has it, for the metadata `target` that a commit gives it.
+
+    :param made: takes the files that are written in this process.
+    :param folder: of the table's data, for new files.
+    """
+
+    metadata: TableMetadata
+    target: TableMetadata
+    io: FileIO
+    made: list[DataFile] = field(default_factory=list)
+    folder: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along what the work on files needs: no history."""
+        bare: dict[str, Any] = {
+            "snapshots": [],
+            "snapshot_log": [],
+            "metadata_log": [],
+            "refs": {},
+            "current_snapshot_id": None,
+        }
+        metadata, target = (one.model_copy(update=bare) for one in (self.metadata, self.target))
+        return IcebergHead, (metadata, target, self.io, [], self.folder)
+
+    def files(self) -> Sequence[FileScanTask]:
+        """Return the data files."""
+        return live_files_of(self.metadata, self.io)
+
+    def rows_in(self, file: FileScanTask) -> int:
+        """Return how many rows a file has."""
+        return file.file.record_count
+
+    def live_rows_in(self, file: FileScanTask) -> int:
+        """Return how many of a file's rows are not deleted."""
+        return self.rows_in(file) - len(deleted_positions(self.io, file))
+
+    def bytes_in(self, file: FileScanTask) -> int:
+        """Return a file's size in bytes."""
+        return file.file.file_size_in_bytes
+
+    def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
+        """Return the bounds of a column that the metadata tells."""
+        schema = self.metadata.schema()
+        is_plain = isinstance(schema.find_field(column).field_type, PLAIN_BOUNDS)
+        return bounds_of(schema, file.file, column) if is_plain else None
+
+    def read(self, file: FileScanTask, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the live rows of a file."""
+        yield from read_rows(self.target, self.io, file, columns=columns)
+
+    def delete(self, file: FileScanTask, numbers: Numbers) -> DataFile:
+        """Write the delete file that takes the place of a file's own one; return it."""
+        deletes = delete_rows(self.target, self.io, file, numbers, folder=self.folder)
+        self.made.append(deletes)
+        return deletes
+
+    def write(self, rows: pa.Table) -> Sequence[DataFile]:
+        """Write rows as files of the mirror."""
+        files = write_data_files(self.target, self.io, rows, uuid.uuid4().hex, folder=self.folder)
+        self.made.extend(files)
+        return files
+
+    def conform(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the mirror's columns."""
+        return conform(rows, self.target.schema())

@@ -1,0 +1,164 @@
+"""What an executor does of a fan-out: it writes the rows of each table into files, and decides nothing.
+
+It knows the tables of the routes that were decided about. A chunk with another route is left to the next round, when
+that route is decided about, too: see `core.sharing.rounds`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.ledger import Ledger, TopicIdentity
+from airflow_lakestream.core.ports import RowsNotWritable, TableState
+from airflow_lakestream.core.routing import ROUTE, ROUTE_COLUMNS, SEPARATOR
+from airflow_lakestream.core.sharing.rounds import Undecided
+from airflow_lakestream.iceberg.fan_out.admission import FanOut, refusal
+from airflow_lakestream.iceberg.write import handover
+from airflow_lakestream.iceberg.write.files import delete_files, unwritable, write_data_files
+from airflow_lakestream.tables.row_buffer import FILE_BYTES, is_of_rows
+
+# In a piece's files: those of each route.
+ROUTES = "routes"
+
+
+@dataclass(frozen=True)
+class FanOutOutline:
+    """What executors are told of a fan-out; also a catalog that knows its home alone.
+
+    `tables` are those of the routes that may be taken, `refused` says why others may not, `known` are all tables that
+    count towards the limit, with their routes. `columns` are the payload's, as rows are decoded into them.
+    """
+
+    fan_out: FanOut
+    home: handover.Outline
+    columns: pa.Schema
+    tables: Mapping[str, handover.Outline] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def io(self) -> FileIO:
+        """What opens the home's files."""
+        return self.home.io
+
+    def load_table(self, name: str) -> Table:
+        """Return the home. Raises NoSuchTableError for any other table."""
+        return self.home.load_table(name)
+
+    def refusals(self, routes: Sequence[str], rows: pa.Schema) -> Mapping[str, str]:
+        """Return why records may not go by some of the routes. Raises Undecided if nobody has decided on others."""
+        found, unknown = dict[str, str](), dict[str, int]()
+        for route in routes:
+            if route in self.tables:
+                continue
+            name = self.fan_out.template.table(route.split(SEPARATOR))
+            why = self.refused.get(route) or refusal(self.fan_out, self.known, name, route)
+            if why is None:
+                unknown[route] = len(route)
+            else:
+                found[route] = why
+        if unknown:
+            raise Undecided(unknown)
+        return found
+
+
+class FanOutShare:
+    """Writes routed rows into files of their tables: a part of `core.ports.SharedSink`.
+
+    No file is open between two calls. All tables together hold no more rows than one file's, whatever their number.
+
+    :param most: bytes of rows to hold.
+    """
+
+    def __init__(self, outline: FanOutOutline, consumer_group: str, most: int = FILE_BYTES) -> None:
+        self._outline, self._group, self._most = outline, consumer_group, most
+        self._folder = ""
+        self._prefix, self._numbers = uuid.uuid4().hex, itertools.count()
+        self._held: dict[str, list[pa.Table]] = {}
+        self._bytes = 0
+        self._files: dict[str, list[DataFile]] = {}
+
+    def load(self, run_id: str) -> TableState:
+        """Return the columns to decode into."""
+        return TableState(Ledger(self._group), schema=self._outline.columns)
+
+    def write_below(self, folder: str) -> None:
+        """Write files below this folder of each table's data from now on."""
+        self._folder = folder
+
+    def write(self, rows: pa.Table, identity: TopicIdentity) -> None:
+        """Take rows with the columns of `decode.routing.Router`."""
+        for route, part in by_route(rows):
+            part = part.drop_columns(list(ROUTE_COLUMNS))
+            self._held.setdefault(route, []).append(part)
+            self._bytes += part.nbytes
+        if self._bytes >= self._most:
+            self._relieve()
+
+    def pass_over(self, identity: TopicIdentity, partition: int, offsets: Any) -> None:
+        """Nothing: it is replacing that needs to know."""
+
+    def hand_over(self) -> Mapping[str, Any]:
+        """Write out the rows taken, and return the files by route."""
+        for route in list(self._held):
+            self._write_out(route)
+        tables = self._outline.tables
+        return {ROUTES: {r: handover.encode_files(tables[r].metadata, files) for r, files in self._files.items()}}
+
+    def discard(self) -> None:
+        """Delete the files; never raises."""
+        self._held.clear()
+        for route, files in self._files.items():
+            delete_files(self._outline.tables[route].io, [file.file_path for file in files])
+        self._files.clear()
+
+    def _relieve(self) -> None:
+        """Write out the largest tables, so that half the room is free."""
+        sizes = {route: sum(part.nbytes for part in parts) for route, parts in self._held.items()}
+        for route in sorted(sizes, key=lambda route: -sizes[route]):
+            if self._bytes <= self._most // 2:
+                break
+            self._write_out(route)
+            self._bytes -= sizes[route]
+        # What stays are slices, each of which holds the whole chunk that it is of.
+        self._held = {route: [_copied(parts)] for route, parts in self._held.items()}
+
+    def _write_out(self, route: str) -> None:
+        table, rows = self._outline.tables[route], pa.concat_tables(self._held.pop(route))
+        write = partial(write_data_files, table.metadata, table.io, folder=self._folder)
+        try:
+            self._files.setdefault(route, []).extend(write(rows, self._prefix, self._numbers))
+        except BaseException as error:
+            if not is_of_rows(error):
+                raise
+            trial = partial(unwritable, table.metadata)
+            raise RowsNotWritable(table.name, f"{type(error).__name__}: {error}", trial) from error
+
+
+def _copied(parts: Sequence[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(parts)
+    # Taking from many chunks is slow; joining a single one copies nothing.
+    return rows.combine_chunks() if len(parts) > 1 else rows.take(pa.array(np.arange(len(rows))))
+
+
+def by_route(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each route, in the order that they have."""
+    routes = rows[ROUTE].combine_chunks()
+    names = routes.dictionary.to_pylist()
+    order = pc.array_sort_indices(routes.indices)
+    ordered, at = rows.take(order), 0
+    for run in pc.value_counts(routes.indices.take(order)).to_pylist():
+        yield names[run["values"]], ordered.slice(at, run["counts"])
+        at += run["counts"]

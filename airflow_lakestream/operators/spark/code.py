@@ -1,0 +1,58 @@
+"""A user's module on its way to the driver: found beside the DAG or installed, checked, and packed as a zip."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_lakestream.spark.frames.function import Function
+
+
+def checked(function: str, beside: Path | None) -> Function:
+    """Import a function as the driver will. Raises InvalidArgument.
+
+    :param function: module:function.
+    :param beside: the folder of the DAG's file.
+    """
+    from airflow_lakestream.spark.frames.function import load_function
+
+    with _importing_from(beside):
+        return load_function(function)
+
+
+def zip_of(function: str, beside: Path | None, folder: Path) -> str:
+    """Write the function's module into a zip in a folder, the whole package if it is in one; return its path."""
+    top = function.partition(":")[0].partition(".")[0]
+    with _importing_from(beside):
+        found = importlib.util.find_spec(top)
+    assert found is not None, "it was imported before"
+    origin = Path(str(found.origin)) if found.origin else Path(next(iter(found.submodule_search_locations or ())))
+    is_package = found.submodule_search_locations is not None
+    root = origin if origin.is_dir() else origin.parent
+    files = sorted(root.rglob("*.py")) if is_package else [origin]
+    path = folder / "transform.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, Path(top) / file.relative_to(root) if is_package else file.name)
+    return str(path)
+
+
+@contextmanager
+def _importing_from(folder: Path | None) -> Iterator[None]:
+    """Look for modules in a folder first."""
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    # A file that is newer than the folder's listing.
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

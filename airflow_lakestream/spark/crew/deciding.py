@@ -1,0 +1,97 @@
+"""What the driver decides for executors between two rounds: new columns for fields, and tables for records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ports import RowSchema
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.pieces import at_most_offsets
+from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.iceberg.fan_out.sink import FanOutSink
+from airflow_lakestream.tables.rejects.sink import RejectingSink
+
+# Read by the first round where no table is known: so few are not worth much if they are read again.
+FIRST_OFFSETS = 20_000
+
+
+def fan_out_of(job: Job) -> FanOutSink | None:
+    """Return the sink of a job whose records choose their tables; None for any other."""
+    inner = job.sink.inner if isinstance(job.sink, RejectingSink) else job.sink
+    return inner if isinstance(inner, FanOutSink) else None
+
+
+@dataclass
+class Deciding:
+    """The driver's part of one plan that executors read; this one has nothing to decide."""
+
+    job: Job
+    plan: Plan
+
+    def decoders(self) -> RowDecoders:
+        """Return what executors decode with in the next round."""
+        assert isinstance(self.job.decoders, RowDecoders), "that is what build_job makes"
+        return self.job.decoders
+
+    def first(self, ranges: RangeSet) -> RangeSet:
+        """Return what the first round is to read."""
+        return ranges
+
+    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
+        """Decide about what records brought up.
+
+        :param columns: the payload's, as executors knew them.
+        """
+        raise AssertionError(f"nothing is to be decided here, and executors ask for {brought[0]!r}")
+
+
+@dataclass
+class DecidingOnColumns(Deciding):
+    """Gives the table a column for each field that has none, of a type that holds what all executors saw."""
+
+    decided: bool = False
+
+    def decoders(self) -> RowDecoders:
+        """Return what executors decode with in the next round."""
+        decoders = super().decoders()
+        return replace(decoders, payload=replace(decoders.payload, decided=self.decided))
+
+    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
+        """Let the next commit add the columns; once no field can get one, the records left are bad."""
+        decoders, identity = super().decoders(), self.plan.state.identity
+        grown = decoders.payload.grown(columns, brought)
+        self.decided = grown.equals(columns)
+        if not self.decided:
+            self.job.sink.write(decoders.without_records(grown, identity.topic)[1], identity)
+
+
+@dataclass
+class DecidingOnTables(Deciding):
+    """Says which tables records may have, in the order in which they come up.
+
+    :param fan_out: the sink of the job.
+    :param known: routes of the landing before, which are likely to come up again.
+    """
+
+    fan_out: FanOutSink
+    known: Sequence[str]
+
+    def decoders(self) -> RowDecoders:
+        """Return what executors decode with in the next round."""
+        decoders = super().decoders()
+        assert decoders.router is not None, "records choose their tables"
+        return replace(decoders, router=replace(decoders.router, refusals=self.fan_out.outline().refusals))
+
+    def first(self, ranges: RangeSet) -> RangeSet:
+        """Look at the tables that are likely to come up; without any, let a few records tell them."""
+        routes = self.known or self.fan_out.routes
+        self.fan_out.expect(routes, self.plan.state.identity, ranges)
+        return ranges if routes else at_most_offsets(ranges, FIRST_OFFSETS)
+
+    def decide(self, brought: Sequence[Any], columns: RowSchema) -> None:
+        """Admit or refuse routes."""
+        self.fan_out.decide(brought)

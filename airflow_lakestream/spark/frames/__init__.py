@@ -1,0 +1,1 @@
+"""Functions of DataFrames between decoded records and a table: loaded, called on staged rows, their result landed."""

@@ -1,0 +1,210 @@
+"""Executors that land what a function makes: they stage decoded rows, and write the function's result.
+
+What is read of Kafka, and which records are rejected, is settled before the function sees a row. Staged files lie in
+the run's own folder below the table's data, in no snapshot; they are deleted when the result is written, or with the
+folder's other leftovers when a batch is repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.job import Job, Stopped
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ledger import Counts, Made, add_counts, union
+from airflow_lakestream.core.policies import SchemaEvolution
+from airflow_lakestream.core.ports import FrameSink, RowsNotWritable
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.parallel import folder_of
+from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.spark.causes import cause_of
+from airflow_lakestream.spark.crew.crew import SparkCrew
+from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
+from airflow_lakestream.spark.frames.function import Function, TransformFailed, TransformRefused
+from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions, count, joined, offsets_of
+from airflow_lakestream.spark.frames.tasks import RESULT, Reading, Writing, Written
+from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.transformed import Transformed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class FrameCrew(SparkCrew):
+    """`SparkCrew` of a landing with a function.
+
+    :param function: what makes the table's rows.
+    """
+
+    function: Function = field(kw_only=True)
+    # The staged files of the landing under way, and the outline of the table that they are written for.
+    _staged: list[Mapping[str, Any]] = field(default_factory=list)
+    _beside: Any = None
+
+    def takes(self, job: Job, plan: Plan) -> bool:
+        """Tell whether executors read: always, since rows that the driver decoded would not go through the function."""
+        return True
+
+    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+        """Read the plan except `done`, and land what the function makes of it; see `core.landing.job.Crew`.
+
+        Raises TransformFailed.
+        """
+        self._staged, self._beside = [], self._sink(job).outline_beside(self._columns)
+        try:
+            staged = super().read(job, plan, done, most)
+            return self._made(job, plan, staged)
+        finally:
+            for path in self.config.lake.part("beside").delete(self._beside, self._staged):
+                log.warning("A staged file could not be deleted: %s", path)
+
+    @property
+    def _columns(self) -> pa.Schema:
+        """The columns of staged rows."""
+        decoded = self.config.decoded
+        assert decoded is not None, "there is a function"
+        return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
+
+    def _sink(self, job: Job) -> FrameSink:
+        return cast(FrameSink, job.shared)
+
+    def _target(self, job: Job) -> Any:
+        return self._beside
+
+    def _take(self, job: Job, piece: Piece) -> None:
+        """Keep staged files, and hand on what was rejected."""
+        self._staged += piece.files["files"]
+        job.shared.take_over({**piece.files, "files": []})
+
+    def _made(self, job: Job, plan: Plan, staged: Sequence[Piece]) -> list[Piece]:
+        """Return the one piece of what the function makes of staged rows; none where nothing was read."""
+        ranges = union(piece.ranges for piece in staged)
+        counts: Mapping[int, Counts] = {}
+        for piece in staged:
+            counts = add_counts(counts, piece.by_partition)
+        frame = self._frame()
+        result = self.function.of(frame, self.spark, job.table, ranges)
+        try:
+            payload, metadata = columns_of(result)
+            keeps = set(COORDINATES) <= set(metadata.names)
+            made_by = Transformed(self.function.name, self.function.fingerprint, keeps)
+            self._sink(job).hold_to(payload, metadata, made_by)
+        except InvalidArgument as e:
+            raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
+        if not staged:
+            return []
+        written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps)
+        rows = sum(one.rows for one in written)
+        there = self._placed(job, written, ranges, counts) if keeps else {}
+        if job.replaces:
+            self._pass_over(job, plan, frame, there)
+        topic = plan.state.identity.topic
+        after = {p: _without(one, one.written - count(there.get((topic, p)))) for p, one in counts.items()}
+        log.info("%s made %s rows of %s records", self.function.name, rows, sum(c.written for c in counts.values()))
+        bad = sum((piece.bad for piece in staged), BadRecords())
+        made = None if keeps else Made(self.function.name, rows)
+        return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made)]
+
+    def _frame(self) -> DataFrame:
+        """Return the staged rows; a partition for each file."""
+        reading = Reading(self._beside, self.config.lake, tuple(self._staged), self._columns)
+        files = len(self._staged)
+        numbers = self.spark.range(0, files, 1, max(1, files))
+        return numbers.mapInArrow(reading.__call__, spark_schema(self._columns))
+
+    def _write(
+        self, job: Job, plan: Plan, result: DataFrame, metadata: pa.Schema, ranges: RangeSet, *, keeps_positions: bool
+    ) -> list[Written]:
+        """Have the executors write the result. Raises TransformFailed."""
+        config = self.config.of_topic(plan.state.identity.topic)
+        design = replace(config.table_design, metadata=metadata, evolution=SchemaEvolution.NONE)
+        folder = folder_of(job.run_id)
+        self._used.add(folder)
+        writing = Writing(
+            target=job.shared.outline(),
+            lake=config.lake,
+            table=job.table,
+            consumer_group=job.consumer_group,
+            design=design,
+            run_id=job.run_id,
+            folder=folder,
+            identity=plan.state.identity,
+            keeps_positions=keeps_positions,
+        )
+        try:
+            rows = result.mapInArrow(writing.__call__, RESULT).collect()
+        except Exception as e:
+            if job.stop.is_set():
+                raise Stopped from e
+            raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
+        answers: list[Written | Failed] = [pickle.loads(row.result) for row in rows]  # noqa: S301  # our own tasks' answers
+        written = [answer for answer in answers if isinstance(answer, Written)]
+        for one in written:
+            # Taken over, they are deleted with all that the landing does not commit.
+            job.shared.take_over(one.files)
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise self._refusal(job, ranges, answer.error)
+        return written
+
+    def _refusal(self, job: Job, ranges: RangeSet, error: BaseException) -> BaseException:
+        if isinstance(error, RowsNotWritable | InvalidArgument):
+            return TransformRefused(self.function.name, job.table, ranges, f"{str(error).rstrip('.')}.")
+        return error
+
+    def _placed(
+        self, job: Job, written: Sequence[Written], ranges: RangeSet, counts: Mapping[int, Counts]
+    ) -> Intervals:
+        """Return the positions of all rows. Raises TransformRefused where these are not those of records, once each."""
+        remedy = "Drop the position columns from the result where a row is not one record."
+        try:
+            found = joined(one.positions for one in written)
+        except NotOnce as e:
+            raise TransformRefused(self.function.name, job.table, ranges, f"{e}. {remedy}") from None
+        for (topic, partition), (starts, ends) in found.items():
+            held = ranges.intervals(topic, partition)
+            lows = np.array([low for low, _ in held], np.int64)
+            place = np.searchsorted(lows, starts, side="right") - 1
+            highs = np.array([high for _, high in held], np.int64)
+            most = counts.get(partition, Counts()).written
+            if not len(lows) or (place < 0).any() or (ends > highs[place]).any() or count((starts, ends)) > most:
+                cause = f"it returned rows at offsets of {topic}[{partition}] that are not the batch's. {remedy}"
+                raise TransformRefused(self.function.name, job.table, ranges, cause)
+        return found
+
+    def _pass_over(self, job: Job, plan: Plan, frame: DataFrame, there: Intervals) -> None:
+        """Tell the sink of staged records that the function has made no row of: a replace takes their rows out."""
+        identity = plan.state.identity
+        rows = frame.select(*COORDINATES).mapInArrow(positions_in, RESULT).collect()
+        read = joined(pickle.loads(row.result) for row in rows)  # noqa: S301  # our own tasks' answers
+        for key, found in read.items():
+            gone = np.setdiff1d(offsets_of(found), offsets_of(there.get(key)), assume_unique=True)
+            if len(gone):
+                job.sink.pass_over(identity, key[1], pa.array(gone, pa.int64()))
+
+
+def positions_in(batches: Any) -> Any:
+    """Yield one row with the positions of a task's rows, pickled."""
+    positions = Positions()
+    for batch in batches:
+        positions.add(batch)
+    yield pa.record_batch([pa.array([pickle.dumps(positions.intervals())], pa.binary())], ["result"])
+
+
+def _without(counts: Counts, filtered: int) -> Counts:
+    """Return counts in which so many records have no row of their own."""
+    return replace(counts, written=counts.written - filtered, filtered=counts.filtered + filtered)

@@ -1,0 +1,112 @@
+"""The function that a landing calls: found by its name, checked before anything is read, known by its source."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.core.names import check_function
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+from airflow_lakestream.spark.causes import cause_of
+from airflow_lakestream.tables.takeout import shortly
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ARGUMENT = "transform"
+# What a function raises when it is called, before any row is looked at, and raises again with each call.
+_FINAL = (TypeError, ValueError, NameError, AttributeError, LookupError, ArithmeticError, ImportError, AssertionError)
+
+
+class TransformFailed(LakestreamError, Transient):
+    """The function, or Spark with its result, failed for one batch; `ranges` are the batch's offsets."""
+
+    def __init__(self, function: str, table: str, ranges: RangeSet, cause: str) -> None:
+        self.function, self.table, self.ranges = function, table, ranges
+        of = f"{shortly(ranges)} for {table}" if ranges else f"no record for {table}"
+        super().__init__(f"{function} failed on {of}: {cause} Nothing of this batch was landed.")
+
+
+class TransformRefused(TransformFailed, Terminal):
+    """The same comes of each try, until the function is changed."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of (batch: DataFrame, spark: SparkSession) that returns a DataFrame.
+
+    :param name: module:function.
+    :param fingerprint: of the module's source.
+    """
+
+    name: str
+    call: Callable[[Any, Any], Any]
+    fingerprint: str
+
+    def of(self, batch: DataFrame, spark: SparkSession, table: str, ranges: RangeSet) -> DataFrame:
+        """Return what the function makes of a batch. Raises TransformFailed, which names table and ranges."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import DataFrame
+
+        try:
+            result = self.call(batch, spark)
+        except KeyboardInterrupt:
+            raise
+        # Also SystemExit: within a query, Spark would wait for the batch without end.
+        except BaseException as e:
+            final = isinstance(e, (*_FINAL, AnalysisException, SystemExit))
+            kind = TransformRefused if final else TransformFailed
+            raise kind(self.name, table, ranges, _said(e)) from e
+        if not isinstance(result, DataFrame):
+            cause = f"it returned a {type(result).__name__} instead of a DataFrame."
+            raise TransformRefused(self.name, table, ranges, cause)
+        if result.isStreaming:
+            raise TransformRefused(self.name, table, ranges, "it returned a streaming DataFrame; a batch is none.")
+        return result
+
+
+def load_function(name: str) -> Function:
+    """Import a function, and check that it takes two arguments. Raises InvalidArgument, which says what is wrong."""
+    module_name, _, attribute = check_function(name, ARGUMENT).partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt):
+            raise
+        problem = f"{module_name} of {name!r} can't be imported ({_said(e).rstrip('.')})."
+        remedy = "Put it beside the DAG, install it, or submit it by --py-files."
+        raise InvalidArgument(ARGUMENT, problem, remedy) from e
+    call = getattr(module, attribute, None)
+    where = getattr(module, "__file__", None) or module_name
+    if call is None:
+        raise InvalidArgument(ARGUMENT, f"there is no {attribute} in {where}.", "Correct the name behind the colon.")
+    if not callable(call):
+        raise InvalidArgument(ARGUMENT, f"{attribute} in {where} is a {type(call).__name__}, no function.")
+    try:
+        inspect.signature(call).bind(None, None)
+    except (TypeError, ValueError) as e:
+        remedy = f"Write def {attribute}(batch: DataFrame, spark: SparkSession) -> DataFrame."
+        raise InvalidArgument(ARGUMENT, f"{name!r} can't be called with two arguments: {e}.", remedy) from None
+    return Function(name, call, _fingerprint(module))
+
+
+def _fingerprint(module: Any) -> str:
+    # By its loader, since a module in a zip has no file of its own.
+    loader: Any = getattr(module.__spec__, "loader", None)
+    source = loader.get_source(module.__name__) if hasattr(loader, "get_source") else None
+    return hashlib.sha256((source or "").encode()).hexdigest()[:16]
+
+
+def _said(error: BaseException) -> str:
+    """Return what was raised, and where in Python."""
+    if type(error).__module__.startswith(("pyspark.", "py4j.")) and isinstance(error, Exception):
+        return cause_of(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}."

@@ -1,0 +1,108 @@
+"""What tasks do for a function: they read staged rows for it, and write its result as files of the table.
+
+Sent to the executors by pickle. No pyspark and no catalog here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.ports import RowsNotWritable
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.lakes.formats import LakeFormat
+from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positions
+from airflow_lakestream.tables.design import TableDesign
+
+# The one column that a writing task returns, as Spark's DDL.
+RESULT = "result binary"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Yields the rows of staged files, whose numbers are a task's input.
+
+    :param outline: of the table that is nowhere; `lake` is its format.
+    """
+
+    outline: Any
+    lake: LakeFormat
+    files: Sequence[Mapping[str, Any]]
+    columns: pa.Schema
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the files, in batches of Parquet's own size."""
+        open_file = self.lake.part("beside").open_file
+        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
+            with open_file(self.outline, self.files[number]) as stream:
+                for rows in pq.ParquetFile(stream).iter_batches():
+                    yield rows.select(self.columns.names).cast(self.columns)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one task has written: files as the sink hands them over, and the rows' positions, if they keep any."""
+
+    files: Mapping[str, Any]
+    rows: int
+    positions: Intervals
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Writes a task's part of a result, and returns what is needed to commit it.
+
+    :param target: the outline of the table, as it is or is going to be; `lake` is its format.
+    :param design: what it is held to; it has all columns already.
+    :param folder: of the table's data, for the files.
+    :param keeps_positions: each row is one of a record.
+    """
+
+    target: Any
+    lake: LakeFormat
+    table: str
+    consumer_group: str
+    design: TableDesign
+    run_id: str
+    folder: str
+    identity: TopicIdentity
+    keeps_positions: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write all batches; yield one row, with a pickled `Written`, or a `Failed` with an error of ours."""
+        try:
+            result: Written | Failed = self._write(batches)
+        except LakestreamError as e:
+            # If raised here, Spark would retry the task and bring back only the error's text.
+            result = Failed(e)
+        yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        sink = self.lake.part("sink")(
+            self.target, self.table, self.consumer_group, self.design, allow_group_overlap=True
+        )
+        # Rows of a function's are no records that could be rejected one by one.
+        sink.takes_records = False
+        positions, count = Positions(), 0
+        try:
+            sink.load(self.run_id)
+            sink.write_below(self.folder)
+            for batch in batches:
+                if self.keeps_positions:
+                    positions.add(batch)
+                sink.write(pa.Table.from_batches([batch]), self.identity)
+                count += len(batch)
+            return Written(sink.hand_over(), count, positions.intervals())
+        except NotOnce as e:
+            sink.discard()
+            raise RowsNotWritable(self.table, str(e), None) from None
+        except BaseException:
+            sink.discard()
+            raise

@@ -1,0 +1,75 @@
+"""What a table says of groups that land through a function of DataFrames: which one, and whether rows keep positions.
+
+Once rows without positions have landed, none of the group's can be told by its record any more: a replace would put
+in again what it can't take out. So that stays written down, also where a later function keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from airflow_lakestream.core.ports import CannotReplace
+from airflow_lakestream.tables.rejects.settlement import names_of
+
+# A table property for each group.
+PREFIX = "lakestream.transform."
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """How a group landed last.
+
+    :param function: module:function.
+    :param fingerprint: of the function's source.
+    :param positions: all rows of the group keep topic, partition and offset.
+    """
+
+    function: str
+    fingerprint: str
+    positions: bool
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.fingerprint})"
+
+    def noted(self, consumer_group: str, before: Transformed | None) -> dict[str, str]:
+        """Return the property of a landing that follows another one."""
+        positions = self.positions and (before is None or before.positions)
+        return {PREFIX + consumer_group: json.dumps({**asdict(self), "positions": positions})}
+
+
+def transformed(properties: Mapping[str, str], consumer_group: str) -> Transformed | None:
+    """Return how a group landed through a function; None if it never did."""
+    names = (PREFIX + name for name in names_of(properties, consumer_group))
+    return next((Transformed(**json.loads(properties[name])) for name in names if name in properties), None)
+
+
+def without_positions(properties: Mapping[str, str]) -> dict[str, Transformed]:
+    """Return the groups with rows that keep no positions."""
+    groups = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
+    found = {group: transformed(properties, group) for group in groups}
+    return {group: one for group, one in found.items() if one is not None and not one.positions}
+
+
+def refuse_without_spark(table: str, properties: Mapping[str, str], consumer_group: str, what: str) -> None:
+    """Raise CannotReplace if the group's rows are made by a function, which only Spark runs."""
+    refuse_replacing(table, properties, consumer_group)
+    if (found := transformed(properties, consumer_group)) is not None:
+        raise CannotReplace(
+            f"{table}: the rows of consumer group {consumer_group!r} are made by {found.function}, which {what} does "
+            "not run. Nothing was changed. Land the ranges again on Spark, by the same app and transform, with "
+            'mode="ranges" and replace=True.'
+        )
+
+
+def refuse_replacing(table: str, properties: Mapping[str, str], consumer_group: str) -> None:
+    """Raise CannotReplace if the group has rows that keep no positions."""
+    found = transformed(properties, consumer_group)
+    if found is not None and not found.positions:
+        raise CannotReplace(
+            f"{table} has rows that {found.function} made of records of consumer group {consumer_group!r}, without "
+            "topic, partition and offset: which rows come from which records can't be told, so none can be replaced. "
+            "Nothing was changed. Roll the table back to a snapshot before them and land again, or land into a new "
+            "table."
+        )

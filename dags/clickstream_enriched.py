@@ -1,0 +1,71 @@
+"""Clickstream events to the lake by Spark, with the name and the language of the site that each comes from.
+
+A function of Spark DataFrames, in clickstream_frames/sites.py beside this file, joins them on the way.
+"""
+
+from __future__ import annotations
+
+import pendulum
+from airflow.sdk import DAG, Param
+from airflow.timetables.interval import CronDataIntervalTimetable  # airflow.sdk has it after 3.1 only
+
+from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
+
+# The second is for one machine; a cluster needs a shared place.
+CHECKPOINT = "{{ params.checkpoint or var.value.get('lakestream_checkpoints', '/tmp/lakestream') ~ '/' ~ dag.dag_id }}"
+
+# What the function reads: the columns that records are decoded into.
+SCHEMA = """
+    timestamp timestamp, event string, user_id string, site_id string, url string, on_site_seconds int,
+    viewed_percent double
+"""
+
+with DAG(
+    dag_id="clickstream_enriched",
+    schedule=CronDataIntervalTimetable("*/10 * * * *", timezone="UTC"),
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["lakestream", "spark"],
+    description=__doc__.partition("\n")[0],
+    doc_md=__doc__,
+    params={
+        "topic": Param("clickstream", type="string", minLength=1, title="Topic", description="Kafka topic to read."),
+        "table": Param(
+            "lake.clickstream_enriched",
+            type="string",
+            pattern=r"^[^.\s]+(\.[^.\s]+)+$",
+            title="Table",
+            description="Iceberg table to land in, as namespace.table; created when missing.",
+        ),
+        "checkpoint": Param(
+            None,
+            type=["null", "string"],
+            title="Checkpoint",
+            description="Where the query keeps its place: a path that all workers share, or s3a://...; empty: a folder "
+            "of the Airflow variable lakestream_checkpoints.",
+        ),
+        "max_offsets_per_trigger": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Offsets in a batch",
+            description="Land in batches of at most so many offsets; empty for all in one.",
+        ),
+    },
+) as dag:
+    SparkStreamingSubmitOperator(
+        task_id="land",
+        app="kafka_to_iceberg",
+        app_config={
+            "topic": "{{ params.topic }}",
+            "table": "{{ params.table }}",
+            "schema": SCHEMA,
+            "transform": "clickstream_frames.sites:with_sites",
+            "partition_by": ["days(timestamp)"],
+        },
+        trigger="available_now",
+        checkpoint_location=CHECKPOINT,
+        max_offsets_per_trigger="{{ params.max_offsets_per_trigger }}",
+        retries=2,
+    )

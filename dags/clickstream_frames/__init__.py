@@ -1,0 +1,1 @@
+"""Functions of DataFrames for the clickstream."""
