@@ -30,7 +30,7 @@ from dev.bench.shop import changes
 from dev.bench.topics import Filled
 from dev.sources.sending import Sender
 
-EXECUTORS = (2,)
+EXECUTORS = (1, 2)
 FILES = 10_000
 MIRRORS = (5_000_000, 25_000_000)
 CHANGES = (10_000, 200_000)
@@ -76,7 +76,7 @@ def measure(lab: Lab, scale: float) -> Iterator[Figure]:
         raise AssertionError(lacking)
     master, workers = lab.stack.up_spark_workers(2, cores=1)
     cluster = Cluster(master.master, [worker.pid for worker in workers])
-    #yield from _landings(lab, cluster)
+    yield from _landings(lab, cluster)
     for rows in MIRRORS:
         for count in CHANGES:
             yield from _merges(lab, cluster, int(rows * scale), max(100, int(count * scale)))
@@ -137,7 +137,8 @@ def _merges(lab: Lab, cluster: Cluster, rows: int, count: int) -> Iterator[Figur
         arguments = {"folder": lake.folder, "table": f"{NAMESPACE}.orders", "topic": topic.name, "rows": rows}
         arguments |= {"twins": ",".join([*names.values(), f"{NAMESPACE}.peer"]), "changes": count, "batches": BATCHES}
         lab.run_program("mirrored_table", arguments, os.environ)
-        cpu: dict[str, float] = {}
+        cpu: dict[tuple[str, int], float] = {}
+        written: dict[tuple[str, int], float] = {}
         for (mode, executors), table in names.items():
             of = f"{mode}, {executors} executor{'s' if executors > 1 else ''}"
             lab.say(f"{case}: {of}")
@@ -145,13 +146,22 @@ def _merges(lab: Lab, cluster: Cluster, rows: int, count: int) -> Iterator[Figur
                 lab, cluster, lake, topic, table, executors, offsets, {"merge_mode": mode} if modes[1:] else {}
             )
             runs = told["runs"][1:]
-            yield from _figures(f"{case}, {of}", runs, bound=count >= CHANGES[1])
+            yield from _figures(f"{case}, {of}", runs, bound=count >= CHANGES[1] * lab.scale)
             peak = told["python_peak_mib"]
             yield Figure(
                 f"{case}, {of}", "driver's Python above start", peak, "MiB", f"<= {DRIVERS_MIB}", peak <= DRIVERS_MIB
             )
-            yield Figure(f"{case}, {of}", "written by a batch", _written(lake, table), "MB")
-            cpu[of] = _total(runs)
+            written[mode, executors], cpu[mode, executors] = _written(lake, table), _total(runs)
+            yield Figure(f"{case}, {of}", "written by a batch", written[mode, executors], "MB")
+        small = count < CHANGES[1] * lab.scale
+        for executors in EXECUTORS if modes[1:] else ():
+            new, old = ((mode, executors) for mode in reversed(MODES))
+            more, most = f"{case}, {executors} executors", 1 / 3 if small else 1 / 2
+            ratio = cpu[new] / cpu[old]
+            yield Figure(more, "merge-on-read / copy-on-write, CPU", ratio, "ratio", f"<= {most:.2f}", ratio <= most)
+            ratio = written[new] / written[old]
+            bound = ("<= 0.01", ratio <= 0.01) if small else (None, None)
+            yield Figure(more, "merge-on-read / copy-on-write, bytes", ratio, "ratio", *bound)
         lab.say(f"{case}: MERGE INTO")
         peer = _total(_merge_into(lab, cluster, lake)["runs"][1:])
         yield Figure(f"{case}, MERGE INTO", "CPU of all processes", peer, "s")
