@@ -34,8 +34,6 @@ from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
 from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.no_rows import no_rows
-from airflow_lakestream.tables.schema.change import metadata_of
-from airflow_lakestream.tables.schema.columns import to_schema
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
 
@@ -186,8 +184,7 @@ class IcebergMirror(IcebergSink):
 
     def target_of_events(self, columns: pa.Schema) -> handover.Outline:
         """Return the outline of a table that is nowhere, and whose files lie where the mirror's do."""
-        target = self._target(None)
-        return handover.Outline(self._name, _metadata_for(columns, target.metadata), target.io)
+        return handover.beside(self._target(None), columns)
 
     def events_in(self, handed: Mapping[str, Any]) -> Sequence[str]:
         """Return the files that an executor wrote for it."""
@@ -240,10 +237,3 @@ class IcebergMirror(IcebergSink):
     ) -> EntryTable:
         fields = Schema(*(columns.find_field(name) for name in key))
         return EntryTable(self._catalog, mirror, mirror_id, arrow_schema(fields), lows)
-
-
-def _metadata_for(columns: pa.Schema, mirror: TableMetadata) -> TableMetadata:
-    """Return the metadata of a table that is nowhere: what executors write events for."""
-    # Neither the mirror's ledger nor that it is a mirror.
-    properties = {key: value for key, value in mirror.properties.items() if not key.startswith("lakestream.")}
-    return metadata_of(to_schema(columns), mirror.location, properties)

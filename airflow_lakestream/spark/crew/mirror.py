@@ -45,10 +45,6 @@ class SparkMergeFailed(LakestreamError, Transient):
 class MirrorCrew(SparkCrew):
     """`SparkCrew` of a mirror."""
 
-    def takes(self, job: Job, plan: Plan) -> bool:
-        """Tell whether executors read the plan: always, since the files of events may have different columns."""
-        return bool(plan.ranges) and not job.careful
-
     def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
         """Read the plan except `done`, and let executors work on the files of the merge that follows."""
         pieces = super().read(job, plan, done, most)
