@@ -10,24 +10,13 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
-    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
-    ManifestWriterV2,
 )
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
-
-class DeleteManifestWriter(ManifestWriterV2):
-    """Writes a manifest of delete files."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
+from airflow_lakestream.iceberg.commit.row_delta import DeleteManifestWriter
 
 
 def delete_positions(table: Table, path: str, positions: list[int]) -> None:
