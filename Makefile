@@ -70,8 +70,9 @@ fuzz: setup ## Fuzz the decoders with N payloads of each format, and tables with
 
 soak: setup ## Spark's long runs: a million mixed records by both engines, a driver killed KILLS=50 times (needs a JDK 17)
 	LAKESTREAM_SAME_RECORDS=1000000 LAKESTREAM_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout 0 \
-		tests/integration/test_spark_kills.py tests/integration/test_spark_same_as_extract.py \
-		-k 'killed_at_random and iceberg or every_way and json-with-all'
+		tests/integration/test_spark_kills.py tests/integration/test_spark_fan_out_crashes.py \
+		tests/integration/test_spark_frames.py tests/integration/test_spark_same_as_extract.py \
+		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
 
 soak-cdc: setup ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \

@@ -39,6 +39,8 @@ LONGEST = (
     "test_submit_yarn.py",
     "test_spark_program.py",
     "test_spark_kills.py",
+    "test_spark_frames.py",
+    "test_spark_fan_out_crashes.py",
     "test_spark_dags.py",
     "test_sensor_kills.py",
     "test_s3_checkpoint.py",

@@ -18,7 +18,7 @@ from airflow_lakestream.spark.crew.crew import SparkCrew
 from airflow_lakestream.spark.micro_batch import MicroBatches
 from tests.integration.test_fan_out_crashes import COMMITS, Died, acting, die, expected, found
 from tests.support.broker import Producing, TopicOf, Topics
-from tests.support.flowing import flowing, kill_at_random
+from tests.support.flowing import IN_A_SOAK, flowing, kill_at_random
 from tests.support.lake import GROUP, Lake, rows_of_events
 from tests.support.spark import SparkRun
 
@@ -142,6 +142,7 @@ def test_a_task_that_fails_leaves_no_file_of_any_table(
     assert not [path for path in lake.files() if path.endswith(".parquet")]
 
 
+@IN_A_SOAK
 def test_a_driver_that_is_killed_at_random_lands_each_record_once(
     lake: Lake, topic: Topics, produce: Producing
 ) -> None:

@@ -16,6 +16,7 @@ from airflow_lakestream.spark.frames.function import TransformFailed, TransformR
 from tests.support import frames
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
+from tests.support.flowing import IN_A_SOAK
 from tests.support.lake import Lake, events
 from tests.support.spark import SparkRun
 
@@ -168,10 +169,10 @@ def test_a_topic_without_records_makes_the_table_with_the_columns_of_the_result(
 @pytest.mark.parametrize(
     "function",
     [
-        "killed_while_called",
+        pytest.param("killed_while_called", marks=IN_A_SOAK),
         "killed_while_its_result_is_written",
         "killed_before_the_commit",
-        "killed_after_the_commit",
+        pytest.param("killed_after_the_commit", marks=IN_A_SOAK),
     ],
 )
 def test_a_driver_that_is_killed_leaves_no_row_and_no_file_behind(
