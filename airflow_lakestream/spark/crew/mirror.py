@@ -74,7 +74,7 @@ class Executors:
         try:
             # Spark broadcasts what is done to all of them if it is large.
             answers = context.parallelize(items, parts).map(_Task(work)).collect()
-        except Exception as e:
+        except Exception as e:  # whatever Spark and its bridge to the JVM raise
             if self.job.stop.is_set():
                 raise Stopped from e
             raise SparkMergeFailed(self.job.table, cause_of(e)) from e

@@ -27,7 +27,7 @@ def columns_of(result: DataFrame) -> tuple[Schema, pa.Schema]:
 
     try:
         given: pa.Schema = to_arrow_schema(result.schema)
-    except Exception as e:
+    except Exception as e:  # which one Spark raises differs by type; its text is told
         raise InvalidArgument(ARGUMENT, f"it returned a type that tables have not: {e}.", "Cast it.") from e
     names = [name for name in METADATA_NAMES if metadata_schema([name]).names[0] in given.names]
     metadata = metadata_schema(names)

@@ -147,7 +147,7 @@ class FrameCrew(SparkCrew):
         )
         try:
             rows = result.mapInArrow(writing.__call__, RESULT).collect()
-        except Exception as e:
+        except Exception as e:  # whatever Spark and its bridge to the JVM raise
             if job.stop.is_set():
                 raise Stopped from e
             raise TransformFailed(self.function.name, job.table, ranges, cause_of(e)) from e
