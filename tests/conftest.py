@@ -7,6 +7,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
+# A JVM of a test lives for seconds: to compile for speed costs it twice what it gains.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:-UsePerfData")
+
 pytest_plugins = [
     "tests.support.airflow_home",
     "tests.support.broker",
