@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from airflow_lakestream.cdc.design import MirrorDesign
-from airflow_lakestream.cdc.iceberg_head import PLAIN_BOUNDS, IcebergHead
+from airflow_lakestream.cdc.iceberg_head import IcebergHead
 from airflow_lakestream.cdc.merge import memory
-from airflow_lakestream.cdc.merge.entries import EntryFile, condensed, entries_for, is_due
+from airflow_lakestream.cdc.merge.entries import anew, entries_for, entry_files
 from airflow_lakestream.cdc.merge.hands import Hands, Threads
-from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX, row_column
+from airflow_lakestream.cdc.merge.memory import ENTRIES_GROUP, MIRROR_ID, NO_TOPIC, SUFFIX
 from airflow_lakestream.cdc.merge.merge import Merger
 from airflow_lakestream.cdc.merge.newest import Newest
-from airflow_lakestream.cdc.mirror import Mirror
+from airflow_lakestream.cdc.mirror import Beside, Mirror
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.policies import SchemaEvolution
 from airflow_lakestream.core.ports import StaleFiles
 from airflow_lakestream.iceberg.commit.attempt import Rewrite
-from airflow_lakestream.iceberg.replace.takeout import bounds_of, live_files, read_rows
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.write import handover
 from airflow_lakestream.iceberg.write.deletes import own_deletes, with_deletes
-from airflow_lakestream.iceberg.write.files import delete_files
 from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.schema.types import arrow_schema, fields_from_arrow
 
@@ -64,7 +59,8 @@ class EntryTable(IcebergSink):
         table = self._load()
         if table is None or not self._is_own(table):
             return None
-        found = entries_for(_entry_files(table, live_files(table), self._key), self._key, keys)
+        head = IcebergHead(table.metadata, table.metadata, table.io)
+        found = entries_for(entry_files(head, self._key), self._key, keys)
         return pa.concat_tables([no_rows(table.schema().as_arrow()), *found], promote_options="permissive")
 
     def add(self, entries: pa.Table) -> None:
@@ -82,15 +78,9 @@ class EntryTable(IcebergSink):
         written: list[DataFile] = []
 
         def condense(table: Table) -> Rewrite:
-            old, new = live_files(table), list[DataFile]()
-            files = _entry_files(table, old, self._key)
-            if not is_due(files):
-                return Rewrite((), ())
-            for part in condensed(files, self._key, self._lows):
-                made = self._write_files(part)
-                written.extend(made)
-                new += made
-            return Rewrite(with_deletes(old), new)
+            head = IcebergHead(table.metadata, self._target(None).metadata, table.io, written)
+            new = anew(head, self._key, self._lows)
+            return Rewrite((), ()) if new is None else Rewrite(with_deletes(head.files()), new)
 
         return self._rewrite(landing, condense, written)
 
@@ -102,25 +92,6 @@ class EntryTable(IcebergSink):
 
     def _is_own(self, table: Table) -> bool:
         return table.properties.get(MIRROR_ID) == self._id
-
-
-def _entry_files(table: Table, tasks: Sequence[FileScanTask], key: Sequence[str]) -> list[EntryFile]:
-    schema = table.schema()
-    first, row = (schema.find_field(name) for name in (key[0], row_column(key)))
-    is_plain = isinstance(first.field_type, PLAIN_BOUNDS)
-
-    def of(task: FileScanTask) -> EntryFile:
-        file, nulls = task.file, task.file.null_value_counts or {}
-        bounds = bounds_of(schema, file, first.name) if is_plain else None
-        is_plain_file = nulls.get(first.field_id) == 0 and nulls.get(row.field_id) == file.record_count
-        read = partial(_read_entries, table, task)
-        return EntryFile(file.record_count, bounds, not is_plain_file, read)
-
-    return [of(task) for task in tasks]
-
-
-def _read_entries(table: Table, task: FileScanTask, columns: Sequence[str]) -> Iterator[pa.Table]:
-    return read_rows(table.metadata, table.io, task, columns=columns)
 
 
 class MirrorSink(Mirror):
@@ -136,7 +107,7 @@ class IcebergMirror(IcebergSink):
     takes_records = False
     refounds = False
     hands: Hands = Threads()
-    is_shared = True
+    beside: Beside = handover
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns."""
@@ -181,23 +152,6 @@ class IcebergMirror(IcebergSink):
         if problems:
             raise StaleFiles(self._name, f"the schema was changed ({'; '.join(problems)})")
         return self._change.texts if self._change.texts != before else ()
-
-    def target_of_events(self, columns: pa.Schema) -> handover.Outline:
-        """Return the outline of a table that is nowhere, and whose files lie where the mirror's do."""
-        return handover.beside(self._target(None), columns)
-
-    def events_in(self, handed: Mapping[str, Any]) -> Sequence[str]:
-        """Return the files that an executor wrote for it."""
-        return [file.file_path for file in handover.decode_files(handed)]
-
-    def read_events(self, file: str) -> pa.Table:
-        """Return the events of such a file."""
-        with self._io().new_input(file).open() as stream:
-            return pq.read_table(stream)
-
-    def delete_events(self, files: Sequence[str]) -> object:
-        """Delete such files; never raises."""
-        return delete_files(self._io(), files)
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one snapshot with the ledger."""

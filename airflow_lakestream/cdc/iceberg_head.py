@@ -62,6 +62,10 @@ class IcebergHead:
         """Return how many of a file's rows are not deleted."""
         return self.rows_in(file) - len(deleted_positions(self.io, file))
 
+    def nulls_in(self, file: FileScanTask, column: str) -> int | None:
+        """Return how many of a file's rows have no value in a column."""
+        return (file.file.null_value_counts or {}).get(self.metadata.schema().find_field(column).field_id)
+
     def bytes_in(self, file: FileScanTask) -> int:
         """Return a file's size in bytes."""
         return file.file.file_size_in_bytes

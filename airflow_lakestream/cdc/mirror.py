@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from airflow_lakestream.cdc.columns import KEY_NAMES, OF_EVENTS, OFFSET, OLD, OP, PARTITION, TABLE
 from airflow_lakestream.cdc.design import MirrorDesign
@@ -160,16 +161,26 @@ def _first(events: pa.Table, name: str) -> str | None:
 log = logging.getLogger(__name__)
 
 
+class Beside(Protocol):
+    """Knows files of a table that is nowhere, with the outline that `MirrorTable.outline_beside` returns."""
+
+    def open_file(self, outline: Any, file: Mapping[str, Any]) -> Any:
+        """Open a handed file, for reading."""
+
+    def delete(self, outline: Any, files: Sequence[Mapping[str, Any]]) -> object:
+        """Delete handed files; never raises."""
+
+
 class MirrorTable(SharedSink, Protocol):
     """The table of a mirror, in whatever format it is: the sink of a table, which can merge.
 
     `refounds`: a mirror that does not exist is founded by all events of its first commit. `hands` work on the files of
-    a merge; `is_shared` says whether those of other processes can.
+    a merge; `beside` opens and deletes files that lie beside the mirror's own ones.
     """
 
     refounds: bool
     hands: Hands
-    is_shared: bool
+    beside: Beside
 
     def held(self) -> tuple[Mapping[str, str], pa.Schema] | None:
         """Look at the table, and return its properties and columns; None where there is none."""
@@ -198,17 +209,8 @@ class MirrorTable(SharedSink, Protocol):
         Raises Conflict, or what says that the table can't have them.
         """
 
-    def target_of_events(self, columns: pa.Schema) -> Any:
+    def outline_beside(self, columns: pa.Schema) -> Any:
         """Return the outline of a table that is nowhere, for executors to write events beside the mirror's files."""
-
-    def events_in(self, handed: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the files that an executor wrote for it."""
-
-    def read_events(self, file: Any) -> pa.Table:
-        """Return the events of such a file."""
-
-    def delete_events(self, files: Sequence[Any]) -> object:
-        """Delete such files; never raises."""
 
     def merge(self, batch: Newest, mirror: MirrorDesign, landing: Landing) -> int:
         """Merge a batch into the table, in one commit with the ledger; return the commit's id."""
@@ -247,15 +249,15 @@ class Mirror(WrappedSharedSink):
 
     def outline(self) -> Any:
         """Return what executors need to write events; they lie where the mirror's own files do."""
-        return self.table.target_of_events(self._columns_of_events())
+        return self.table.outline_beside(self._columns_of_events())
 
     def take_over(self, files: Mapping[str, Any]) -> None:
         """Take events that an executor wrote."""
-        self._taken.files += self.table.events_in(files)
+        self._taken.files += files["files"]
 
     def commit(self, landing: Landing) -> int:
         """Merge what the events taken come to, in one commit with the ledger."""
-        events = self._taken.joined(self.table.read_events, self._columns_of_events(), self.name)
+        events = self._taken.joined(self._events_in, self._columns_of_events(), self.name)
         if not self.table.is_there and (self.table.refounds or self._asked.table.schema is not None):
             # The mirror's own columns come with its key, beside those that were given.
             self._found(events)
@@ -266,8 +268,7 @@ class Mirror(WrappedSharedSink):
             # Entries do not tell which topic they came from.
             landing = replace(landing, lows={})
         done = self.table.merge(batch, self.design, landing)
-        self.table.delete_events(self._taken.files)
-        self._taken.forget()
+        self._forget()
         return done
 
     def replace(self, landing: Landing) -> tuple[int, Landing]:
@@ -276,10 +277,17 @@ class Mirror(WrappedSharedSink):
 
     def discard(self) -> None:
         """Delete what was taken since the last commit; never raises."""
-        if self._taken.files:
-            self.table.delete_events(self._taken.files)
-        self._taken.forget()
+        self._forget()
         super().discard()
+
+    def _events_in(self, file: Mapping[str, Any]) -> pa.Table:
+        with self.table.beside.open_file(self.outline(), file) as stream:
+            return pq.read_table(stream)
+
+    def _forget(self) -> None:
+        if self._taken.files:
+            self.table.beside.delete(self.outline(), self._taken.files)
+        self._taken.forget()
 
     def _found(self, events: pa.Table) -> None:
         self.design = self._asked.of_rows(events)

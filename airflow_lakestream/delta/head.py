@@ -11,6 +11,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 
+def _no_transaction(app: str) -> int | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Head:
     """`schema` is the Arrow schema of all columns, `fields` the same as Delta's JSON, metadata of columns included."""
@@ -29,7 +33,7 @@ class Head:
     writer_version: int = 2
     reader_features: frozenset[str] = frozenset()
     writer_features: frozenset[str] = frozenset()
-    txn: Callable[[str], int | None] = field(default=lambda _: None, repr=False, compare=False)
+    txn: Callable[[str], int | None] = field(default=_no_transaction, repr=False, compare=False)
     delta: DeltaTable | None = field(default=None, repr=False, compare=False)
 
     @classmethod

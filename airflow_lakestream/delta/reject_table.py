@@ -99,7 +99,7 @@ class RejectTable(DeltaSink, RejectBook):
         """Yield the files that may have rows of these offsets, with all of their rows."""
         for add in live_files(head):
             if ranges is None or may_hold(add, ranges):
-                yield add, read_file(self._store, add, head.schema, columns or None)
+                yield add, read_file(self._store, add, head.schema, columns)
 
 
 log = logging.getLogger(__name__)

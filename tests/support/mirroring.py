@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from airflow_lakestream.cdc.delta import DeltaMirrorSink
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.events.decoder import placed
 from airflow_lakestream.cdc.iceberg import MirrorSink
+from airflow_lakestream.cdc.merge.hands import Hands, Threads
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
@@ -169,6 +171,18 @@ def _come_to(events: Iterable[Event]) -> tuple[dict[int, Values], dict[int, Valu
     return rows, gone
 
 
+class Elsewhere:
+    """Hands of other processes, to which everything goes as bytes."""
+
+    def __init__(self) -> None:
+        self.works = set[str]()
+
+    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
+        self.works.add(type(work).__name__)
+        there = [pickle.dumps(item) for item in items]
+        return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work))(pickle.loads(item)))) for item in there]
+
+
 class HandMirror:
     """One mirror, landed into by hand."""
 
@@ -179,9 +193,11 @@ class HandMirror:
         soft_delete: bool = False,
         kind: str = "text",
         modes: Sequence[MergeMode] = (MergeMode.AUTO,),
+        hands: Hands | None = None,
         **properties: str,
     ) -> None:
-        self._modes = itertools.cycle(modes)
+        folder.mkdir(exist_ok=True)
+        self._modes, self._hands = itertools.cycle(modes), hands or Threads()
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
         table = TableDesign(metadata=pa.schema([]), properties=properties)
         self.kind = KINDS[kind]
@@ -189,7 +205,12 @@ class HandMirror:
 
     def sink(self) -> Any:
         """Return a sink of its own, such as another process would have; each merges in the next one of the modes."""
-        return MirrorSink(self.catalog, TABLE, "g", replace(self.design, merge_mode=next(self._modes)))
+        sink = self._sink(replace(self.design, merge_mode=next(self._modes)))
+        sink.table.hands = self._hands
+        return sink
+
+    def _sink(self, design: MirrorDesign) -> Any:
+        return MirrorSink(self.catalog, TABLE, "g", design)
 
     def land(self, events: Sequence[Event], sink: Any = None) -> int:
         """Land events in one commit."""
@@ -206,7 +227,7 @@ class HandMirror:
         """Return the keys that each data file has."""
         table = self.table()
         files = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
-        return [pq.read_table(file, columns=["id"])["id"].to_pylist() for file in files]
+        return _keys_in(files)
 
     def rows(self) -> dict[int, Values]:
         """Return the rows that are not deleted; each key once, or it is an error."""
@@ -231,18 +252,27 @@ class HandMirror:
 class HandDeltaMirror(HandMirror):
     """The same in a Delta table, which is read without any of its libraries."""
 
-    def __init__(self, folder: Path, *, soft_delete: bool = False, kind: str = "text", **properties: str) -> None:
-        super().__init__(folder, soft_delete=soft_delete, kind=kind, **properties)
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
         self.place = str(folder / "orders")
 
-    def sink(self) -> Any:
-        """Return a sink of its own, such as another process would have."""
-        return DeltaMirrorSink(DeltaStorage(), self.place, "g", self.design)
+    def _sink(self, design: MirrorDesign) -> Any:
+        return DeltaMirrorSink(DeltaStorage(), self.place, "g", design)
 
     def found(self) -> list[dict[str, Any]]:
         """Return the table's rows as they are."""
-        paths = [Path(self.place, path) for path in live_files(self.place)]
-        return [row for path in paths for row in pq.read_table(path).to_pylist()]
+        return [row for path in self._paths() for row in pq.read_table(path).to_pylist()]
+
+    def keys_by_file(self) -> list[list[int]]:
+        """Return the keys that each data file has."""
+        return _keys_in(self._paths())
+
+    def _paths(self) -> list[str]:
+        return [str(Path(self.place, path)) for path in live_files(self.place)]
+
+
+def _keys_in(files: Iterable[str]) -> list[list[int]]:
+    return [pq.read_table(file, columns=["id"])["id"].to_pylist() for file in files]
 
 
 def landing_of(events: Iterable[Event]) -> Landing:

@@ -9,6 +9,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from airflow_lakestream.cdc.columns import OFFSET, PARTITION
 from airflow_lakestream.cdc.events.unavailable import Mask
 from airflow_lakestream.cdc.keys.identity import by_place, places
+from airflow_lakestream.cdc.merge.head import File, Head
 from airflow_lakestream.cdc.merge.memory import last_of_each, row_column
 
 # More files than this of fewer entries than half a part are put together.
@@ -41,6 +43,20 @@ class EntryFile:
     bounds: tuple[Any, Any] | None
     has_others: bool
     read: Callable[[Sequence[str]], Iterable[pa.Table]]
+
+
+def entry_files(head: Head, key: Sequence[str]) -> list[EntryFile]:
+    """Return the files of a table of entries.
+
+    :param key: the columns of the mirror's key.
+    """
+
+    def of(file: File) -> EntryFile:
+        rows = head.rows_in(file)
+        is_plain = head.nulls_in(file, key[0]) == 0 and head.nulls_in(file, row_column(key)) == rows
+        return EntryFile(rows, head.bounds(file, key[0]), not is_plain, partial(head.read, file))
+
+    return [of(file) for file in head.files()]
 
 
 def entries_for(files: Iterable[EntryFile], key: Sequence[str], keys: pa.Table | None) -> Iterator[pa.Table]:
@@ -73,9 +89,15 @@ def _is_wanted(part: pa.Table, key: Sequence[str], keys: pa.Table) -> Mask:
     return wanted
 
 
-def is_due(files: Sequence[EntryFile]) -> bool:
-    """Tell whether there are so many small files that they should become fewer."""
-    return sum(file.rows < PART_ENTRIES // 2 for file in files) >= MOST_FILES
+def anew(head: Head, key: Sequence[str], lows: Mapping[int, int]) -> list[File] | None:
+    """Write fewer files with the entries of a table's many small ones; None if these are not so many.
+
+    See `condensed`.
+    """
+    files = entry_files(head, key)
+    if sum(file.rows < PART_ENTRIES // 2 for file in files) < MOST_FILES:
+        return None
+    return [file for part in condensed(files, key, lows) for file in head.write(part)]
 
 
 def condensed(files: Sequence[EntryFile], key: Sequence[str], lows: Mapping[int, int]) -> Iterator[pa.Table]:

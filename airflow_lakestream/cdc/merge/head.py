@@ -36,6 +36,9 @@ class Head(Protocol):
     def live_rows_in(self, file: File) -> int:
         """Return a file's number of rows without deleted ones."""
 
+    def nulls_in(self, file: File, column: str) -> int | None:
+        """Return how many of a file's rows have no value in a column; None if unknown."""
+
     def bytes_in(self, file: File) -> int:
         """Return a file's size in bytes."""
 

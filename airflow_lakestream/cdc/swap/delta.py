@@ -10,7 +10,8 @@ from uuid import uuid4
 import obstore
 import pyarrow as pa
 
-from airflow_lakestream.cdc.delta import DeltaHead, DeltaMirror
+from airflow_lakestream.cdc.delta import DeltaMirror
+from airflow_lakestream.cdc.delta_head import DeltaHead
 from airflow_lakestream.cdc.design import MirrorDesign
 from airflow_lakestream.cdc.merge.memory import MIRROR_ID, SUFFIX
 from airflow_lakestream.cdc.swap.exchange import CannotSwap, Swap, Swapping, beyond, is_required, note_for, remember
@@ -67,7 +68,7 @@ class _SwapTable(DeltaMirror):
         self._change = SchemaChange.nowhere(whole_schema(made, None))
         read_again = self._entries(aside_name, aside.properties.get(MIRROR_ID, aside.table_id), schema, key)
         remember(read_again, self._entries(self._name, self._id, self.columns, key))
-        read = DeltaHead(self._tables.store(aside_name), aside, schema, self._write_files)
+        read = DeltaHead(self._tables, aside, schema)
         self.swap = Swap(self._name, columns, read, key, design.soft_delete, self._write_files)
         return self._exchange(self.swap, landing, reach)
 
@@ -84,7 +85,7 @@ class _SwapTable(DeltaMirror):
             check_ledger(head, self._group, landing, allow_group_overlap=False)
             if more := beyond(ledger_store.read_ledger(head, self._group), landing, reach):
                 raise LedgerConflict(self._name, more)
-            mirror = DeltaHead(self._store, head, head.schema, self._write_files)
+            mirror = DeltaHead(self._tables, head, head.schema)
             out = mirror.files()
             kept[:] = swap.make(mirror)
             files = [*(remove_action(add) for add in out), *({"add": dict(add)} for add in kept)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_lakestream.core.ranges import RangeSet, overlapping
 from airflow_lakestream.delta.commit.protocol import check_no_dead_rows
 from airflow_lakestream.delta.head import Head
-from airflow_lakestream.delta.write.files import Add, read_file
+from airflow_lakestream.delta.write.files import Add, read_file, read_parts
 from airflow_lakestream.tables import takeout
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, TOPIC
 
@@ -44,8 +44,8 @@ class DeltaFiles(takeout.HeadFiles[Add, Add]):
         return may_hold(file, ranges)
 
     def rows(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """Yield the rows of a file, at once."""
-        yield read_file(self._store, file, self._head.schema, columns or None)
+        """Yield the rows of a file."""
+        yield from read_parts(self._store, file, self._head.schema, columns)
 
     def rows_with_coordinates(self, files: Sequence[Add]) -> tuple[int, Sequence[str]]:
         """Count the rows whose coordinates all have values, and name the files in which some have not."""

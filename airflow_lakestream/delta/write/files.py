@@ -5,6 +5,7 @@ Nothing is committed here.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import time
@@ -24,6 +25,7 @@ from airflow_lakestream.delta.commit.log import info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.write.columns import conform
 from airflow_lakestream.delta.write.layout import arrange
+from airflow_lakestream.tables.no_rows import no_rows
 from airflow_lakestream.tables.row_buffer import culprits
 
 log = logging.getLogger(__name__)
@@ -101,13 +103,49 @@ def path_of(add: Add) -> str:
     return unquote(add["path"])
 
 
-def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a file's rows in the table's columns, those of its partition and those that came later included."""
-    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    data = obstore.get(store, path_of(add)).bytes()
-    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
-    there = set(file.schema_arrow.names)
-    return as_columns(file.read([name for name in wanted.names if name in there]), add, schema, columns)
+class _Ranges(io.RawIOBase):
+    """A file of a store, of which only what is asked for is fetched."""
+
+    def __init__(self, store: Any, add: Add) -> None:
+        self._store, self._path, self._size, self._at = store, path_of(add), int(add["size"]), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        start, end = self._at, self._size if size < 0 else min(self._size, self._at + size)
+        if start >= end:
+            return b""
+        self._at = end
+        return obstore.get_range(self._store, self._path, start=start, end=end)
+
+
+def read_parts(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """Yield a file's rows in the table's columns, those of its partition and those that came later included.
+
+    :param columns: those to read; only they are fetched. Default: all.
+    """
+    names = list(columns or schema.names)
+    with pq.ParquetFile(_Ranges(store, add), pre_buffer=True) as file:
+        there = [name for name in names if name in file.schema_arrow.names]
+        for number in range(file.num_row_groups):
+            yield as_columns(file.read_row_group(number, there), add, schema, names)
+
+
+def read_file(store: Any, add: Add, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.Table:
+    """Return the same rows at once."""
+    wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+    return pa.concat_tables([no_rows(wanted), *read_parts(store, add, schema, columns)])
 
 
 def as_columns(rows: pa.Table, add: Add, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:

@@ -50,10 +50,9 @@ class MirrorCrew(SparkCrew):
         pieces = super().read(job, plan, done, most)
         assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
         assert isinstance(job.shared.inner, Mirror), "that is what a mirror is landed by"
-        if job.shared.inner.table.is_shared:
-            job.shared.inner.table.hands = Executors(self.spark.sparkContext, job)
-            # What tasks leave behind that no commit has lies there, and is deleted after the landing.
-            job.shared.write_below(folder_of(job.run_id))
+        job.shared.inner.table.hands = Executors(self.spark.sparkContext, job)
+        # What tasks leave behind that no commit has lies there, and is deleted after the landing.
+        job.shared.write_below(folder_of(job.run_id))
         return pieces
 
 

@@ -1,8 +1,10 @@
-"""Makes a mirror of many rows, its twins (other names, the same files), and decoded events for what merges those."""
+"""Makes a mirror of many rows, its twins in both formats, and decoded events for what merges into those."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_lakestream.config.mirror import MirrorConfig
+from airflow_lakestream.core.policies import TableFormat
 from dev.bench.lake import Lake
 from dev.bench.programs.mirroring import decode, make, raw_batches, sink_of
 from dev.bench.shop import changes
@@ -23,7 +26,7 @@ def main() -> None:
     parser.add_argument("--table", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--twins", required=True, help="names of tables, with commas")
+    parser.add_argument("--twins", required=True, help="tables, with commas: other names of the same, and Delta's")
     parser.add_argument("--changes", type=int, required=True)
     parser.add_argument("--batches", type=int, required=True)
     args = parser.parse_args()
@@ -32,8 +35,15 @@ def main() -> None:
     config = MirrorConfig(topic=args.topic, table=args.table, consumer_group="bench", key=["id"])
     make(lake, config, args.rows)
     base = catalog.load_table(args.table).metadata_location
+    delta = list[str]()
     for twin in args.twins.split(","):
-        catalog.register_table(twin, base)
+        if TableFormat.of(twin) is TableFormat.ICEBERG:
+            catalog.register_table(twin, base)
+        elif delta:
+            shutil.copytree(delta[0], twin)
+        else:
+            make(lake, replace(config, table=twin, table_format=TableFormat.DELTA), args.rows)
+            delta.append(twin)
     sink = sink_of(lake, config)
     sink.load("events")
     records = changes(args.rows, args.changes * args.batches, recent=False)

@@ -20,14 +20,15 @@ import pyarrow as pa
 
 from airflow_lakestream.cdc import mirror as mirror_module
 from airflow_lakestream.cdc.events.taken import TakenEvents
-from airflow_lakestream.cdc.iceberg import MirrorSink
 from airflow_lakestream.cdc.merge.merge import Merger
+from airflow_lakestream.cdc.mirror import Mirror
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnError, Tombstones
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.sink import IcebergSink
 from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from dev.bench.lake import Lake
@@ -145,9 +146,11 @@ def decode(config: MirrorConfig, outline: Any, batches: Sequence[RawBatch]) -> M
     return sink.hand_over()
 
 
-def sink_of(lake: Lake, config: MirrorConfig) -> MirrorSink:
+def sink_of(lake: Lake, config: MirrorConfig) -> Mirror:
     """Return the mirror's sink, as a run opens it."""
-    return MirrorSink(lake.catalog(), config.table, config.consumer_group, config.mirror)
+    opened = lake.catalog() if config.lake.has_catalog else DeltaStorage()
+    sink: Mirror = config.lake.part("mirror")(opened, config.table, config.consumer_group, config.mirror)
+    return sink
 
 
 def make(lake: Lake, config: MirrorConfig, rows: int) -> None:

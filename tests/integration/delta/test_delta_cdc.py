@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_lakestream.core.mirrors import IsMirror
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.apps import CDC_TO_DELTA
+from airflow_lakestream.spark.crew import mirror
+from airflow_lakestream.spark.crew.mirror import Executors
 from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import Producing, Topics
 from tests.support.cdc import Source
@@ -17,8 +22,27 @@ from tests.support.lake import GROUP
 pytestmark = pytest.mark.integration
 
 
+@pytest.fixture
+def done_by_tasks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Let executors work on the smallest files; count the tasks that Spark has run for each kind of work."""
+    monkeypatch.setattr(mirror, "LEAST_BYTES", 0)
+    done, each = Counter[str](), Executors.each
+
+    def counted(self: Executors, work: Any, *rest: Any) -> Any:
+        group, tracker = self.context.getLocalProperty("spark.jobGroup.id"), self.context.statusTracker()
+        before = set(tracker.getJobIdsForGroup(group))
+        answers = each(self, work, *rest)
+        for job in set(tracker.getJobIdsForGroup(group)) - before:
+            stages = [tracker.getStageInfo(number) for number in tracker.getJobInfo(job).stageIds]
+            done[type(work).__name__] += sum(one.numCompletedTasks for one in stages if one is not None)
+        return answers
+
+    monkeypatch.setattr(Executors, "each", counted)
+    return done
+
+
 def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(
-    lake: DeltaLake, topic: Topics, produce: Producing, spark: SparkSession
+    lake: DeltaLake, topic: Topics, produce: Producing, spark: SparkSession, done_by_tasks: Counter[str]
 ) -> None:
     read, source = topic(1), Source()
     checkpoint = lake.folder / "checkpoint"
@@ -49,5 +73,6 @@ def test_a_mirror_in_a_delta_table_is_its_source_wherever_the_app_ends(
     run()
     assert_same()
     assert not lake.stray()
+    assert min(done_by_tasks[work] for work in ("Lookup", "Rewriting")) >= 3
     with pytest.raises(IsMirror, match="can't be landed into"):
         lake.land(read)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -18,6 +22,7 @@ from airflow_lakestream.cdc.merge import entries, memory
 from airflow_lakestream.cdc.merge.values import ValueMissing
 from airflow_lakestream.cdc.stops import MirrorStopped, StopReason
 from airflow_lakestream.core.mirrors import IsMirror
+from airflow_lakestream.core.policies import MergeMode
 from airflow_lakestream.core.ports import LedgerConflict
 from airflow_lakestream.delta.commit import committing
 from airflow_lakestream.exceptions import InvalidArgument
@@ -26,8 +31,10 @@ from tests.support.faults import Fault, applied, before, passed, unapplied
 from tests.support.mirroring import (
     IDENTITY,
     KINDS,
+    Elsewhere,
     Event,
     HandDeltaMirror,
+    HandMirror,
     again,
     come_to,
     deleted_by,
@@ -93,6 +100,50 @@ def test_values_that_events_leave_out_are_kept(data: st.DataObject, soft_delete:
         assert mirror.rows() == come_to(events)
         if soft_delete:
             assert mirror.deleted() == deleted_by(events)
+
+
+@settings(max_examples=FEW // 2, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.booleans(), st.booleans())
+def test_each_format_has_the_same_rows_whoever_works_on_its_files(
+    data: st.DataObject, soft_delete: bool, leaves_out: bool
+) -> None:
+    events = data.draw(histories(leaves_out=leaves_out))
+    if not leaves_out:
+        # Values that an event leaves out are in no later batch.
+        events = data.draw(st.permutations(events))
+    with tempfile.TemporaryDirectory() as folder:
+        mirrors = [
+            HandMirror(Path(folder, "iceberg"), soft_delete=soft_delete, modes=[MergeMode.COPY_ON_WRITE]),
+            HandDeltaMirror(Path(folder, "threads"), soft_delete=soft_delete),
+            HandDeltaMirror(
+                Path(folder, "elsewhere"),
+                soft_delete=soft_delete,
+                modes=[MergeMode.COPY_ON_WRITE],
+                hands=Elsewhere(),
+            ),
+        ]
+        for part in cut(data.draw, events):
+            for mirror in mirrors:
+                mirror.land(part)
+            first, *others = (sorted(mirror.found(), key=itemgetter("id")) for mirror in mirrors)
+            assert all(rows == first for rows in others)
+
+
+def test_a_look_for_keys_fetches_no_other_columns(mirror: HandDeltaMirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = random.Random(1)
+    wide = [("n", noise.randbytes(10_000).hex()) for _ in range(100)]
+    mirror.land([Event("c", n, values, 100, n, offset=n) for n, values in enumerate(wide)])
+    fetched, get_range = list[int](), obstore.get_range
+
+    def get(*args: Any, start: int, end: int) -> Any:
+        fetched.append(end - start)
+        return get_range(*args, start=start, end=end)
+
+    monkeypatch.setattr(obstore, "get_range", get)
+    # Older than what is there: the merge looks for it, and rewrites nothing.
+    mirror.land([Event("u", 5, ("late", "L"), 50, 5, partition=1, offset=0)])
+    (add,) = live_files(mirror.place).values()
+    assert 0 < sum(fetched) < add["size"] / 5
 
 
 CREATED = [Event("c", n, (f"n{n}", "X"), 100, n, offset=n) for n in range(4)]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +13,7 @@ from pyiceberg.table import FileScanTask
 
 from airflow_lakestream.cdc.columns import UNAVAILABLE
 from airflow_lakestream.cdc.merge import merge as merging
-from airflow_lakestream.cdc.merge.hands import Hands, Threads
+from airflow_lakestream.cdc.merge.hands import Threads
 from airflow_lakestream.cdc.merge.head import Head
 from airflow_lakestream.cdc.merge.merge import Merged, Merger
 from airflow_lakestream.config.mirror import MirrorConfig
@@ -26,7 +24,7 @@ from airflow_lakestream.iceberg.replace.takeout import live_files, read_rows
 from airflow_lakestream.iceberg.write.deletes import deleted_positions, own_deletes
 from tests.support.delete_files import delete_positions
 from tests.support.lake import assert_files_are_whole, assert_totals_are_right
-from tests.support.mirroring import Event, HandMirror
+from tests.support.mirroring import Elsewhere, Event, HandDeltaMirror, HandMirror
 
 
 @pytest.fixture
@@ -247,47 +245,34 @@ def test_rows_of_a_large_file_are_deleted_by_their_place_in_it(mirror: HandMirro
     assert len(mirror.found()) == 3 + count - len(gone)
 
 
-class Elsewhere:
-    """Hands of other processes, to which everything goes as bytes."""
-
-    def __init__(self) -> None:
-        self.works = set[str]()
-
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Sequence[Any]:
-        self.works.add(type(work).__name__)
-        there = [pickle.dumps(item) for item in items]
-        return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work))(pickle.loads(item)))) for item in there]
-
-
 @pytest.mark.parametrize("soft_delete", [False, True])
-def test_other_processes_do_the_same(tmp_path: Path, soft_delete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [HandMirror, HandDeltaMirror])
+def test_other_processes_do_the_same(
+    tmp_path: Path, kind: type[HandMirror], soft_delete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(merging, "SMALL_BYTES", 0)
     found, elsewhere = [], Elsewhere()
     for hands in (Threads(), elsewhere):
-        folder = tmp_path / type(hands).__name__
-        folder.mkdir()
-        mirror = HandMirror(folder, soft_delete=soft_delete)
-
-        def land(events: list[Event], mirror: HandMirror = mirror, hands: Hands = hands) -> None:
-            sink = mirror.sink()
-            sink.table.hands = hands
-            mirror.land(events, sink)
-
-        land(created(range(100)))
-        land([*updated([1, 50], 2), Event("d", 60, None, 2, 600, offset=2600)])
-        land([Event("u", key, ("kept", UNAVAILABLE), 3, key, offset=3000 + key) for key in range(40, 55)])
-        land([*updated([99], 4), Event("d", 98, None, 4, 700, offset=4700)])
-        assert_files_are_whole(mirror.table())
-        assert_totals_are_right(mirror.table())
+        mirror = kind(tmp_path / type(hands).__name__, soft_delete=soft_delete, hands=hands)
+        mirror.land(created(range(100)))
+        mirror.land([*updated([1, 50], 2), Event("d", 60, None, 2, 600, offset=2600)])
+        mirror.land([Event("u", key, ("kept", UNAVAILABLE), 3, key, offset=3000 + key) for key in range(40, 55)])
+        mirror.land([*updated([99], 4), Event("d", 98, None, 4, 700, offset=4700)])
+        if kind is HandMirror:
+            assert_files_are_whole(mirror.table())
+            assert_totals_are_right(mirror.table())
         found.append((mirror.rows(), mirror.deleted() if soft_delete else {}, sorted(map(len, mirror.keys_by_file()))))
     assert found[0] == found[1]
-    assert elsewhere.works == {"Lookup", "Taking", "Deleting", "Rewriting"}
+    in_place = {"Deleting"} if kind is HandMirror else set()
+    assert elsewhere.works == {"Lookup", "Taking", "Rewriting"} | in_place
 
 
 def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
     of = {"topic": "t", "consumer_group": "g", "key": ["id"]}
     assert MirrorConfig(table="lake.t", **of).mirror.merge_mode is MergeMode.AUTO
-    with pytest.raises(InvalidArgument, match="merge_mode: a mirror in a Delta table"):
-        MirrorConfig(table="/lake/t", table_format="delta", merge_mode="merge-on-read", **of)
+    delta = {"table": "/lake/t", "table_format": "delta", **of}
+    assert MirrorConfig(merge_mode="copy-on-write", **delta).mirror.merge_mode is MergeMode.COPY_ON_WRITE
+    with pytest.raises(InvalidArgument, match=r"merge_mode: a mirror in a Delta table.*deletion vectors"):
+        MirrorConfig(merge_mode="merge-on-read", **delta)
     with pytest.raises(InvalidArgument, match=r"merge_mode.*auto.*copy-on-write.*merge-on-read"):
         MirrorConfig(table="lake.t", merge_mode="in place", **of)

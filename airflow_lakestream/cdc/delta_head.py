@@ -1,0 +1,94 @@
+"""The rows of a mirror in a Delta table, at a version, as the merge reads and writes them."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types as arrow
+
+from airflow_lakestream.delta.commit.protocol import check_removable
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.replace.takeout import live_files
+from airflow_lakestream.delta.storage import Tables
+from airflow_lakestream.delta.write.columns import conform
+from airflow_lakestream.delta.write.files import Add, read_parts, write_files
+
+
+@dataclass(frozen=True)
+class DeltaHead:
+    """`cdc.merge.head.Head` of a table at a version, for the columns `schema` that a commit gives it.
+
+    :param order: of rows in new files, see `delta.write.layout.check_order`.
+    :param made: takes the files that are written in this process.
+    :param folder: of the table's data, for new files.
+    """
+
+    tables: Tables
+    head: Head
+    schema: pa.Schema
+    order: Sequence[tuple[str, bool, bool]] = ()
+    made: list[Add] = field(default_factory=list)
+    folder: str = ""
+    # Deletion vectors are not written.
+    delete = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take along what the work on files needs: no log."""
+        head = self.head
+        bare = Head(head.table, head.version, head.table_id, head.schema, head.fields, head.partitions)
+        return DeltaHead, (self.tables, bare, self.schema, self.order, [], self.folder)
+
+    @cached_property
+    def _store(self) -> Any:
+        return self.tables.store(self.head.table)
+
+    def files(self) -> Sequence[Add]:
+        """Return the data files. Raises UnfitTable and CannotReplace if rows can't be taken out of them."""
+        check_removable(self.head)
+        return list(live_files(self.head))
+
+    def rows_in(self, file: Add) -> int:
+        """Return a file's number of rows."""
+        return int(file["stats"]["numRecords"] or 0)
+
+    # A table with deletion vectors is refused.
+    live_rows_in = rows_in
+
+    def nulls_in(self, file: Add, column: str) -> int | None:
+        """Return how many rows have no value in a column."""
+        found: int | None = (file["stats"].get("nullCount") or {}).get(column)
+        return found
+
+    def bytes_in(self, file: Add) -> int:
+        """Return a file's size in bytes."""
+        return int(file["size"])
+
+    def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
+        """Return a column's bounds in the log."""
+        kind = self.schema.field(column).type
+        # For other types the log has text, or rounds.
+        if not (arrow.is_integer(kind) or arrow.is_string(kind)):
+            return None
+        low, high = (file["stats"][side].get(column) for side in ("minValues", "maxValues"))
+        return None if low is None or high is None else (low, high)
+
+    def read(self, file: Add, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """Yield the rows of a file."""
+        return read_parts(self._store, file, self.schema, columns)
+
+    def write(self, rows: pa.Table) -> Sequence[Add]:
+        """Write rows as files of the mirror."""
+        layout, name = (self.schema, self.head.partitions, self.order), (uuid.uuid4().hex, itertools.count())
+        files = write_files(self._store, *layout, rows, *name, folder=self.folder)
+        self.made.extend(files)
+        return files
+
+    def conform(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the mirror's columns."""
+        return conform(rows, self.schema)
