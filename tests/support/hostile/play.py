@@ -90,6 +90,7 @@ class Play:
             if number == rounds - 1 or self.transactions > QUIET_FROM:
                 self.quiet()
         self.figures["transactions"] = sum(one.book.transactions for one in [*self.tables, *self.retired])
+        self.figures["connectors failed"] = len(self.database.failures)
         self.figures["tables"] = len(self.tables) + len(self.retired)
         for one in [*self.tables, *self.retired]:
             self.figures.update({f"ddl: {name}": count for name, count in one.book.ddl.items()})
