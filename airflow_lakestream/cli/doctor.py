@@ -32,7 +32,7 @@ def doctor(
     table: Annotated[
         str | None, typer.Option("--table", help="namespace.table, or the path or URI of a Delta table")
     ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="what lands: extract, group or spark")] = "extract",
+    engine: Annotated[str, typer.Option("--engine", help="what lands: extract, group, spark or mirror")] = "extract",
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="with --engine spark: its checkpoint_location")
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,7 @@ def init(
     ] = None,
     group: Annotated[str | None, typer.Option("--group", help="consumer group; default: the DAG's id")] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="what lands: extract (default), group or spark")
+        str | None, typer.Option("--engine", help="what lands: extract, group, spark or mirror; default: by the topic")
     ] = None,
     schedule: Annotated[
         str | None, typer.Option("--schedule", help='cron or a preset, such as "@hourly"; default: by engine')
@@ -60,13 +61,12 @@ def init(
     Asks for what is not given if it runs on a terminal. Nothing is written but the file.
     """
     with aside(), without_logs():
-        from airflow_lakestream.config.landing import ExtractConfig
-        from airflow_lakestream.core.policies import TableFormat, choose
+        from airflow_lakestream.core.policies import choose
         from airflow_lakestream.onramp.dag_file import DagFile, Engine, default_name, default_table
         from airflow_lakestream.onramp.preview import Wanted, preview
 
         topic = _asked("topic", topic, None)
-        chosen = choose(Engine, "--engine", _asked("engine", engine, Engine.EXTRACT))
+        chosen = None if engine is None else choose(Engine, "--engine", engine)
         opened, registry = open_topic(topic, bootstrap_servers, kafka_conn, decoding)
         table = _asked("table", table, default_table(topic))
         dag_id = default_name(topic)
@@ -78,17 +78,19 @@ def init(
             table=table,
             group=group or dag_id,
             dag_id=dag_id,
-            engine=chosen,
+            engine=chosen or Engine.EXTRACT,
             schedule=schedule,
             connections=connections,
         )
         found = preview(opened, decoding, Wanted(), registry)
-        file = _with_columns(file, found, decoding)
-        told = {**found.decoding, "schema": file.columns, "table_format": TableFormat.of(table)}
-        ExtractConfig(topic=topic, table=table, consumer_group=file.group, **told)
+        if chosen is None:
+            usual = Engine.MIRROR if _is_mirror(found, decoding) else Engine.EXTRACT
+            chosen = choose(Engine, "--engine", _asked("engine", None, usual))
+        file = _with_columns(replace(file, engine=chosen), found, decoding)
+        _check(file, found)
         lines = _connection_lines(file, bootstrap_servers, kafka_conn, iceberg_conn, storage_conn)
     _write(path, file.text, force=force)
-    said = [*about(found), *columns_of(found)]
+    said = [*about(found), *([f"Key: {', '.join(file.key)}"] if file.key else columns_of(found))]
     said += [f"Wrote {path}: DAG {dag_id}, {topic} -> {table}, by {chosen}."]
     said += ["It needs these connections; put in what stands in <...>:", *lines]
     said += [f"Then: lakestream doctor --topic {topic}, and put the file into Airflow's DAG folder."]
@@ -129,7 +131,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) -> DagFile:
     """Return the file with how records are decoded, and with the columns where only the records say them."""
-    from dataclasses import replace
+    from airflow_lakestream.onramp.dag_file import Engine
 
     if found.decoding.get("format") is None and found.problem is not None:
         remedy = "Give --format (and --schema), or --schema-registry."
@@ -139,10 +141,38 @@ def _with_columns(file: DagFile, found: Preview, decoding: Mapping[str, Any]) ->
         # As the user gave it: what was looked up has secrets.
         told["schema_registry"] = decoding["schema_registry"]
     columns = told.pop("schema", None)
+    if file.engine is Engine.MIRROR:
+        # The events tell a mirror's columns.
+        told.pop("envelope", None)
+        return replace(file, decoding=told, columns=columns, columns_by="what you gave", key=found.key)
     said = "what you gave" if decoding.get("schema") else f"{found.looked_at} records of {found.topic}"
     if columns is None and found.decoding.get("format") in _NAMED_COLUMNS and "sql" not in told:
         columns = found.columns
     return replace(file, decoding=told, columns=columns, columns_by=said)
+
+
+def _is_mirror(found: Preview, decoding: Mapping[str, Any]) -> bool:
+    """Tell whether a mirror is what a topic is likely to be for; who gives the envelope wants its events."""
+    return found.has_events and bool(found.key) and decoding.get("envelope") is None
+
+
+def _check(file: DagFile, found: Preview) -> None:
+    """Refuse arguments that go wrong together. Raises InvalidArgument."""
+    from airflow_lakestream.config.landing import ExtractConfig
+    from airflow_lakestream.config.mirror import MirrorConfig
+    from airflow_lakestream.core.policies import TableFormat
+    from airflow_lakestream.onramp.dag_file import Engine
+
+    told = {"topic": file.topic, "table": file.table, "consumer_group": file.group, "schema": file.columns}
+    told |= {"table_format": TableFormat.of(file.table)}
+    if file.engine is not Engine.MIRROR:
+        ExtractConfig(**{**found.decoding, **told})
+        return
+    if not found.has_events or not file.key:
+        lacks = "keys do not tell the primary key" if found.has_events else "records are no change events of Debezium"
+        remedy = "Land the records themselves: --engine extract."
+        raise InvalidArgument("--engine", f"{file.topic} can't be mirrored: its {lacks}.", remedy)
+    MirrorConfig(**{**found.decoding, **told, "envelope": "debezium", "key": file.key})
 
 
 def _named(kafka_conn: str, iceberg_conn: str, storage_conn: str | None) -> dict[str, str]:

@@ -153,7 +153,10 @@ class DecoderFactory(Protocol):
     """Makes the decoder for a table's payload schema, or for the one inferred from the first batch."""
 
     def __call__(self, schema: RowSchema | None, first: RawBatch | None) -> Decoder | None:
-        """Return a decoder; None when there is neither a schema nor a record to infer one from."""
+        """Return a decoder; None when there is neither a schema nor a record to infer one from.
+
+        It is None for first records, too, that are no rows whatever the columns: they are skipped.
+        """
 
     def trying(self, trial: Trial) -> DecoderFactory:
         """Return the same, for decoders to which rows that the trial finds are bad."""
@@ -268,6 +271,7 @@ class SharedSink(TakingSink, Protocol):
         """Take files that another worker handed over for the next commit; they are never deleted by `discard`."""
 
 
+@runtime_checkable
 class FrameSink(SharedSink, Protocol):
     """A sink of rows that a function makes of decoded ones; its result tells the table's columns."""
 

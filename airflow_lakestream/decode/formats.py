@@ -101,6 +101,10 @@ class Payload(PayloadSettings):
         """Whether records have to be read with their keys."""
         return self.key_format is not None or "key" in self.row.fixed_columns.names
 
+    def tells_columns(self, first: RawBatch) -> bool:
+        """Tell whether first records can be asked for the columns of a new table."""
+        return True
+
     def columns(self, first: RawBatch) -> pa.Schema:
         """Return the columns of a new table, which the registry or the first records tell.
 

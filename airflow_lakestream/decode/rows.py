@@ -57,10 +57,10 @@ class RowDecoders:
     columns: pa.Schema | None = None
 
     def __call__(self, schema: pa.Schema | None, first: RawBatch | None) -> Decoder | None:
-        """Return a decoder, None without a schema and without a record; see `core.ports.DecoderFactory`."""
+        """Return a decoder, None without a schema and a record that tells one; see `core.ports.DecoderFactory`."""
         schema = schema if self.columns is None else self.columns
         if schema is None:
-            if first is None:
+            if first is None or not self.payload.tells_columns(first):
                 return None
             schema = self.payload.columns(first)
         # A clash of names is found before the first row: the metadata columns are built for this payload.

@@ -1,9 +1,9 @@
-"""The DAG file that `lakestream init` writes: a topic into a table, by one of three engines."""
+"""The DAG file that `lakestream init` writes: a topic into a table, by one of the engines."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -22,20 +22,33 @@ class Engine(StrEnum):
     EXTRACT = "extract"
     GROUP = "group"
     SPARK = "spark"
+    MIRROR = "mirror"
 
 
-_SCHEDULES = {Engine.EXTRACT: "*/5 * * * *", Engine.GROUP: "*/15 * * * *", Engine.SPARK: "@continuous"}
+_SCHEDULES = {
+    Engine.EXTRACT: "*/5 * * * *",
+    Engine.GROUP: "*/15 * * * *",
+    Engine.SPARK: "@continuous",
+    Engine.MIRROR: "*/5 * * * *",
+}
 _JINJA = re.compile(r"\{[{%#]")
 _PRESETS = ("@continuous", "@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 _ABOUT = {
     Engine.EXTRACT: "One task reads the new records in the worker, and lands them in the table.",
     Engine.GROUP: "A task plans, several tasks read and write side by side, and one task commits all of it.",
     Engine.SPARK: "Spark runs a streaming query, which a task supervises. To stop it for good, pause the DAG first.",
+    Engine.MIRROR: (
+        "One task applies Debezium's change events in the worker: the table has the rows of the database's table.\n\n"
+        "If merging them becomes too much for a worker, let Spark do it: SparkStreamingSubmitOperator with\n"
+        'app="cdc_to_iceberg" ("cdc_to_delta" for a Delta table) and, in app_config, the same topic, table,\n'
+        "consumer_group and key. It goes on where the ledger in the table ends."
+    ),
 }
 _IMPORTS = {
     Engine.EXTRACT: "from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator",
     Engine.GROUP: "from airflow_lakestream.operators.kafka_extract_group import kafka_extract_group",
     Engine.SPARK: "from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator",
+    Engine.MIRROR: "from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator",
 }
 
 
@@ -47,6 +60,7 @@ class DagFile:
     :param decoding: arguments that say how records are decoded, as text.
     :param columns: the payload's columns as DDL; None leaves them to the first run, or the registry.
     :param columns_by: what says the columns, in words.
+    :param key: the columns of a mirror's key.
     :param connections: by argument, such as `kafka_conn_id`, those that are not the default.
     """
 
@@ -59,6 +73,7 @@ class DagFile:
     decoding: Mapping[str, Any] = field(default_factory=dict)
     columns: str | None = None
     columns_by: str = ""
+    key: Sequence[str] = ()
     connections: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,11 +93,17 @@ class DagFile:
     def text(self) -> str:
         """The file's text, formatted."""
         schema = "" if self.columns is None else _schema(self.columns, self.columns_by)
+        what = "Mirror the database's table whose changes are in" if self.engine is Engine.MIRROR else "Land"
         checkpoint = _CHECKPOINT if self.engine is Engine.SPARK else ""
-        body = {Engine.EXTRACT: self._extract, Engine.GROUP: self._group, Engine.SPARK: self._spark}[self.engine]()
+        bodies = {
+            Engine.EXTRACT: self._extract,
+            Engine.GROUP: self._group,
+            Engine.SPARK: self._spark,
+            Engine.MIRROR: self._mirror,
+        }
         return "".join(
             [
-                f'"""Land the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
+                f'"""{what} the Kafka topic {self.topic}.\n\n{_ABOUT[self.engine]}\n"""\n\n',
                 "from __future__ import annotations\n\n",
                 "from datetime import timedelta\n\nimport pendulum\nfrom airflow.sdk import DAG\n\n",
                 f"{_IMPORTS[self.engine]}\n",
@@ -94,7 +115,7 @@ class DagFile:
                 "    catchup=False,\n",
                 "    # Runs of one consumer group take turns.\n    max_active_runs=1,\n",
                 '    tags=["lakestream"],\n    doc_md=__doc__,\n) as dag:\n',
-                body,
+                bodies[self.engine](),
             ]
         )
 
@@ -113,11 +134,17 @@ class DagFile:
                 found.append((name, _python(value, indent), ""))
         if self.columns is not None:
             found.append(("schema", "SCHEMA", ""))
+        if self.key:
+            found.append(("key", _python(self.key, indent), "The primary key: the columns of the records' keys."))
         return found
 
     def _extract(self) -> str:
         told = [("task_id", '"land"', ""), *self._arguments(), *self._connections(), *_RETRIES]
         return f"    KafkaExtractOperator(\n{_keywords(told, 8)}    )\n"
+
+    def _mirror(self) -> str:
+        told = [("task_id", '"mirror"', ""), *self._arguments(), *self._connections(), *_RETRIES]
+        return f"    KafkaMirrorOperator(\n{_keywords(told, 8)}    )\n"
 
     def _group(self) -> str:
         tasks = ("tasks", "4", "Most tasks that read side by side.")

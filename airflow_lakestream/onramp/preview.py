@@ -10,7 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_lakestream.cdc.events.record_keys import as_list, names_in
 from airflow_lakestream.config.landing import ExtractConfig
+from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OnError, Tombstones, choose, is_given
 from airflow_lakestream.core.ports import OffsetsGone
 from airflow_lakestream.core.records import RawBatch
@@ -20,6 +22,7 @@ from airflow_lakestream.exceptions import BadRecord, InvalidArgument, Lakestream
 from airflow_lakestream.onramp.guess import Guess, guess_format
 from airflow_lakestream.onramp.samples import MOST_BYTES, Sample, SampledTopic
 from airflow_lakestream.onramp.shown import json_ready
+from airflow_lakestream.registry.client import RegistryClient
 from airflow_lakestream.registry.config import RegistryConfig
 from airflow_lakestream.registry.schemas import RegistryRefused, RegistryUnavailable
 from airflow_lakestream.tables.schema.columns import payload_schema, to_schema, with_metadata
@@ -43,6 +46,7 @@ class Preview:
     :param reason: why the format was guessed; empty where it was given.
     :param columns: the payload's columns as DDL; None where they are not known.
     :param looked_at: how many records say the columns.
+    :param key: the columns of the records' keys, where all keys have the same ones; else none.
     :param problem: why records were not decoded; None where they were.
     :param rows: what a landing would write, each with the metadata columns.
     :param rejected: records that fit no row, each with stage and reason.
@@ -57,12 +61,19 @@ class Preview:
     reason: str
     columns: str | None
     looked_at: int
+    key: Sequence[str] = ()
     problem: str | None = None
     rows: Sequence[Mapping[str, Any]] = ()
     rejected: Sequence[Mapping[str, Any]] = ()
     undecoded: Sequence[Mapping[str, Any]] = ()
     skipped: int = 0
     notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether the records are change events of Debezium: the guess says so, or their columns."""
+        names = () if self.columns is None else to_schema(self.columns).column_names
+        return self.decoding.get("envelope") == Envelope.DEBEZIUM or {"op", "before", "after"} <= set(names)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; bytes are base64 where they are no text."""
@@ -150,11 +161,18 @@ def _preview(
         reason=guess.reason,
         columns=None,
         looked_at=len(whole),
+        key=_key_of(whole, registry),
         notes=_notes(whole),
     )
     if guess.problem is not None and not _is_told(told):
         return replace(found, problem=guess.problem, undecoded=_undecoded(chosen))
     return _decoded(found, whole, chosen, tombstones)
+
+
+def _key_of(sample: Sample, registry: RegistryConfig | None) -> Sequence[str]:
+    client = None if registry is None else RegistryClient(registry)
+    names = {text for batch in sample.batches for text in names_in(_keys(batch), client, {}).to_pylist()}
+    return (as_list(names.pop()) or ()) if len(names) == 1 else ()
 
 
 def _is_told(told: Mapping[str, Any]) -> bool:

@@ -72,9 +72,10 @@ def _what(run: RunReport, config: ExtractConfig) -> str:
 def _nothing(run: RunReport, config: ExtractConfig) -> str:
     what = _what(run, config)
     if run.reports and all(report.lacks_columns for report in run.reports.values()):
+        left = f" {run.remaining_lag:,} offsets are left until one does." if run.remaining_lag else ""
         return (
-            f"Nothing to land: there is no record of {what}. {run.table} was not created, since there was no record "
-            "to infer its columns from and no schema is given."
+            f"Nothing to land: no record of {what} tells the columns of {run.table}, and no schema is given. The table "
+            f"was not created.{left}"
         )
     return f"Nothing to land: {run.table} holds all records of {what} that are in Kafka now."
 

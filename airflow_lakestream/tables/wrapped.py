@@ -67,14 +67,6 @@ class WrappedSharedSink(WrappedTakingSink):
         """Leave what was handed over to who took it."""
         self.inner.let_go()
 
-    def outline_beside(self, columns: Any) -> Any:
-        """Return the outline of a table that is nowhere; see `core.ports.FrameSink`."""
-        return self.inner.outline_beside(columns)  # type: ignore[attr-defined]  # asked of such a sink only
-
-    def hold_to(self, payload: Any, metadata: Any, made_by: Any) -> None:
-        """Hold the table to the columns of a function's result; see `core.ports.FrameSink`."""
-        self.inner.hold_to(payload, metadata, made_by)  # type: ignore[attr-defined]  # as above
-
     def misfit(self, files: Mapping[str, Any]) -> str | None:
         """Say why handed files can't be used; None if they can."""
         return self.inner.misfit(files)

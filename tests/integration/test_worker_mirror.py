@@ -6,6 +6,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -138,6 +139,50 @@ def test_a_new_mirror_is_partitioned_by_a_column_that_no_given_type_is_for(
     produce(name, 0, [change("c", {"id": n, "total": n, "day": "2026-01-01"}, n) for n in (1, 2)])
     mirror_lake.land(name, schema="day string", partition_by=["total"], sort_order=["id"])
     assert sorted(row["id"] for row in mirror_lake.scan().to_pylist()) == [1, 2]
+
+
+OF_NO_ROW = [None, b'{"ts_ms":1700000000000}', None]
+
+
+@pytest.mark.parametrize("given", [{}, {"key": None}])
+def test_a_topic_that_begins_with_tombstones_and_heartbeats_waits_for_a_row(
+    given: dict[str, Any], mirror_lake: MirrorLake, topic: Topics, produce: Producing, source: Source
+) -> None:
+    lake, name = mirror_lake, topic(1)
+    produce(name, 0, OF_NO_ROW, keys=['{"id":1}'] * 3)
+    for _ in range(2):
+        report = lake.land(name, max_records=2, **given)
+        assert (report.snapshot_ids, report.lacks_columns, report.remaining_lag) == ([], True, 3)
+    assert lake.has_nothing()
+    changes = source.changes(5)
+    produce(name, 0, changes, keys=['{"id":1}'] * len(changes))
+    report = lake.land(name, **given)
+    assert (report.counts.read, report.counts.skipped) == (8, 3)
+    lake.assert_is(source)
+    assert lake.landed(name) == {0: [(0, 8)]}
+
+
+def test_with_columns_and_key_given_tombstones_alone_make_the_mirror(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing
+) -> None:
+    name = topic(1)
+    produce(name, 0, OF_NO_ROW)
+    assert mirror_lake.land(name, schema="id bigint, total bigint").counts.skipped == 3
+    assert mirror_lake.scan().num_rows == 0
+
+
+def test_executors_wait_for_a_row_too(
+    mirror_lake: MirrorLake, topic: Topics, produce: Producing, source: Source, spark: SparkSession
+) -> None:
+    lake, name = mirror_lake, topic(1)
+    run = SparkRun(lake, name, {"key": ["id"]}, {"app": lake.app})
+    produce(name, 0, OF_NO_ROW)
+    run.run(spark)
+    assert lake.has_nothing()
+    produce(name, 0, source.changes(5))
+    run.run(spark)
+    lake.assert_is(source)
+    assert lake.landed(name) == {0: [(0, 8)]}
 
 
 def test_runs_at_once_apply_each_event_once(

@@ -112,8 +112,8 @@ def test_a_table_that_was_not_created_is_not_said_to_hold_anything(lines: Lines)
     done = land(job(FakeTopic({0: (0, 0)}), FakeTable(exists=False), decoders=decoders))
     assert lines.take() == []
     assert last_line(run_of(done), CONFIG) == (
-        "Nothing to land: there is no record of orders. lake.orders was not created, since there was no record to "
-        "infer its columns from and no schema is given."
+        "Nothing to land: no record of orders tells the columns of lake.orders, and no schema is given. The table was "
+        "not created."
     )
 
 

@@ -25,6 +25,7 @@ from airflow_lakestream.core.formats import Envelope
 from airflow_lakestream.core.policies import OutOfRange
 from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.connect.debezium import IMAGES, Naming, row_of
+from airflow_lakestream.decode.connect.debezium_own import own_record
 from airflow_lakestream.decode.formats import Payload
 from airflow_lakestream.decode.json.decoder import WatchingDecoder, WithoutColumn
 from airflow_lakestream.decode.json.document import Json
@@ -61,6 +62,10 @@ class EventPayload(Payload):
     def needs_keys(self) -> bool:
         """Whether records must be read with their keys, which show when the database's key has changed."""
         return True
+
+    def tells_columns(self, first: RawBatch) -> bool:
+        """Tell whether any of the first records may be an event: tombstones and Debezium's own records are none."""
+        return any(value is not None and own_record(value) is None for value in first.values.to_pylist())
 
     def decoder(self, schema: pa.Schema) -> Any:
         """Return the events' decoder for these columns, with their places in the source or with what tells them."""

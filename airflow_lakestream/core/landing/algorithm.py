@@ -164,7 +164,7 @@ def _drain(job: Job, table: TableState, plan: Plan, pieces: Sequence[Piece], rep
         batch = (_read_by_crew if by_crew else _read_by_children)(job, batch, report)
     report.lacks_columns = decoder is None
     if decoder is None:
-        _refuse_to_forget(job, plan)
+        _leave(job, batch)
         return False
     is_last = _left(job, report) is None or batch.records < (_left(job, report) or 0)
     if batch.changes_the_ledger or (is_last and plan.covered):
@@ -270,18 +270,25 @@ def _exhausted(job: Job, report: LandingReport) -> bool:
     return _left(job, report) == 0
 
 
-def _refuse_to_forget(job: Job, plan: Plan) -> None:
-    """Refuse if a later run needs what must be written down now, and there is no table to write it to."""
+def _leave(job: Job, batch: Batch) -> None:
+    """Leave everything to a later run, since no record tells the columns of a new table.
+
+    Raises InvalidArgument if that run needs what must be written down now: there is no table to write it to.
+    """
+    plan = batch.plan
     at_low = all(plan.origin.get(p, 0) <= marks.low for p, marks in plan.state.marks.items())
     start_is_fixed = isinstance(job.mode, Resume) and not job.mode.start_moves and at_low
     if plan.lost or plan.covered or (plan.origin and not start_is_fixed):
         what = "the time that is now covered has" if plan.covered else "the offsets where the group begins have"
         raise InvalidArgument(
             "schema",
-            f"{job.table} does not exist, there is no record to infer a schema from, and {what} to be written into "
+            f"{job.table} does not exist, no record tells its columns, and {what} to be written into "
             "the table so that the next run loses no record.",
             'Give a schema, such as schema="id bigint, name string".',
         )
+    if batch.records:
+        said = "%s records do not tell the columns of %s: they are left for the first run with one that does."
+        log.info(said, batch.records, job.table)
 
 
 def _new_records_came(job: Job, ends: TopicState) -> bool:

@@ -36,7 +36,7 @@ class Limits:
 class Decoded:
     """A decoded chunk. It drops the records: its rows are as large, and may wait for the sink.
 
-    `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk without records.
+    `offsets` are the records' offsets, `size` their bytes; `outcome` is None for a chunk that needed no decoder.
     """
 
     covers: OffsetRange
@@ -46,8 +46,9 @@ class Decoded:
 
     @property
     def counts(self) -> Counts:
-        """The counts of its records."""
-        return Counts() if self.outcome is None else self.outcome.counts
+        """The counts of its records; what tells no columns, and so has no decoder, is skipped."""
+        skipped = len(self.offsets)
+        return Counts(read=skipped, skipped=skipped) if self.outcome is None else self.outcome.counts
 
     @property
     def bad(self) -> BadRecords:
@@ -56,7 +57,7 @@ class Decoded:
 
 
 def decode(decoder: Decoder | None, chunk: Chunk) -> Decoded:
-    """Decode a chunk; one without records needs no decoder."""
+    """Decode a chunk. One without records needs no decoder, nor one whose records are no rows whatever the columns."""
     outcome = None
     if decoder is not None and len(chunk.batch):
         outcome = decoder.decode(chunk.batch)

@@ -227,15 +227,27 @@ def read_in_turn(job: Job, plan: Plan, decoder: Decoder) -> Generator[Decoded, N
 
 
 def read_first(job: Job, plan: Plan, most_records: int | None) -> Generator[tuple[Decoder | None, Decoded], None, None]:
-    """Yield like `read_rows`, up to the first chunk with a record, which decides the columns. Raises Stopped."""
+    """Yield like `read_rows`, up to the first chunk whose records tell the columns. Raises Stopped."""
     with closing(job.reader.read(plan, job.stop)) as chunks:
         for read in chunks:
-            chunk = at_most(read, most_records)
-            yield _decode(job.decoders(None, chunk.batch) if len(chunk.batch) else None, chunk)
-            if len(chunk.batch):
+            decoder, chunk = _begin(job, read, most_records)
+            yield _decode(decoder, chunk)
+            if decoder is not None:
                 return
     if job.stop.is_set():
         raise Stopped
+
+
+def _begin(job: Job, read: Chunk, most_records: int | None) -> tuple[Decoder | None, Chunk]:
+    """Return the decoder that a chunk's records tell, None if they tell none, and the chunk, cut to the limit.
+
+    Records that tell none do not count: a run with a limit would read the same ones forever.
+    """
+    chunk = at_most(read, most_records)
+    decoder = job.decoders(None, chunk.batch) if len(chunk.batch) else None
+    if decoder is None and len(chunk.batch) < len(read.batch):
+        return job.decoders(None, read.batch), read
+    return decoder, chunk
 
 
 _Pending: TypeAlias = "tuple[int, Future[tuple[Decoder | None, Decoded]]]"
@@ -255,12 +267,13 @@ class _Decoding:
         decoder, left = self.decoder, self.most_records
         with closing(self.job.reader.read(self.plan, cancelled)) as chunks:
             for read in chunks:
-                chunk = at_most(read, left)
-                if decoder is None and len(chunk.batch):
+                if decoder is None:
                     # The table gives no schema: infer it from the first records.
-                    decoder = self.job.decoders(None, chunk.batch)
-                if left is not None:
-                    left -= len(chunk.batch)
+                    decoder, chunk = _begin(self.job, read, left)
+                else:
+                    chunk = at_most(read, left)
+                if left is not None and decoder is not None:
+                    left = max(0, left - len(chunk.batch))
                 pending = chunk.size, self.pool.submit(_decode, decoder, chunk)
                 # The consumer may be slow: drop the records as soon as they are decoded.
                 del read, chunk

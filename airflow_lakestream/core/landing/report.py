@@ -22,7 +22,7 @@ class LandingReport:
     resumed, those that the run left. `schema_changes` describes the changes of the table's schema. `interval` is in
     milliseconds since the epoch; `completes` says that all its records are landed and no more can come. `bad` are the
     records rejected or skipped as bad. `rows_beside` counts the rows of other tools that the first landing found and
-    did not double. `lacks_columns`: there is no table, and no record came to infer its columns from.
+    did not double. `lacks_columns`: there is no table, and no record that came tells its columns.
     `made` counts rows that a function made of records, which count as filtered.
     """
 

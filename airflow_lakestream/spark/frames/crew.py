@@ -11,7 +11,7 @@ import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from airflow_lakestream.spark.frames.positions import Intervals, NotOnce, Positi
 from airflow_lakestream.spark.frames.tasks import RESULT, Reading, Writing, Written
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.transformed import Transformed
+from airflow_lakestream.tables.wrapped import WrappedSharedSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,7 +81,9 @@ class FrameCrew(SparkCrew):
         return pa.schema([*decoded, *metadata_schema(self.config.metadata_columns)])
 
     def _sink(self, job: Job) -> FrameSink:
-        return cast(FrameSink, job.shared)
+        assert isinstance(job.shared, WrappedSharedSink), "it has a table of rejected records"
+        assert isinstance(job.shared.inner, FrameSink), "that is what a function's rows go to"
+        return job.shared.inner
 
     def _target(self, job: Job) -> Any:
         return self._beside

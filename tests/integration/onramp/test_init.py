@@ -18,6 +18,7 @@ from dev.services.registry import Registry
 from tests.integration.onramp.test_preview import in_avro
 from tests.support.airflow_home import ICEBERG_CONNECTION, KAFKA_CONNECTION, AirflowHome, Connections
 from tests.support.broker import Producing, Topics
+from tests.support.cdc import Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
@@ -105,6 +106,60 @@ def test_a_file_for_spark_is_parsed_by_airflow(
     assert str(dag.schedule) == "@continuous"
 
 
+def test_a_topic_of_debeziums_events_gets_a_mirror(
+    airflow: AirflowHome,
+    connections: Connections,
+    topic: Topics,
+    produce: Producing,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, source = topic(1), Source()
+    events = source.changes(40)
+    produce(name, 0, events, keys=['{"id":1}'] * len(events))
+    file = airflow.path / "written" / f"mirror_{name}.py"
+    assert run(["init", "--topic", name, "--table", "lake.mirrored", "--output", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "Key: id" in said
+    assert f"{name} -> lake.mirrored, by mirror." in said
+    dag = airflow.dag(file)
+    done = airflow.run(dag)
+    assert (done.state, done.errors) == ("success", [])
+    found = connections.catalog.load_table("lake.mirrored").scan().to_arrow().to_pylist()
+    assert {row["id"]: row["total"] for row in found} == source.rows
+    # Who gives the envelope, or names another engine, lands the events.
+    for given in (["--envelope", "debezium"], ["--engine", "extract"]):
+        assert run(["init", "--topic", name, "--output", str(file), "--force", *given]) == 0
+        assert "KafkaExtractOperator(" in file.read_text()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "said"),
+    [
+        ('{"id": 1}', '{"id":1}', "its records are no change events of Debezium"),
+        ('{"op": "c", "before": null, "after": {"id": 1}, "source": {"lsn": 1}}', None, "its keys do not tell"),
+    ],
+)
+def test_what_can_t_be_mirrored_is_said_and_is_landed_unless_asked_otherwise(
+    value: str,
+    key: str | None,
+    said: str,
+    kafka: Kafka,
+    topic: Topics,
+    produce: Producing,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = topic(1)
+    produce(name, 0, [value], keys=[key])
+    given = ["init", "--topic", name, "--bootstrap-servers", kafka.bootstrap, "--output", str(tmp_path)]
+    assert run([*given, "--engine", "mirror"]) == 2
+    assert said in capsys.readouterr().err
+    assert run(given) == 0
+    assert "KafkaExtractOperator(" in (tmp_path / f"{name}_to_lake.py").read_text()
+    capsys.readouterr()
+
+
 def test_without_a_connection_brokers_are_enough_and_airflow_is_not_imported(
     kafka: Kafka, topic: Topics, produce: Producing, tmp_path: Path
 ) -> None:
@@ -130,7 +185,7 @@ def test_on_a_terminal_it_asks_for_what_is_not_given(
     name = topic(1)
     produce(name, 0, ['{"id": 1}'])
     terminal, ours = pty.openpty()
-    os.write(terminal, f"{name}\ngroup\n\n".encode())
+    os.write(terminal, f"{name}\n\ngroup\n".encode())
     command = [LAKESTREAM, "init", "--bootstrap-servers", kafka.bootstrap]
     done = subprocess.run(command, cwd=tmp_path, stdin=ours, capture_output=True, text=True, timeout=120, check=False)
     os.close(terminal)

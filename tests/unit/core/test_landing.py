@@ -197,6 +197,36 @@ def test_max_records_cuts_behind_the_last_record_and_the_rest_comes_next() -> No
     assert sorted(table.rows) == all_of(topic)
 
 
+@pytest.mark.parametrize("max_records", [None, 1, 3])
+def test_first_records_that_tell_no_columns_wait_for_one_that_does(max_records: int | None) -> None:
+    topic, table = FakeTopic({0: (0, 6)}, chunk_size=4), FakeTable(exists=False)
+
+    def telling(schema: object, first: RawBatch | None) -> FakeDecoder | None:
+        return decoders(schema, None if first is None or first.offsets[-1] < 6 else first)
+
+    limits = Limits(max_records=max_records, max_batch_bytes=1)
+    waiting = land(job(topic, table, decoders=telling, limits=limits))
+    assert (waiting.snapshot_ids, waiting.lacks_columns, waiting.remaining_lag) == ([], True, 6)
+    assert not table.exists
+
+    topic.logs[0] = (0, 12)
+    reports = [land(job(topic, table, decoders=telling, run_id=f"run-{n}", limits=limits)) for n in range(12)]
+
+    assert table.landed == span(0, 12)
+    # The second chunk tells them, and has two records that do not.
+    assert sorted(table.rows) == [(0, offset) for offset in range(4, 12)]
+    assert sum((report.counts for report in reports), Counts()) == Counts(read=12, written=8, skipped=4)
+
+
+def test_what_a_run_must_write_down_is_refused_while_nothing_tells_the_columns() -> None:
+    def telling(schema: object, first: RawBatch | None) -> FakeDecoder | None:
+        return decoders(schema, None)
+
+    topic, table = FakeTopic({0: (2, 6)}), FakeTable(exists=False)
+    with pytest.raises(InvalidArgument, match="no record tells its columns"):
+        land(job(topic, table, decoders=telling, mode=Resume(start_moves=True)))
+
+
 def test_a_conflict_discards_and_plans_anew() -> None:
     topic, table = FakeTopic({0: (0, 10)}), FakeTable()
     table.before_commit = [lambda: table.others_land("other", (0, 0, 6))]

@@ -40,6 +40,7 @@ def string_of(text: str, name: str) -> str:
         {},
         {"columns": COLUMNS, "columns_by": "12 records of orders"},
         {"decoding": {"format": "csv", "csv_delimiter": '"'}, "table": "/lake/orders", "columns": "a int"},
+        {"decoding": {"format": "avro"}, "key": ["id", "it's"]},
         {"decoding": {"format": "avro", "writer_schemas": ['{"type": "record"}', "it's"]}},
         {"decoding": {"sql": "SELECT 'a' AS \"b\"\nFROM {{ input }}"}, "connections": {"kafka_conn_id": "k"}},
     ],
