@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,6 +61,10 @@ class DeltaHead:
     def bytes_in(self, file: Add) -> int:
         """Return a file's size in bytes."""
         return int(file["size"])
+
+    def partition(self, file: Add) -> Hashable:
+        """Return the values of a file's partition."""
+        return tuple(file["partitionValues"].items())
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
         """Return a column's bounds in the log."""
