@@ -95,13 +95,15 @@ def test_after_fifty_batches_a_read_opens_no_more_than_it_would_of_rewritten_fil
     assert mirror.rows() == rows | {1: ("batch 60", "Y")}
 
 
-def test_a_file_is_rewritten_once_a_tenth_of_its_rows_is_deleted(mirror: HandMirror, spark: SparkSession) -> None:
+def test_a_file_is_rewritten_once_rows_of_it_are_deleted_or_where_the_user_says_so_a_tenth(
+    mirror: HandMirror, spark: SparkSession
+) -> None:
     mirror.land(created(range(100)))
     mirror.land(created(range(100, 200)))
     mirror.land([*changed(2, range(9), "d"), *changed(2, range(100, 110), "d")])
     (few, many) = sorted(live_files(mirror.table()), key=lambda task: sum(f.record_count for f in task.delete_files))
 
-    maintained(mirror, spark, compact={"options": ANY_SIZE})
+    maintained(mirror, spark, compact={"options": ANY_SIZE | {"delete-file-threshold": 5}})
 
     files = {task.file.file_path: len(task.delete_files) for task in live_files(mirror.table())}
     assert files.pop(few.file.file_path) == 1
@@ -109,6 +111,8 @@ def test_a_file_is_rewritten_once_a_tenth_of_its_rows_is_deleted(mirror: HandMir
     assert list(files.values()) == [0]
     # Nor is there a delete file that no data file needs.
     assert Reads.of(mirror.table()) == Reads(2, 1, most=1, shared=0, needless=0)
+    maintained(mirror, spark, compact={"options": ANY_SIZE})
+    assert Reads.of(mirror.table()) == Reads(2, 0, most=0, shared=0, needless=0)
     assert set(mirror.rows()) == {*range(9, 100), *range(110, 200)}
 
 

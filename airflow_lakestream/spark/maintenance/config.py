@@ -76,7 +76,7 @@ class Compaction:
         strategy = self.strategy or (Strategy.SORT if is_sorted else Strategy.BINPACK)
         order = sort_order if self.strategy is None else self.sort_order
         in_parts = True if self.partial_progress is None else self.partial_progress
-        options = {"max-file-group-size-bytes": _PART_BYTES, **self.options}
+        options = {"max-file-group-size-bytes": _PART_BYTES, "delete-file-threshold": 1, **self.options}
         return replace(self, strategy=strategy, sort_order=order, partial_progress=in_parts, options=options)
 
     @property

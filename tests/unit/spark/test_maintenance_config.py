@@ -57,10 +57,11 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
 def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how() -> None:
     of_mirror = Compaction(options={"rewrite-all": True}).of_mirror("`id`", is_sorted=True)
     assert (of_mirror.strategy, of_mirror.sort_order, of_mirror.in_parts) == ("sort", "`id`", True)
-    assert of_mirror.options == {"rewrite-all": True, "max-file-group-size-bytes": 2**31}
+    defaults = {"max-file-group-size-bytes": 2**31, "delete-file-threshold": 1}
+    assert of_mirror.options == defaults | {"rewrite-all": True}
     unsorted = Compaction().of_mirror(None, is_sorted=False)
     assert (unsorted.strategy, unsorted.sort_order) == ("binpack", None)
-    own = Compaction(strategy="binpack", partial_progress="false", options={"max-file-group-size-bytes": 5})
+    own = Compaction(strategy="binpack", partial_progress="false", options=dict.fromkeys(defaults, 5))
     assert own.of_mirror("`id`", is_sorted=True) == own
     other = Compaction(strategy="sort", sort_order="at").of_mirror("`id`", is_sorted=True)
     assert (other.strategy, other.sort_order) == ("sort", "at")
