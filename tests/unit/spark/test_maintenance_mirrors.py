@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
-from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_lakestream.core.mirrors import MIRROR
@@ -26,10 +24,10 @@ def catalog(tmp_path: Path) -> SqlCatalog:
     return catalog
 
 
-def table(catalog: SqlCatalog, key: list[str] | None, **more: Any) -> Table:
+def table(catalog: SqlCatalog, key: list[str] | None) -> Table:
     columns = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("odd `name`", pa.string())])
     properties = {} if key is None else {MIRROR: json.dumps({"key": key, "soft_delete": False})}
-    return catalog.create_table("lake.t", columns, properties=properties, **more)
+    return catalog.create_table("lake.t", columns, properties=properties)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +47,9 @@ def test_a_mirror_is_sorted_by_its_key_if_bounds_of_it_are_of_use(
 
 
 def test_it_is_sorted_by_an_order_of_its_own(catalog: SqlCatalog) -> None:
-    own = SortOrder(SortField(source_id=2, transform=IdentityTransform()))
-    how = of_table(Compaction(), table(catalog, ["id"], sort_order=own))
+    with table(catalog, ["id"]).update_sort_order() as update:
+        update.asc("at", IdentityTransform())
+    how = of_table(Compaction(), catalog.load_table("lake.t"))
     assert (how.strategy, how.sort_order) == ("sort", None)
 
 
