@@ -74,7 +74,7 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 		tests/integration/test_spark_frames.py tests/integration/test_spark_same_as_extract.py \
 		-k 'killed_at_random and not delta or frames and killed or every_way and json-with-all'
 
-soak-cdc: setup ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
+soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
 		-s tests/integration/test_cdc_hostile.py
 

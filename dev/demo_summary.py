@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table as Grid
 
+from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from dev import lake
 from dev.services.airflow import ICEBERG_CONNECTION, Airflow, environment_of
 from dev.services.kafka import Kafka
@@ -54,7 +55,7 @@ def print_summary(
     name = ".".join(table.name())
     landings = lake.landings(table)
     console.print()
-    console.print(f"[bold]{name}[/bold]: {lake.total_rows(table):,} rows from {len(landings)} landings")
+    console.print(f"[bold]{name}[/bold]: {live_rows(table):,} rows from {len(landings)} landings")
     if first_rows_after is not None:
         console.print(f"first rows {first_rows_after:.0f} s after the start")
     console.print(_snapshots(landings))

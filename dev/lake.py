@@ -59,13 +59,6 @@ def rows_of(snapshot: Snapshot) -> int:
     return int(_summary(snapshot).get("added-records", 0))
 
 
-def total_rows(table: Table) -> int:
-    """Return how many rows the table has, without those that are deleted in place."""
-    head = table.current_snapshot()
-    summary = _summary(head) if head else {}
-    return int(summary.get("total-records", 0)) - int(summary.get("total-position-deletes", 0))
-
-
 def partitions(table: Table, group: str, topic: str, client_config: Mapping[str, str]) -> list[Partition]:
     """Compare the table's ledger with the topic's ends."""
     landed = RangeSet()

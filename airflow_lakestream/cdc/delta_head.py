@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -68,6 +68,10 @@ class DeltaHead:
     def bytes_in(self, file: Add) -> int:
         """Return a file's size in bytes."""
         return int(file["size"])
+
+    def partition(self, file: Add) -> Hashable:
+        """Return the values of a file's partition."""
+        return tuple(file["partitionValues"].items())
 
     def bounds(self, file: Add, column: str) -> tuple[Any, Any] | None:
         """Return a column's bounds in the log."""

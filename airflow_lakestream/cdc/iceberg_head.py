@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,10 @@ class IcebergHead:
     def bytes_in(self, file: FileScanTask) -> int:
         """Return a file's size in bytes."""
         return file.file.file_size_in_bytes
+
+    def partition(self, file: FileScanTask) -> Hashable:
+        """Return the partition spec and the values of a file."""
+        return file.file.spec_id, repr(file.file.partition)
 
     def bounds(self, file: FileScanTask, column: str) -> tuple[Any, Any] | None:
         """Return the bounds of a column that the metadata tells."""

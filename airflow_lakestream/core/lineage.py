@@ -68,7 +68,10 @@ class SnapshotFacts:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the table has rows at this snapshot; if unknown, True."""
+        """Whether the table has rows at this snapshot, deleted ones that are still in their files included.
+
+        If unknown, True. How many are deleted no total tells: some delete files are of files that are gone.
+        """
         return self.summary.get("total-records") != "0"
 
 

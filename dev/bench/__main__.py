@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, commands, commits, mirror, scale
+from dev.bench import audit, commands, commits, mirror, reads, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -37,8 +37,8 @@ BUDGET = 30
 INTERRUPTED = 130
 # What the ledger costs over the years, a mirror, and the commands: figures of their own, not rows of the table.
 LEDGER = ("commits", "audit", "cdc", "commands")
-# Takes some forty minutes by itself, so it is measured only where ONLY names it.
-SCALE = "scale"
+# They take long by themselves, so they are measured only where ONLY names them.
+ALONE = ("reads", "scale")
 
 
 def main() -> int:
@@ -46,10 +46,11 @@ def main() -> int:
     args = _arguments()
     patterns = [word for word in args.only.split(",") if word]
     rows = [row for row in ROWS if not patterns or any(map(row.matches, patterns))]
-    ledger = [name for name in (*LEDGER, SCALE) if name in patterns or (not patterns and name != SCALE)]
-    unknown = [word for word in patterns if word not in (*LEDGER, SCALE) and not any(row.matches(word) for row in ROWS)]
+    ledger = [name for name in (*LEDGER, *ALONE) if name in patterns or (not patterns and name in LEDGER)]
+    known = {*LEDGER, *ALONE}
+    unknown = [word for word in patterns if word not in known and not any(row.matches(word) for row in ROWS)]
     if args.list or unknown:
-        print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, SCALE, sep="\n")
+        print("\n".join(f"{row.name:20} {row.title}" for row in ROWS), *LEDGER, *ALONE, sep="\n")
         for word in unknown:
             print(f"None of these rows, groups and peers is {word!r}.")
         return 2 if unknown else 0
@@ -107,7 +108,9 @@ def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[F
         return commands.measure(lab)
     if name == "cdc":
         return mirror.measure(lab.folder / "mirror", lab.say, lab.scale)
-    if name == SCALE:
+    if name == "reads":
+        return reads.measure(lab, lab.scale)
+    if name == "scale":
         return scale.measure(lab, lab.scale)
     return audit.measure(lab, args.audited or int(audit.RECORDS * lab.scale))
 

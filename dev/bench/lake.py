@@ -12,7 +12,7 @@ from pathlib import Path
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from dev.lake import total_rows
+from airflow_lakestream.iceberg.upkeep.reads import live_rows
 
 # An SQL catalog keeps its tables by its own name, which is the connection's.
 CATALOG = "iceberg_default"
@@ -67,7 +67,7 @@ def look_at(table: Table) -> Landed:
         raise AssertionError(f"{table.name()} has no snapshot")
     first = min(snapshot.timestamp_ms for snapshot in table.snapshots())
     return Landed(
-        rows=total_rows(table),
+        rows=live_rows(table),
         files=int(head.summary["total-data-files"] or 0),
         commits=len(table.snapshots()),
         first_commit_at=first / 1000,

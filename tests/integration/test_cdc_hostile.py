@@ -17,7 +17,9 @@ from tests.support.hostile.database import Database
 from tests.support.hostile.events import Extract
 from tests.support.hostile.mirrors import mirror_name
 from tests.support.hostile.play import Play, as_table
+from tests.support.hostile.readers import readers_of, spark_reads
 from tests.support.lake import Lake, assert_files_are_whole
+from tests.support.maintaining import maintained
 
 # Of those that the play has left, so many are landed by the extract path, too.
 MOST_RETIRED = 6
@@ -38,16 +40,18 @@ def database(postgres: Postgres, connect: Connect, kafka: Kafka) -> Iterator[Dat
 def test_mirrors_of_hostile_databases_have_their_rows_or_have_stopped_for_a_reason(
     lake: Lake, database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
-    play = Play(
-        int(os.environ.get("LAKESTREAM_CDC_SEED", "7")),
-        database,
-        lake,
-        tmp_path,
-        spark,
-        transactions=int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "300")),
-        kills=int(os.environ.get("LAKESTREAM_CDC_KILLS", "3")),
-    )
-    play.run()
+    with readers_of(lake, spark, tmp_path / "readers") as readers:
+        play = Play(
+            int(os.environ.get("LAKESTREAM_CDC_SEED", "7")),
+            database,
+            lake,
+            tmp_path,
+            spark,
+            readers,
+            transactions=int(os.environ.get("LAKESTREAM_CDC_TRANSACTIONS", "300")),
+            kills=int(os.environ.get("LAKESTREAM_CDC_KILLS", "3")),
+        )
+        play.run()
     extract = Extract(database.sql, lake, tmp_path, was_anew=len(database.connectors) > 1)
     for table in [*play.tables, *play.retired[:MOST_RETIRED]]:
         extract.look_at(table, is_there=table in play.tables)
@@ -55,8 +59,14 @@ def test_mirrors_of_hostile_databases_have_their_rows_or_have_stopped_for_a_reas
     failures = [*play.failures, *extract.failures]
     assert not failures, "\n\n".join([play.again, *failures])
     assert play.figures["kills"] == play.kills
-    for table in play.tables:
-        # A table that was made after the last quiet moment has no mirror yet.
-        if lake.catalog().table_exists(mirror_name(table)):
-            assert_files_are_whole(lake.table(mirror_name(table)), leftovers_of_a_kill=True)
+    # A table that was made after the last quiet moment has no mirror yet.
+    there = [name for table in play.tables if lake.catalog().table_exists(name := mirror_name(table))]
+    mirrors = {name: lake.table(name) for name in there}
+    for file in lake.folder.glob("warehouse/**/*.*"):
+        os.utime(file, (0, 0))
+    cleaned = [name for name, mirror in mirrors.items() if spark_reads(mirror)]
+    maintained(lake, spark, *cleaned, remove_orphans=True)
+    for name, mirror in mirrors.items():
+        assert set(mirror.refs()) == {"main"}
+        assert_files_are_whole(mirror, leftovers_of_a_kill=name not in cleaned)
     assert extract.figures["last events"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,44 +10,11 @@ from pyspark.sql import SparkSession
 
 from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures
 from airflow_lakestream.spark.maintenance.work import own_session
-from tests.support.broker import poll_until
 from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings
-from tests.support.maintaining import maintenance
+from tests.support.maintaining import beside, maintenance
 
 pytestmark = pytest.mark.integration
-
-
-@contextmanager
-def busy(spark: SparkSession, folder: Path) -> Iterator[Callable[[], None]]:
-    """Keep all of Spark's cores busy: what is begun meanwhile is planned, and waits. Yield what lets them go."""
-    gate = folder / "gate"
-    gate.touch()
-    context = spark.sparkContext
-    path = str(gate)
-
-    def wait(_: object) -> Iterator[int]:
-        import time
-        from pathlib import Path
-
-        while Path(path).exists():
-            time.sleep(0.02)  # between two looks for the file, in a process of Spark's
-        return iter(())
-
-    cores = context.defaultParallelism
-    thread = threading.Thread(target=lambda: context.parallelize(range(cores), cores).mapPartitions(wait).count())
-    thread.start()
-    try:
-        poll_until(lambda: running(spark) == cores, "the cores to be busy", 60)
-        yield gate.unlink
-    finally:
-        gate.unlink(missing_ok=True)
-        thread.join()
-
-
-def running(spark: SparkSession) -> int:
-    tracker = spark.sparkContext.statusTracker()
-    return sum(info.numActiveTasks for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)))
 
 
 def compact_beside(
@@ -61,15 +25,7 @@ def compact_beside(
     procedures = Procedures(own_session(config, spark), config.catalog_name, TABLE)
     how = config.work.compact
     assert how is not None
-    stages = spark.sparkContext.statusTracker().getActiveStageIds
-    with ThreadPoolExecutor(1) as pool:
-        with busy(spark, folder) as go_on:
-            held = set(stages())
-            done = pool.submit(procedures.compact, how)
-            poll_until(lambda: done.done() or bool(set(stages()) - held), "the compaction to be planned", 60)
-            other()
-            go_on()
-        done.result()
+    beside(spark, folder, lambda: procedures.compact(how), other)
     return procedures
 
 

@@ -12,14 +12,19 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.ledger import Counts, Ledger
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.replace.takeout import live_files
 from airflow_lakestream.iceberg.upkeep.expiry import SUMMARY_EXPIRING
+from airflow_lakestream.iceberg.upkeep.ledger_edit import forget
 from airflow_lakestream.run.topics import land_run
 from airflow_lakestream.spark.maintenance.tables import NoIcebergTable
 from airflow_lakestream.spark.maintenance.work import TableNotMaintained
 from tests.support.broker import Producing
+from tests.support.delete_files import delete_positions
 from tests.support.lake import GROUP, QUICK_RETRIES, TABLE, Lake, assert_landed_once
 from tests.support.landings import Landings
 from tests.support.maintaining import AT_ONCE, assert_every_snapshot_reads, maintained
@@ -66,6 +71,27 @@ def test_small_files_become_one_and_the_next_run_lands_what_is_new(
     assert_every_snapshot_reads(table)
     assert lake.land(name).counts.read == 0
     assert_landed_once(lake, name, {0: land(1)})
+
+
+def test_an_audit_by_statistics_sees_again_once_deletes_are_compacted(
+    lake: Lake, name: str, land: Landings, spark: SparkSession
+) -> None:
+    land(4)
+    ledger = lake.ledger()
+    for task in live_files(lake.table()):
+        # Its file names no data file in its bounds: it may be of any.
+        delete_positions(lake.table(), task.file.file_path, [0])
+    assert lake.audit(full=False).verdict is AuditVerdict.COULD_NOT_LOOK
+
+    [report] = maintained(lake, spark, compact=True)
+
+    assert (report.before.deletes, report.after.deletes) == (4, 0)
+    assert lake.ledger() == ledger
+    assert [one.verdict for one in (lake.audit(full=False), lake.audit())] == [AuditVerdict.DAMAGE] * 2
+    [identity] = ledger.topics
+    gone = RangeSet(OffsetRange(name, 0, EACH * number, EACH * number + 1) for number in range(4))
+    forget(lake.catalog(), TABLE, GROUP, identity, gone, Counts(4, 4))
+    assert [one.verdict for one in (lake.audit(full=False), lake.audit())] == [AuditVerdict.CLEAN] * 2
 
 
 def test_a_table_rolled_back_to_a_snapshot_that_was_kept_has_its_ledger_of_then(

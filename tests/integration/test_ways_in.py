@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -90,7 +90,8 @@ def by_password(issuer: str) -> Iterator[Kafka]:
     plain = f"{JAAS}.plain.PlainLoginModule required user_key='{SECRET}';"
     bearer = f"{JAAS}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub='broker';"
     settings = {
-        "sasl.enabled.mechanisms": "SCRAM-SHA-256,PLAIN,OAUTHBEARER",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN,OAUTHBEARER",
+        f"{LISTENER}.scram-sha-512.sasl.jaas.config": f"{JAAS}.scram.ScramLoginModule required;",
         f"{LISTENER}.plain.sasl.jaas.config": plain.replace("'", '"'),
         f"{LISTENER}.oauthbearer.sasl.jaas.config": bearer.replace("'", '"'),
     }
@@ -125,6 +126,17 @@ def lands(kafka: Kafka, folder: Path, settings: Mapping[str, str]) -> None:
 
 def test_sasl_ssl_with_a_password(by_password: Kafka, tmp_path: Path) -> None:
     settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "key"}
+    lands(by_password, tmp_path / "right", {**settings, "sasl.password": SECRET})
+    with pytest.raises(KafkaRefused):
+        lands(by_password, tmp_path / "wrong", {**settings, "sasl.password": "another"})
+
+
+def test_sasl_ssl_with_scram_sha_512(by_password: Kafka, tmp_path: Path) -> None:
+    kind = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion("scram-user", kind, SECRET.encode())
+    admin = AdminClient(by_password.client_config())
+    admin.alter_user_scram_credentials([user])["scram-user"].result(30)
+    settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "scram-user"}
     lands(by_password, tmp_path / "right", {**settings, "sasl.password": SECRET})
     with pytest.raises(KafkaRefused):
         lands(by_password, tmp_path / "wrong", {**settings, "sasl.password": "another"})

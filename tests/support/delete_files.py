@@ -18,10 +18,18 @@ from pyiceberg.typedef import Record
 
 from airflow_lakestream.iceberg.commit.row_delta import DeleteManifestWriter
 
+# With the specification's ids, by which other engines find them.
+_POSITIONS = pa.schema(
+    [
+        pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(number)})
+        for name, kind, number in (("file_path", pa.string(), 2147483546), ("pos", pa.int64(), 2147483545))
+    ]
+)
+
 
 def delete_positions(table: Table, path: str, positions: list[int]) -> None:
     """Delete rows of a data file by their place in it, in one snapshot with a position delete file."""
-    rows = pa.table({"file_path": [path] * len(positions), "pos": pa.array(positions, pa.int64())})
+    rows = pa.table({"file_path": [path] * len(positions), "pos": positions}, schema=_POSITIONS)
     _add(table, DataFileContent.POSITION_DELETES, rows, None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -41,6 +41,9 @@ class Head(Protocol):
 
     def bytes_in(self, file: File) -> int:
         """Return a file's size in bytes."""
+
+    def partition(self, file: File) -> Hashable:
+        """Return what tells a file's partition from others."""
 
     def bounds(self, file: File, column: str) -> tuple[Any, Any] | None:
         """Return bounds that include all values of a file's column; None if unknown."""

@@ -55,9 +55,8 @@ class Lookup:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_first", by_place(self.events, self.key)[0])
 
-    def files(self) -> list[File]:
+    def among(self, files: Sequence[File]) -> list[File]:
         """Return the files that may have rows of these keys, or rows for the truncation."""
-        files = self.head.files()
         if self.truncated is not None:
             return list(files)
         known = [(file, self.head.bounds(file, self.key[0])) for file in files]

@@ -6,6 +6,7 @@ into other files. The decision is for one head; another head needs a new one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,8 @@ from airflow_lakestream.core.policies import MergeMode
 # slower to read than one to write.
 MOST_DELETED = 0.1
 SMALL_BYTES = 2**20
+# So many small files of a partition become one, though nothing in them changes.
+MOST_SMALL = 32
 
 
 @dataclass
@@ -102,7 +105,8 @@ class Merger:
         self._judged = Judged(self.batch, Judge(self.table, self.batch.topic, self.key))
         late = is_before(rows, memory.truncated) if memory.truncated is not None else np.zeros(len(rows), np.bool_)
         matched = np.zeros(len(rows), np.bool_)
-        changes = self._look(head, late, matched) if head is not None else []
+        held = head.files() if head is not None else []
+        changes = self._look(head, held, late, matched) if head is not None else []
         self._judged.check_others(memory)
         is_delete = is_gone(rows)
         new = np.flatnonzero(~matched & ~late & ~is_delete)
@@ -112,6 +116,7 @@ class Merger:
         deletes = np.flatnonzero(~late & is_delete)
         incoming = self._incoming(values, np.flatnonzero(~late & ~is_delete), deletes)
         anew, in_place = self._ways(head, changes)
+        anew += self._small(head, held, changes) if head is not None else []
         files = self._rewrite(head, anew, incoming) if head is not None else []
         deleted = self._delete(head, in_place) if head is not None else []
         entries = self._entries(values, deletes)
@@ -130,12 +135,12 @@ class Merger:
         if len(merged.entries) and self.entries.read() is None:
             self.entries.add(merged.entries)
 
-    def _look(self, head: Head, late: Mask, matched: Mask) -> list[Change]:
-        """Return the files that change; note which events have a row, and which are late."""
+    def _look(self, head: Head, held: Sequence[File], late: Mask, matched: Mask) -> list[Change]:
+        """Return which of the head's files change; note which events have a row, and which are late."""
         batch = self.batch
         lookup = Lookup(head, batch.rows.select([*self.key, *VERSION]), self.key, self.soft_delete, batch.truncated)
         changes, too_late = [], []
-        files = lookup.files()
+        files = lookup.among(held)
         for file, found in zip(files, self._each(head, lookup, files, files), strict=True):
             later = is_later(batch.rows.take(pa.array(found.at)), found.rows)
             # A marked row may be older than a truncation, like a late event: it stays.
@@ -205,6 +210,22 @@ class Merger:
         if self.mode is MergeMode.MERGE_ON_READ:
             return False
         return gone >= MOST_DELETED * rows or head.bytes_in(change.file) < SMALL_BYTES
+
+    def _small(self, head: Head, held: Sequence[File], changes: Sequence[Change]) -> list[Change]:
+        """Return small files that no event changes, once a partition has so many that one would be quicker to read.
+
+        By these a mirror that only gets new rows stays readable without any maintenance.
+        """
+        if self.mode is MergeMode.MERGE_ON_READ:
+            return []
+        touched = {id(one.file) for one in changes}
+        small = defaultdict[Any, list[File]](list)
+        for file in held:
+            if id(file) not in touched and head.bytes_in(file) < SMALL_BYTES and head.rows_in(file):
+                small[head.partition(file)].append(file)
+        many = [file for files in small.values() if len(files) >= MOST_SMALL for file in files]
+        none = np.zeros(0, np.int64)
+        return [Change(file, head.live_rows_in(file), none, none, None) for file in many]
 
     def _delete(self, head: Head, changes: Sequence[Change]) -> list[tuple[File, File]]:
         """Delete rows of files that stay."""

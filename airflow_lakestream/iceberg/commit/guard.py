@@ -126,7 +126,7 @@ class CommitGuard:
         noted = {**properties, **self.notes}
         updates = (*updates, SetPropertiesUpdate(updates=noted), *retention.removals(expiring))
         response = self._commit(table, requirements, updates)
-        retention.delete_unneeded_manifests(current, response.metadata, expiring)
+        retention.delete_unneeded_files(current, response.metadata, expiring)
         return response
 
     def landed_in(self, table: Table) -> int | None:

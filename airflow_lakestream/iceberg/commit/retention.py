@@ -1,9 +1,9 @@
 """Which snapshots a landing lets expire, so that a table's metadata stays small however often it is landed into.
 
 Every commit of every engine reads and writes the list of all snapshots. With `lakestream.snapshots.keep` on the table
-(a table that the package creates has it) a landing removes the oldest ones in its own commit, and afterwards deletes
-the manifests that only they needed. Data files are never deleted here: those of the last snapshot are in use, and
-those that a compaction or a replace left behind are for the catalog's own removal of orphan files.
+(a table that the package creates has it) a landing removes the oldest ones in its own commit. Afterwards it deletes the
+manifests that only they needed, and the data and delete files that they took out: a mirror's merges take many out.
+What a landing that was rolled back, or a killed run, left behind is for the catalog's own removal of orphan files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -21,11 +22,13 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import ledger_store
 
 log = logging.getLogger(__name__)
 
 KEEP = "lakestream.snapshots.keep"
 GC_ENABLED = "gc.enabled"
+YOUNGEST_MS = 3_600_000
 
 
 def limit(properties: Mapping[str, str]) -> int | None:
@@ -62,7 +65,7 @@ def expiring(metadata: TableMetadata, now_ms: int | None = None) -> list[int]:
     over = len(candidates) + 2 - keep
     if over <= max(1, keep // 10):
         return []
-    # A run of the oldest, without gaps: `delete_unneeded_manifests` relies on it.
+    # A run of the oldest, without gaps: `delete_unneeded_files` relies on it.
     youngest = (int(time.time() * 1000) if now_ms is None else now_ms) - age
     expired = []
     for snapshot in candidates[:over]:
@@ -77,8 +80,8 @@ def removals(snapshot_ids: Iterable[int]) -> tuple[RemoveSnapshotsUpdate, ...]:
     return tuple(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [s]}) for s in snapshot_ids)
 
 
-def delete_unneeded_manifests(before: Table, after: TableMetadata, expired: Collection[int]) -> None:
-    """Delete the manifest lists and manifests that only snapshots needed which a commit has removed; never raises.
+def delete_unneeded_files(before: Table, after: TableMetadata, expired: Collection[int]) -> None:
+    """Delete the files that only snapshots needed which a commit has removed; never raises.
 
     Called once the commit is known to be applied. A process that dies here only leaves files that nothing needs.
     """
@@ -89,12 +92,44 @@ def delete_unneeded_manifests(before: Table, after: TableMetadata, expired: Coll
     try:
         needed = _manifests_of(before.io, _keepers(before.metadata, after, {s.snapshot_id for s in gone}))
         needed |= {s.manifest_list for s in after.snapshots}
-        paths = (_manifests_of(before.io, gone) | {s.manifest_list for s in gone}) - needed
-        list(ExecutorFactory.get_or_create().map(lambda path: _delete(before.io, path), sorted(paths)))
+        manifests = (_manifests_of(before.io, gone) | {s.manifest_list for s in gone}) - needed
+        data = taken_out(before, after, gone)
+        list(ExecutorFactory.get_or_create().map(lambda path: _delete(before.io, path), sorted(manifests | data)))
     except Exception as e:  # noqa: BLE001  # the landing is done; what is left over harms nobody
-        log.warning("The manifests of %s expired snapshots were left in place: %r", len(gone), e)
+        log.warning("The files of %s expired snapshots were left in place: %r", len(gone), e)
     else:
-        log.info("%s snapshots expired; %s manifests and manifest lists deleted.", len(gone), len(paths))
+        log.info(
+            "%s snapshots expired; %s manifests and manifest lists, and %s data and delete files that they had taken "
+            "out, were deleted.",
+            len(gone),
+            len(manifests),
+            len(data),
+        )
+
+
+def taken_out(before: Table, after: TableMetadata, gone: Iterable[Snapshot], now_ms: int | None = None) -> set[str]:
+    """Return the table's own files that expired snapshots of main have taken out, and no snapshot has any more.
+
+    Not those of the last hour: whoever planned a read, or a merge, before that may still open them.
+    """
+    main = {s.snapshot_id for s in ledger_store.live_ancestors(before.metadata)}
+    latest = (int(time.time() * 1000) if now_ms is None else now_ms) - YOUNGEST_MS
+    removers = {s.snapshot_id: s for s in gone if s.snapshot_id in main and s.timestamp_ms <= latest}
+    removed = set[str]()
+    for manifest in _listed(before.io, removers.values()):
+        if manifest.added_snapshot_id in removers and manifest.deleted_files_count != 0:
+            removed |= _files_in(before.io, manifest, deleted=True)
+    folders = {before.metadata.location, before.metadata.properties.get(TableProperties.WRITE_DATA_PATH)}
+    roots = tuple(folder.rstrip("/") + "/" for folder in folders if folder)
+    removed = {path for path in removed if path.startswith(roots)}
+    if not removed:
+        return removed
+    # Main's snapshots since then can't have them. The head is asked all the same: a file may have been put in again.
+    since = {s.snapshot_id for s in ledger_store.live_ancestors(after)} - {ledger_store.head_of(after)}
+    others = [s for s in after.snapshots if s.snapshot_id not in since]
+    for manifest in _listed(before.io, others):
+        removed -= _files_in(before.io, manifest, deleted=False)
+    return removed
 
 
 def _keepers(before: TableMetadata, after: TableMetadata, gone: Collection[int]) -> list[Snapshot]:
@@ -131,8 +166,19 @@ def _ancestors(parents: Mapping[int, int | None], snapshot_id: int | None) -> It
 
 
 def _manifests_of(io: FileIO, snapshots: Iterable[Snapshot]) -> set[str]:
-    lists = ExecutorFactory.get_or_create().map(lambda s: {m.manifest_path for m in s.manifests(io)}, snapshots)
-    return set[str]().union(*lists)
+    return {manifest.manifest_path for manifest in _listed(io, snapshots)}
+
+
+def _listed(io: FileIO, snapshots: Iterable[Snapshot]) -> Collection[ManifestFile]:
+    """Return the manifests of snapshots, each once."""
+    lists = ExecutorFactory.get_or_create().map(lambda s: s.manifests(io), snapshots)
+    return {manifest.manifest_path: manifest for one in lists for manifest in one}.values()
+
+
+def _files_in(io: FileIO, manifest: ManifestFile, *, deleted: bool) -> set[str]:
+    """Return the files that a manifest says are taken out, or those that it says are there."""
+    entries = manifest.fetch_manifest_entry(io, discard_deleted=not deleted)
+    return {e.data_file.file_path for e in entries if (e.status == ManifestEntryStatus.DELETED) is deleted}
 
 
 def _delete(io: FileIO, path: str) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_lakestream.cdc.merge.merge import MOST_DELETED
 from airflow_lakestream.exceptions import LakestreamError, Transient
-from airflow_lakestream.spark.maintenance.config import Compaction
+from airflow_lakestream.spark.maintenance.config import Compaction, Strategy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 
 # Together with ids: without a time, Iceberg would also expire all snapshots older than five days.
 _NO_OTHERS = "TIMESTAMP '1970-01-02 00:00:00'"
+# A data file is rewritten that has lost this share of its rows, as a merge does it, or has so many delete files.
+_READABLE = {"delete-ratio-threshold": MOST_DELETED, "delete-file-threshold": 5}
+# Iceberg only warns of parts that lost. They are done in the next try.
+_NO_PART_LOST = {"partial-progress.max-failed-commits": 0}
 # Iceberg's messages if another writer was first: its retries are used up, or the files are gone.
 _LOST = (
     "Cannot commit rewrite",
@@ -41,10 +46,15 @@ class CompactionLost(LakestreamError, Transient):
 
 @dataclass(frozen=True)
 class Size:
-    """The files of a table's head, delete files included."""
+    """The files of a table's head; `files` and `bytes` include its delete files."""
 
     files: int
     bytes: int
+    deletes: int = 0
+
+    def __str__(self) -> str:
+        deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
+        return f"{self.files} files{deletes} of {self.bytes:,} bytes"
 
 
 @dataclass(frozen=True)
@@ -61,27 +71,49 @@ class Procedures:
 
     def size(self) -> Size:
         """Count the files of the head."""
-        place = ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
-        row = self.spark.sql(f"SELECT count(*) n, coalesce(sum(file_size_in_bytes), 0) size FROM {place}.files").head()  # noqa: S608  # names in backticks
+        columns = "count(*) n, coalesce(sum(file_size_in_bytes), 0) size, count_if(content > 0) deletes"
+        row = self.spark.sql(f"SELECT {columns} FROM {self._place}.files").head()  # noqa: S608  # names in backticks
         assert row is not None, "an aggregate returns one row"
-        return Size(row["n"], row["size"])
+        return Size(row["n"], row["size"], row["deletes"])
 
     def compact(self, how: Compaction) -> None:
-        """Rewrite small files. Landings meanwhile are kept: Iceberg commits on top of them.
+        """Rewrite small files, and those that deletes make slow to read.
 
+        Landings meanwhile are kept: Iceberg commits on top of them. Parts that lose in each try stay as they are.
         Raises CompactionLost.
         """
-        options = {"partial-progress.enabled": str(how.in_parts).lower(), **how.options}
-        arguments = {"strategy": how.strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
-        for number in range(1, how.most_tries + 1):
+        parts = {"partial-progress.enabled": str(how.in_parts).lower()} | (_NO_PART_LOST if how.in_parts else {})
+        options = {**_READABLE, **parts, **how.options}
+        strategy = how.strategy or Strategy.BINPACK
+        arguments = {"strategy": strategy, "sort_order": how.sort_order, "where": how.where, "options": options}
+        try:
+            self._win("rewrite_data_files", arguments, how.most_tries)
+        except CompactionLost as e:
+            if not how.in_parts:
+                raise
+            log.warning("%s A part of the table stays as it is until the next run.", e)
+
+    def rewrite_position_deletes(self, tries: int) -> None:
+        """Give each data file one delete file at most, and remove those that no data file needs; or leave all as it is.
+
+        Whatever is left over costs time, and does no harm: merges may always be faster.
+        """
+        try:
+            self._win("rewrite_position_delete_files", {"options": {"rewrite-all": "true"}}, tries)
+        except CompactionLost as e:
+            log.warning("%s", e)
+
+    def _win(self, procedure: str, arguments: Mapping[str, Any], tries: int) -> None:
+        """Call a procedure that other writers may be faster than. Raises CompactionLost."""
+        for number in range(1, tries + 1):
             try:
-                self._call("rewrite_data_files", arguments)
+                self._call(procedure, arguments)
             except Exception as e:
                 if not any(word in str(e) for word in _LOST):
                     raise
-                log.info("%s: compaction %s of %s lost against another writer.", self.table, number, how.most_tries)
+                log.info("%s: compaction %s of %s lost against another writer.", self.table, number, tries)
                 last = next(iter(str(e).splitlines()), "")
-                if number == how.most_tries:
+                if number == tries:
                     raise CompactionLost(self.table, number, last) from e
             else:
                 return
@@ -108,9 +140,13 @@ class Procedures:
         }
         return self._call("remove_orphan_files", arguments)
 
+    @property
+    def _place(self) -> str:
+        # With the catalog: a namespace may have the same name.
+        return ".".join(f"`{part}`" for part in (self.catalog, *self.table.split(".")))
+
     def _call(self, procedure: str, arguments: Mapping[str, Any]) -> int:
-        place = ".".join(f"`{part}`" for part in self.table.split("."))
-        given = {"table": place, **{key: value for key, value in arguments.items() if value is not None}}
+        given = {"table": self._place, **{key: value for key, value in arguments.items() if value is not None}}
         text = ", ".join(f"{key} => {_literal(value)}" for key, value in given.items())
         return len(self.spark.sql(f"CALL `{self.catalog}`.system.{procedure}({text})").collect())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ from airflow_lakestream.spark.settings.catalog import catalog_settings, identity
 Settings = TypeVar("Settings", "Compaction", "Expiry", "OrphanRemoval")
 
 _DAY = 86_400.0
+# Of a mirror that is compacted in parts: so much is rewritten between two merges, which would undo it.
+_PART_BYTES = 2 * 2**30
 _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
 
 
@@ -35,23 +37,24 @@ class Strategy(StrEnum):
 class Compaction:
     """How small files are compacted into large ones.
 
-    :param strategy: "binpack" or "sort".
+    :param strategy: "binpack" or "sort"; default: mirrors are sorted, other tables are not.
     :param sort_order: for "sort", such as "user_id, timestamp DESC NULLS LAST" or "zorder(a, b)"; default: the table's.
     :param where: only files that may hold rows matching this SQL.
     :param partial_progress: commit in parts. A long compaction loses less to a conflict; each part is a snapshot.
+        Default: mirrors are compacted in parts, other tables are not.
     :param tries: how often to begin a compaction that lost against other writers.
     :param options: more options of Iceberg's `rewrite_data_files`.
     """
 
-    strategy: str = Strategy.BINPACK
+    strategy: str | None = None
     sort_order: str | None = None
     where: str | None = None
-    partial_progress: bool | str = False
+    partial_progress: bool | str | None = None
     tries: int | str = 3
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.strategy not in list(Strategy):
+        if self.strategy is not None and self.strategy not in list(Strategy):
             raise UnknownValue("maintenance.compact.strategy", self.strategy, map(str, Strategy))
         if self.sort_order and self.strategy != Strategy.SORT:
             raise InvalidArgument("maintenance.compact.sort_order", 'goes with strategy "sort".')
@@ -63,6 +66,18 @@ class Compaction:
     def in_parts(self) -> bool:
         """Whether each part is committed by itself."""
         return arguments.flag("maintenance.compact.partial_progress", self.partial_progress)
+
+    def of_mirror(self, sort_order: str | None, *, is_sorted: bool) -> Compaction:
+        """Return how a mirror is compacted, where the user says nothing else.
+
+        :param sort_order: see `Compaction`.
+        :param is_sorted: whether it is sorted.
+        """
+        strategy = self.strategy or (Strategy.SORT if is_sorted else Strategy.BINPACK)
+        order = sort_order if self.strategy is None else self.sort_order
+        in_parts = True if self.partial_progress is None else self.partial_progress
+        options = {"max-file-group-size-bytes": _PART_BYTES, "delete-file-threshold": 1, **self.options}
+        return replace(self, strategy=strategy, sort_order=order, partial_progress=in_parts, options=options)
 
     @property
     def most_tries(self) -> int:

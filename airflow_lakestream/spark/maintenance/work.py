@@ -20,7 +20,8 @@ from airflow_lakestream.spark.at_once import Supervised, supervised
 from airflow_lakestream.spark.inputs import lease_for
 from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.maintenance.calls import Procedures, Size
-from airflow_lakestream.spark.maintenance.config import Maintenance, MaintenanceConfig
+from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig
+from airflow_lakestream.spark.maintenance.mirrors import is_memory, needs_fewer_deletes, of_table
 from airflow_lakestream.spark.maintenance.tables import inside, select
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.settings import catalog as catalog_options
@@ -79,8 +80,8 @@ class TableReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.table}: {self.before.files} files of {self.before.bytes:,} bytes before, {self.after.files} of "
-            f"{self.after.bytes:,} after; {self.expired} snapshots expired, {self.orphans} orphans removed"
+            f"{self.table}: {self.before} before, {self.after} after; {self.expired} snapshots expired, "
+            f"{self.orphans} orphans removed"
         )
 
 
@@ -164,7 +165,7 @@ class _Upkeep:
         before, work = self.procedures.size(), self.work
         expired = orphans = 0
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
-            self.procedures.compact(work.compact)
+            self._compact(work.compact)
         if work.rewrite_manifests and self._has_rows() and self._begins("rewriting manifests"):
             self.procedures.rewrite_manifests()
         if work.expire is not None and self._begins("expiring snapshots"):
@@ -185,6 +186,20 @@ class _Upkeep:
 
     def _table(self) -> Table:
         return self.catalog.load_table(self.procedures.table)
+
+    def _compact(self, how: Compaction) -> None:
+        table = self._table()
+        if is_memory(table):
+            log.info("%s is not compacted: it keeps its files sorted, and few, by itself.", self.procedures.table)
+            return
+        # First: where each is of one data file, Iceberg knows which lost many rows. Last: some are of none any more.
+        self._rewrite_deletes(how.most_tries)
+        self.procedures.compact(of_table(how, table))
+        self._rewrite_deletes(how.most_tries)
+
+    def _rewrite_deletes(self, tries: int) -> None:
+        if needs_fewer_deletes(self._table()):
+            self.procedures.rewrite_position_deletes(tries)
 
     def _expire(self, rule: expiry.ExpiryRule) -> int:
         expiring = expiry.prepare(self.catalog, self.procedures.table, rule)

@@ -213,10 +213,17 @@ def _rolled_back(metadata: TableMetadata, names: Collection[str] | None, recent:
 
 
 def _is_compaction(operation: str, summary: Mapping[str, str]) -> bool:
-    """Tell whether the snapshot replaced files by others with the same number of rows."""
+    """Tell whether the snapshot replaced files by others with the same rows, as far as their numbers tell.
+
+    Rows that were deleted in place are in the old files, and not in the new ones.
+    """
     if operation != "overwrite":
         return operation == "replace"
-    return summary.get("added-records", "0") == summary.get("deleted-records", "0") != "0"
+    old, new, gone, more_deletes = (
+        int(summary.get(name, 0))
+        for name in ("deleted-records", "added-records", "removed-position-deletes", "added-delete-files")
+    )
+    return old > 0 and new == old - gone and not more_deletes
 
 
 class Streams(Protocol):

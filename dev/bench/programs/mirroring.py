@@ -30,10 +30,10 @@ from airflow_lakestream.core.records import RawBatch
 from airflow_lakestream.decode.rows import RowDecoders
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.iceberg.upkeep.reads import live_rows
 from dev.bench.lake import Lake
 from dev.bench.programs.measured import Work, write_result
 from dev.bench.shop import changes, orders
-from dev.lake import total_rows
 
 # So many rows of the first state are written in one commit.
 _AT_ONCE = 500_000
@@ -111,7 +111,7 @@ def main() -> None:
     head = table.current_snapshot()
     assert head is not None
     assert head.summary is not None
-    told = {"rows": total_rows(table), "files": int(head.summary["total-data-files"] or 0)}
+    told = {"rows": live_rows(table), "files": int(head.summary["total-data-files"] or 0)}
     write_result(args.result, {"batches": phases.batches, **told})
 
 

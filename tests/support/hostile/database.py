@@ -21,6 +21,7 @@ class Database:
     """A schema whose tables come and go; each of them is sent, also one that is made later.
 
     :param name: of schema, slot, publication and connector, and the first word of each topic.
+    :param failures: what connectors have failed with; each was restarted.
     """
 
     sql: Sql
@@ -29,6 +30,7 @@ class Database:
     kafka: Kafka
     name: str
     connectors: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def prepare(self, *, by_root: bool) -> None:
         """Make the schema, and a publication of all that it will have."""
@@ -111,8 +113,10 @@ class Database:
         is_past = f"{slot} and confirmed_flush_lsn > '{found[0]}'"
 
         def confirmed() -> bool:
-            # Debezium 3.2 ends a connector whose predecessor has not quite gone. Its task is restarted by hand, then.
-            if "DebeziumOpenLineageEmitter not initialized" in self.connect.state(self.connectors[-1]):
+            # Debezium 3.2 ends a connector whose predecessor has not quite gone, or whose snapshot meets a change of a
+            # table's columns. People restart its task, then.
+            if "Exception" in (state := self.connect.state(self.connectors[-1])):
+                self.failures.append(state)
                 self.restart()
             # It confirms the place of an event, and there may be no other.
             self.sql.execute(f"insert into {quoted(self.name)}.mark default values")

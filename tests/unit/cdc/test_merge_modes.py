@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -276,3 +277,54 @@ def test_what_can_t_be_is_refused_where_it_is_written_down() -> None:
         MirrorConfig(merge_mode="merge-on-read", **delta)
     with pytest.raises(InvalidArgument, match=r"merge_mode.*auto.*copy-on-write.*merge-on-read"):
         MirrorConfig(table="lake.t", merge_mode="in place", **of)
+
+
+def inserted(mirror: HandMirror, batches: range) -> None:
+    for batch in batches:
+        mirror.land(created([batch], commit=batch))
+
+
+@pytest.mark.parametrize("mode", [MergeMode.AUTO, MergeMode.COPY_ON_WRITE])
+def test_a_mirror_that_only_gets_new_rows_has_few_files(mode: MergeMode, tmp_path: Path) -> None:
+    mirror = HandMirror(tmp_path, modes=[mode])
+    inserted(mirror, range(1, merging.MOST_SMALL + 1))
+    assert len(files(mirror)) == merging.MOST_SMALL
+    inserted(mirror, range(merging.MOST_SMALL + 1, merging.MOST_SMALL + 4))
+    # The first of these had so many small files before it, and made them one.
+    assert sorted(task.file.record_count for task in files(mirror).values()) == [1, 1, 1, merging.MOST_SMALL]
+    assert mirror.rows() == {n: (f"n{n}", "X") for n in range(1, merging.MOST_SMALL + 4)}
+    assert_totals_are_right(mirror.table())
+
+
+def test_small_files_of_so_many_partitions_stay_and_so_they_do_where_maintenance_is_to_take_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MOST_SMALL", 4)
+    for name in ("partitioned", "in place"):
+        (tmp_path / name).mkdir()
+    partitioned = HandMirror(tmp_path / "partitioned")
+    table = replace(partitioned.design.table, partition_by=("identity(id)",))
+    partitioned.design = replace(partitioned.design, table=table)
+    in_place = HandMirror(tmp_path / "in place", modes=[MergeMode.MERGE_ON_READ])
+    for mirror in (partitioned, in_place):
+        inserted(mirror, range(1, 8))
+        before = set(files(mirror))
+        inserted(mirror, range(8, 9))
+        assert before < set(files(mirror))
+
+
+def test_small_files_become_one_without_the_rows_that_are_deleted_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MOST_SMALL", 3)
+    mirror = HandMirror(tmp_path, modes=[MergeMode.MERGE_ON_READ])
+    for start in (0, 10, 20):
+        mirror.land(created(range(start, start + 10)))
+        mirror.land([Event("d", start, None, 2, start, offset=900 + start)])
+    # Another engine's delete file, of any data file.
+    delete_positions(mirror.table(), next(iter(files(mirror))), [5])
+    rows = mirror.rows()
+    mirror._modes = itertools.repeat(MergeMode.AUTO)
+    mirror.land(created([99], commit=3))
+    assert sorted(task.file.record_count for task in files(mirror).values()) == [1, 26]
+    assert mirror.rows() == rows | {99: ("n99", "X")}

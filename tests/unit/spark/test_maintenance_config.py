@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.spark.maintenance.config import Maintenance, MaintenanceConfig, duration
+from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig, duration
 
 WORK: dict[str, Any] = {"tables": ["lake.clicks"], "compact": True}
 GIVEN: dict[str, Any] = {
@@ -45,13 +45,26 @@ def test_what_is_not_said_is_not_done_and_what_is_has_its_defaults() -> None:
         False,
     )
     assert work.compact is not None
-    assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == ("binpack", False, 3)
+    assert (work.compact.strategy, work.compact.in_parts, work.compact.most_tries) == (None, False, 3)
     all_of_it = Maintenance.parse(WORK | {"expire": True, "remove_orphans": {}, "rewrite_manifests": "true"})
     assert all_of_it.expire is not None
     assert all_of_it.remove_orphans is not None
     assert (all_of_it.expire.rule.older_than, all_of_it.expire.rule.retain_last) == (5 * 86_400, 1)
     assert all_of_it.remove_orphans.age == 3 * 86_400
     assert all_of_it.rewrite_manifests
+
+
+def test_a_mirror_is_compacted_by_its_key_and_in_parts_unless_the_user_says_how() -> None:
+    of_mirror = Compaction(options={"rewrite-all": True}).of_mirror("`id`", is_sorted=True)
+    assert (of_mirror.strategy, of_mirror.sort_order, of_mirror.in_parts) == ("sort", "`id`", True)
+    defaults = {"max-file-group-size-bytes": 2**31, "delete-file-threshold": 1}
+    assert of_mirror.options == defaults | {"rewrite-all": True}
+    unsorted = Compaction().of_mirror(None, is_sorted=False)
+    assert (unsorted.strategy, unsorted.sort_order) == ("binpack", None)
+    own = Compaction(strategy="binpack", partial_progress="false", options=dict.fromkeys(defaults, 5))
+    assert own.of_mirror("`id`", is_sorted=True) == own
+    other = Compaction(strategy="sort", sort_order="at").of_mirror("`id`", is_sorted=True)
+    assert (other.strategy, other.sort_order) == ("sort", "at")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3d", 259_200), ("1.5d", 129_600), ("36h", 129_600), (60, 60)])
