@@ -29,6 +29,7 @@ _MORE = {
     "clickstream_parallel": "the same topic with several tasks, one commit",
     "clickstream_spark_micro_batch": "Spark lands what is there, and ends",
     "clickstream_enriched": "the same, joined with a table of sites by a function of DataFrames",
+    "clickstream_windows": "windows of five minutes and sessions, whose state Spark keeps",
     "clickstream_streaming": "a supervised Spark query without an end; pause the DAG, then mark its task failed",
     "supervise_lakestream": "whether the stream is fresh, keeps up and loses nothing",
     "lake_maintenance": "compacts and expires, and leaves the ledger whole",

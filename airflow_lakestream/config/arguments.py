@@ -111,6 +111,13 @@ def names(argument: str, value: object) -> Mapping[str, str]:
     return dict(found)
 
 
+def output_mode(argument: str, value: object) -> None:
+    """Check the output mode of a streaming query whose rows are landed. Raises InvalidArgument."""
+    if value != "append":
+        problem = f"{value!r} brings rows again that have landed, changed; a landing only adds rows."
+        raise InvalidArgument(argument, problem, 'Leave it out, or write "append": rows come when they are final.')
+
+
 def regex(argument: str, value: object) -> str | None:
     """Return a regular expression; None where none is given."""
     if not is_given(value):

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyiceberg import types as iceberg
 
+from airflow_lakestream.config import arguments
 from airflow_lakestream.config.landing import ExtractConfig
-from airflow_lakestream.core.names import check_function
-from airflow_lakestream.core.policies import SqlInput, UnknownFields, is_given
+from airflow_lakestream.core.names import STREAM_TRANSFORM, TRANSFORM, check_function
+from airflow_lakestream.core.policies import ModeName, OnDataLoss, SqlInput, StateStore, UnknownFields, choose, is_given
+from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.design import TableDesign
 from airflow_lakestream.tables.schema.columns import to_schema
@@ -28,27 +30,69 @@ class FrameConfig(ExtractConfig):
 
     :param transform: "module:function"; it takes a batch of decoded rows as a DataFrame, and the Spark session, and
         returns the rows of the table. None lands the decoded rows.
+    :param stream_transform: the same for the stream of all batches, a streaming DataFrame: Spark keeps the state.
+    :param state_store: of `stream_transform`: "memory" or "rocksdb". None: what Spark's settings say.
+    :param output_mode: of `stream_transform`: "append".
     """
 
     transform: str | None = None
+    stream_transform: str | None = None
+    state_store: str | None = None
+    output_mode: str = "append"
 
     def __post_init__(self) -> None:
-        if is_given(self.transform):
-            self._check_transform(check_function(str(self.transform), "transform"))
+        arguments.output_mode("output_mode", self.output_mode)
+        if is_given(self.stream_transform):
+            self._check_stream(f"stream_transform={str(self.stream_transform)!r}")
+        elif is_given(self.state_store):
+            raise InvalidArgument("state_store", "goes with stream_transform, whose state it keeps.", "Leave it out.")
+        if self.function is not None:
+            self._check_function(f"{self.argument}={check_function(self.function, self.argument)!r}")
         super().__post_init__()
 
-    def _check_transform(self, function: str) -> None:
-        if is_given(self.sql) or self.sql_input != SqlInput.RAW:
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the function is one of the stream."""
+        return is_given(self.stream_transform)
+
+    @property
+    def argument(self) -> str:
+        """The argument that names the function."""
+        return STREAM_TRANSFORM if self.is_stateful else TRANSFORM
+
+    @property
+    def function(self) -> str | None:
+        """The function that makes the table's rows; None without one."""
+        given = getattr(self, self.argument)
+        return str(given) if is_given(given) else None
+
+    def _check_stream(self, given: str) -> None:
+        if is_given(self.transform):
             raise InvalidArgument(
-                "sql", f"does not go with transform={function!r}.", "Let the function do what the statement does."
+                "transform", f"does not go with {given}.", "Let the one function do what the other does."
             )
+        if (mode := choose(ModeName, "mode", self.mode)) is not ModeName.RESUME:
+            problem = f'"{mode}" does not go with {given}: a state knows no order but that of the stream.'
+            raise InvalidArgument("mode", problem, "Leave it out.")
+        if is_pattern(self.topic):
+            problem = f"{self.topic!r} is a regex, which does not go with {given}: a checkpoint's state is one topic's."
+            raise InvalidArgument("topic", problem, "Name one topic for each task.")
+        if choose(OnDataLoss, "on_data_loss", self.on_data_loss) is not OnDataLoss.FAIL:
+            problem = f'"{self.on_data_loss}" does not go with {given}: what its state then lacks can\'t be told.'
+            raise InvalidArgument("on_data_loss", problem, "Leave it out; begin anew with another table.")
+        if is_given(self.state_store):
+            choose(StateStore, "state_store", self.state_store)
+
+    def _check_function(self, given: str) -> None:
+        if is_given(self.sql) or self.sql_input != SqlInput.RAW:
+            raise InvalidArgument("sql", f"does not go with {given}.", "Let the function do what the statement does.")
         if self.template.by_record:
-            problem = f"{self.table!r}, a table that records choose, does not go with transform={function!r}."
+            problem = f"{self.table!r}, a table that records choose, does not go with {given}."
             raise InvalidArgument("table", problem, "Name one table for each topic.")
         if self.unknown_fields == UnknownFields.EVOLVE:
             raise InvalidArgument(
                 "unknown_fields",
-                '"evolve" adds columns to the table, and with transform these are the function\'s to make.',
+                f'"evolve" adds columns to the table, and with {self.argument} these are the function\'s to make.',
                 f'Use "rescue": the function finds them in the column {"_rescued"!r}.',
             )
         for column in to_schema(self.decoded).fields:
@@ -59,7 +103,7 @@ class FrameConfig(ExtractConfig):
     @property
     def decoded(self) -> pa.Schema | None:
         """The columns that the function reads, without metadata columns; None without a function."""
-        if not is_given(self.transform):
+        if self.function is None:
             return None
         schema = super().design.schema
         if schema is not None:
@@ -67,14 +111,16 @@ class FrameConfig(ExtractConfig):
         if len(fixed := self.payload.row.fixed_columns) and not is_given(self.key_format):
             return fixed
         raise InvalidArgument(
-            "schema", "is missing; with transform it names the columns that the function reads.", "Write them as DDL."
+            "schema",
+            f"is missing; with {self.argument} it names the columns that the function reads.",
+            "Write them as DDL.",
         )
 
     @property
     def design(self) -> TableDesign:
         """How decoded rows are written down; with a function they are not the table's."""
         design = super().design
-        if not is_given(self.transform):
+        if self.function is None:
             return design
         return TableDesign(metadata=design.metadata)
 
@@ -82,9 +128,10 @@ class FrameConfig(ExtractConfig):
     def table_design(self) -> TableDesign:
         """What the table itself is held to, but for its columns, which the function's result tells."""
         design = super().design
-        if not is_given(self.transform):
+        if self.function is None:
             return design
-        return replace(design, metadata=pa.schema([]), schema=None, rescues=False, incoming=None, argument="transform")
+        nothing = pa.schema([])
+        return replace(design, metadata=nothing, schema=None, rescues=False, incoming=None, argument=self.argument)
 
 
 def _foreign(kind: iceberg.IcebergType) -> iceberg.IcebergType | None:

@@ -15,6 +15,7 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.core.formats import Envelope, Format, KeyFormat, check_delimiter
 from airflow_lakestream.core.landing.modes import parse_ranges
 from airflow_lakestream.core.names import (
+    FUNCTIONS,
     METADATA_NAMES,
     check_function,
     check_group,
@@ -32,6 +33,7 @@ from airflow_lakestream.core.policies import (
     SchemaEvolution,
     SqlInput,
     StartOffset,
+    StateStore,
     TableFormat,
     Tombstones,
     UnknownFields,
@@ -118,7 +120,9 @@ _CHECKS: Mapping[str, Check] = {
     "envelope": _one_of(Envelope),
     "schema_registry": _registry,
     "table_format": _one_of(TableFormat),
-    "transform": lambda argument, value: check_function(str(value), argument),
+    "state_store": _one_of(StateStore),
+    "output_mode": arguments.output_mode,
+    **_each(lambda argument, value: check_function(str(value), argument), FUNCTIONS),
     "mode": _one_of(ModeName),
     "start_offset": _one_of(StartOffset),
     "schema_evolution": _one_of(SchemaEvolution),

@@ -16,7 +16,17 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from airflow_lakestream.core.bad_records import BadRecords
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, Noted, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import (
+    Counts,
+    Engine,
+    Landing,
+    Ledger,
+    Made,
+    Noted,
+    Streamed,
+    TopicEntry,
+    TopicIdentity,
+)
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -33,6 +43,8 @@ SUMMARY_BAD = "lakestream.bad"
 # The function that made the rows, and how many: rows that keep no positions.
 SUMMARY_TRANSFORM = "lakestream.transform"
 SUMMARY_MADE = "lakestream.transform-rows"
+# For people: the batch of a streaming query, with the offsets up to which it read; the ledger's own is in the topics.
+SUMMARY_STREAM = "lakestream.stream"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
@@ -93,6 +105,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **({SUMMARY_ENGINE: landing.engine.value} if landing.engine is not None else {}),
         **_encode_bad(landing),
         **_encode_made(landing.made),
+        **_encode_stream(landing),
     }
 
 
@@ -245,6 +258,15 @@ def _encode_made(made: Made | None) -> dict[str, str]:
     return {} if made is None else {SUMMARY_TRANSFORM: made.function, SUMMARY_MADE: str(made.rows)}
 
 
+def _encode_stream(landing: Landing) -> dict[str, str]:
+    for entry in landing.topics.values():
+        if (streamed := entry.streamed) is not None:
+            ends = {key[1]: entry.landed.intervals(*key)[-1][1] for key in entry.landed.partitions}
+            told = {"query": streamed.query_id, "batch": streamed.batch_id, "watermark": streamed.watermark}
+            return {SUMMARY_STREAM: _pack(_dump({**told, "ends": _by_partition_to_text(ends)}))}
+    return {}
+
+
 def _engine(name: str | None) -> Engine | None:
     # Informational only: an engine that only a newer version knows is no reason to refuse the ledger.
     return Engine(name) if name in list(Engine) else None
@@ -294,6 +316,7 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
         "replaced": encode_ranges(entry.replaced, identity.topic),
         "removed": list(astuple(entry.removed)) if entry.removed != Counts() else None,
         "forgotten": encode_ranges(entry.forgotten, identity.topic),
+        "streamed": None if entry.streamed is None else list(astuple(entry.streamed)),
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -312,6 +335,7 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             replaced=decode_ranges(item.get("replaced", ""), identity.topic),
             removed=Counts(*item.get("removed", ())),
             forgotten=decode_ranges(item.get("forgotten", ""), identity.topic),
+            streamed=Streamed(*item["streamed"]) if "streamed" in item else None,
         )
     return topics
 

@@ -85,6 +85,22 @@ class CountsDoNotAddUp(LakestreamError, Terminal):
 
 
 @dataclass(frozen=True, slots=True)
+class Streamed:
+    """The batch of a streaming query that a group landed last: what the state in the query's checkpoint stands at.
+
+    :param query_id: of Spark's checkpoint; another checkpoint has another one.
+    :param watermark: of event time, in milliseconds since the epoch, with which the batch was made; 0 without one.
+    """
+
+    query_id: str
+    batch_id: int
+    watermark: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of query {self.query_id}"
+
+
+@dataclass(frozen=True, slots=True)
 class TopicEntry:
     """The books of one topic: in a landing, what it changes; in a ledger, the sum.
 
@@ -99,6 +115,8 @@ class TopicEntry:
     `forgotten` is the receipt for offsets whose rows were deleted on purpose after they had landed. They stay
     landed and need no row. If a replace puts their rows back, only the counts show it. A landing that deletes on
     purpose counts the deleted rows in `removed`, too.
+
+    `streamed` is None for a group whose rows no streaming query makes.
     """
 
     landed: RangeSet = RangeSet()
@@ -110,6 +128,7 @@ class TopicEntry:
     replaced: RangeSet = RangeSet()
     removed: Counts = Counts()
     forgotten: RangeSet = RangeSet()
+    streamed: Streamed | None = None
 
     @property
     def held(self) -> RangeSet:
@@ -146,6 +165,7 @@ class TopicEntry:
             replaced=self.replaced,
             removed=self.removed,
             forgotten=self.forgotten | later.forgotten,
+            streamed=later.streamed or self.streamed,
         )
 
 

@@ -16,6 +16,9 @@ METADATA_NAMES = (*DEFAULT_METADATA, "key", "headers")
 # fan-out's books, and a mirror's new snapshot.
 REJECTED, DELETED, HOME, ANEW = BESIDE = ("__rejected", "__deleted", "__home", "__resnapshot")
 
+# The arguments that name a function of DataFrames: of a batch as it is, and of the stream.
+TRANSFORM, STREAM_TRANSFORM = FUNCTIONS = ("transform", "stream_transform")
+
 _PART = re.compile(r"[^\s./\\\"'`;]+")
 
 

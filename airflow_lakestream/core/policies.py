@@ -93,6 +93,13 @@ class MergeMode(StrEnum):
     MERGE_ON_READ = "merge-on-read"
 
 
+class StateStore(StrEnum):
+    """Where executors keep a streaming query's state while it runs; the checkpoint has it in either case."""
+
+    MEMORY = "memory"
+    ROCKSDB = "rocksdb"
+
+
 class Tombstones(StrEnum):
     """What a record without a value becomes: a row of nulls, only a count, or a bad record."""
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from airflow_lakestream.core.landing.plan import Plan, TopicState
 from airflow_lakestream.core.landing.unaccounted import LookForRows, no_rows
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity
+from airflow_lakestream.core.ledger import Landing, Ledger, Streamed, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.core.records import DecodedBatch, RawBatch, Rows
 from airflow_lakestream.core.sharing.pieces import Files
@@ -47,6 +47,15 @@ class LedgerConflict(Conflict):
     def __init__(self, table: str, ranges: RangeSet) -> None:
         self.ranges = ranges
         super().__init__(f"{table} holds {ranges} already: another run landed them first.")
+
+
+class StreamConflict(Conflict):
+    """Another run landed for the group since a batch of a streaming query was planned, or it was rolled back."""
+
+    def __init__(self, table: str, what: str, last: Streamed | None) -> None:
+        super().__init__(
+            f"{table}: {what} does not follow what its group landed last: {last or 'nothing of a stream'}."
+        )
 
 
 class StaleFiles(Conflict):

@@ -48,7 +48,7 @@ class AppConfig(Configuration):
     :param trigger: "available_now", or the time between two batches, such as "10 seconds".
     :param max_batches: the number of batches after which the query ends.
     :param max_offsets_per_trigger: most offsets in one batch.
-    :param code: fingerprint of the function that `landing.transform` names: a driver with another one is another.
+    :param code: fingerprint of the function that `landing` names: a driver with another one is another.
     :param run_id: for an interval or ranges: the same in each try of one run, so that a retry finds what it landed.
 
     Raises InvalidArgument, which names the key, for settings that can't work.

@@ -13,7 +13,8 @@ _KNOWN = (
     (
         r"ChecksumException|Checksum error|Incomplete log file|Log file was malformed|Failed to read log file",
         "a file of the checkpoint is damaged",
-        "Delete the checkpoint. Nothing is lost: the query then starts from what the table's ledger lacks.",
+        "Delete the checkpoint. Nothing is lost: the query then starts from what the table's ledger lacks. With "
+        "stream_transform its state is in there: put a copy back.",
     ),
     (
         r"No space left on device|Disk quota exceeded",
@@ -31,9 +32,10 @@ _KNOWN = (
         "Create it, or correct `topic` (names are case sensitive).",
     ),
     (
-        r"OffsetOutOfRange|Partition offset was changed|Cannot fetch offset .*out of range",
+        r"OffsetOutOfRange|KAFKA_DATA_LOSS|Partition offset was changed|Cannot fetch offset .*out of range",
         "the offsets are no longer in the topic",
-        'The topic deletes them before they are landed. on_data_loss="skip" goes on after them, and records the loss.',
+        'The topic deletes them before they are landed. on_data_loss="record" goes on after them, and notes the loss. '
+        "With stream_transform the state would lack them: begin anew.",
     ),
     (
         r"Failed to construct kafka|No resolvable bootstrap|Timed out waiting for a node|TimeoutException: ",

@@ -32,7 +32,8 @@ class CheckpointDamaged(LakestreamError, Terminal):
         self.file = file
         super().__init__(
             f"checkpoint {location}: {file} {problem}. Delete the checkpoint. Nothing is lost or landed "
-            "twice: the query then starts from what the table's ledger lacks."
+            "twice: the query then starts from what the table's ledger lacks. But with stream_transform its state is "
+            "in there: then put a copy of the file, or of the whole checkpoint, back."
         )
 
 
@@ -51,7 +52,7 @@ class Checkpoint:
     query_id: str
     planned: tuple[int, ...]
     committed: tuple[int, ...]
-    _store: Store
+    store: Store
 
     @property
     def replayed(self) -> int | None:
@@ -67,7 +68,7 @@ class Checkpoint:
         return None if content is None else self._parsed("sources/0/0", content.lstrip("\0"), skip=1)
 
     def ends(self, batch_id: int) -> Offsets:
-        """Return where a batch ends, by (topic, partition).
+        """Return where a batch ends, by (topic, partition): what all sources have read.
 
         Raises CheckpointDamaged if its entry is missing or cut, ForeignCheckpoint if its source is not Kafka.
         """
@@ -79,11 +80,24 @@ class Checkpoint:
 
     def begun_at(self, batch_id: int) -> float | None:
         """Return when Spark began a batch, in seconds since the epoch; None if its entry does not say."""
-        lines = _lines(self._text(f"offsets/{batch_id}"))
         try:
-            return float(json.loads(lines[1])["batchTimestampMs"]) / 1000
-        except (IndexError, ValueError, KeyError, TypeError):
+            return float(self._head(batch_id)["batchTimestampMs"]) / 1000
+        except (ValueError, KeyError, TypeError):
             return None
+
+    def watermark(self, batch_id: int) -> int:
+        """Return the watermark of event time that a batch is made with, in milliseconds since the epoch."""
+        return int(self._head(batch_id).get("batchWatermarkMs", 0))
+
+    def setting(self, batch_id: int, key: str) -> str | None:
+        """Return one of Spark's settings that a batch was planned with, and that the query keeps; None if unknown."""
+        found = self._head(batch_id).get("conf", {}).get(key)
+        return None if found is None else str(found)
+
+    def _head(self, batch_id: int) -> dict[str, Any]:
+        """Return what stands in a batch's entry before the offsets; nothing if it is missing, or damaged."""
+        lines = _lines(self._text(f"offsets/{batch_id}"))
+        return json.loads(lines[1]) if len(lines) > 1 and _is_document(lines[1]) else {}
 
     def starts(self, batch_id: int) -> Offsets:
         """Return where a batch starts, without partitions that are new in it. Raises as `ends` does."""
@@ -119,7 +133,7 @@ class Checkpoint:
         return "is missing"
 
     def _text(self, file: str) -> str | None:
-        return _text(self._store, file)
+        return _text(self.store, file)
 
     def _parsed(self, file: str, content: str, skip: int) -> Offsets:
         lines = _lines(content)
@@ -128,18 +142,19 @@ class Checkpoint:
         sources = lines[skip:]
         if not sources:
             raise CheckpointDamaged(self.location, file, "ends before its offsets: it was written in part")
-        if len(sources) > 1:
-            raise ForeignCheckpoint(self.location, f"it is of a query with {len(sources)} sources, not of one topic")
         if not all(map(_is_document, lines[1:skip])):
             raise CheckpointDamaged(self.location, file, "has a damaged head: it was written in part")
-        if sources[0] == _NO_OFFSET:
-            return {}
         try:
-            return _kafka_offsets(json.loads(sources[0]))
+            read = [{} if source == _NO_OFFSET else _kafka_offsets(json.loads(source)) for source in sources]
         except ValueError as e:
             raise CheckpointDamaged(self.location, file, "holds no offsets: it was written in part") from e
         except TypeError as e:
             raise ForeignCheckpoint(self.location, "it is of a query whose source is not Kafka") from e
+        # A query that joins a topic with itself reads it by two sources.
+        topics = sorted({topic for one in read for topic, _ in one})
+        if len(read) > 1 and len(topics) > 1:
+            raise ForeignCheckpoint(self.location, f"it is of a query of several topics: {', '.join(topics)}")
+        return {key: min(one[key] for one in read) for key in read[0] if all(key in one for one in read)}
 
 
 def read_checkpoint(location: str, properties: Mapping[str, str] | None = None) -> Checkpoint | None:

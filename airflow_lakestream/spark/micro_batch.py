@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,15 +20,16 @@ from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import Job, entry_of
+from airflow_lakestream.core.landing.modes import Mode
 from airflow_lakestream.core.landing.plan import TopicState, first_hole
 from airflow_lakestream.core.ledger import TopicEntry, union
-from airflow_lakestream.core.policies import is_given
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.kafka.source import KafkaSource
 from airflow_lakestream.run.topics import RunReport, job_of, land_run, topics_of
 from airflow_lakestream.spark.app_config import AppConfig
+from airflow_lakestream.spark.checkpoint import Checkpoint
 from airflow_lakestream.spark.crew.crew import SparkCrew
 from airflow_lakestream.spark.crew.mirror import MirrorCrew
 from airflow_lakestream.spark.frames.crew import FrameCrew
@@ -36,7 +38,9 @@ from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.settings.kafka import for_executors, kafka_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from airflow_lakestream.run.job import Lake
 
@@ -87,17 +91,55 @@ class MicroBatches:
             return FrameCrew(*common, function=function)
         return SparkCrew(*common)
 
-    def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None) -> RunReport:
+    @cached_property
+    def source_options(self) -> Mapping[str, str]:
+        """The options of Spark's source for a query.
+
+        Data loss is ignored there: the landing reports it, since only it knows what was landed before.
+        """
+        return {**self.options, "failOnDataLoss": "false"}
+
+    def catch_up(self, checkpoint: Checkpoint | None) -> bool:
+        """Land what the table lacks of finished batches; return whether the checkpoint was changed.
+
+        The table was rolled back, or the query ran without it. Raises what a landing raises.
+        """
+        if checkpoint is not None and checkpoint.committed:
+            last = checkpoint.committed[-1]
+            if self.pulse is not None:
+                self.pulse.begin(f"what is lacking below batch {last + 1}")
+            report = self.land(f"{checkpoint.query_id}/before/{uuid.uuid4().hex}", checkpoint.ends(last))
+            if not report.changed_nothing:
+                log.info("Landed first what %s lacked below batch %s: %s", report.table, last + 1, report.counts)
+        return False
+
+    def rows(self, records: DataFrame) -> DataFrame:
+        """Return what Spark runs the query on; the records are not read by it."""
+        return records
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query."""
+        return writer.start()
+
+    def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
+        """Land one batch. The frame is not read: its start is Spark's, and only the ledger knows what is lacking.
+
+        Raises what a landing raises.
+        """
+        return self.land(f"{checkpoint.query_id}/{batch_id}", checkpoint.ends(batch_id))
+
+    def land(self, run_id: str, ends: Mapping[PartitionKey, int] | None = None, mode: Mode | None = None) -> RunReport:
         """Land what is lacking below these offsets; without them, what the mode says. Raises what a landing raises.
 
         :param run_id: the same in each try of one batch.
+        :param mode: None for that of the configuration.
         """
         within = None if ends is None else union(RangeSet.of(*key, 0, end) for key, end in ends.items())
         jobs: list[Job] = []
 
         def prepare(job: Job) -> Job:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            jobs.append(replace(job, crew=self.crew, within=within, reader=reader))
+            jobs.append(replace(job, crew=self.crew, within=within, reader=reader, mode=mode or job.mode))
             return jobs[-1]
 
         report = land_run(
@@ -124,8 +166,8 @@ class MicroBatches:
         for topic in topics:
             now = KafkaSource(kafka, topic, config.consumer_group, config.start, WHERE).look()
             try:
-                job = job_of(config, topic, topics, kafka, self.catalog, "start", WHERE)
-                starts = _starts(job, entry_of(job, job.sink.load("start"), now), now)
+                job, entry = self._books(topic, topics, now)
+                starts = _starts(job, entry, now)
             except LakestreamError as e:
                 if not is_pattern(config.topic):
                     raise
@@ -135,11 +177,17 @@ class MicroBatches:
             found[topic] = {str(p): min(max(starts.get(p, 0), m.low), m.end) for p, m in now.marks.items()}
         return json.dumps(found)
 
+    def _books(self, topic: str, topics: Sequence[str], now: TopicState) -> tuple[Job, TopicEntry]:
+        """Return a job of a topic, and the table's books of it."""
+        job = job_of(self.extract, topic, topics, self.config.kafka, self.catalog, "start", WHERE)
+        return job, entry_of(job, job.sink.load("start"), now)
+
 
 def function_of(config: ExtractConfig) -> Function | None:
     """Return the function that makes the table's rows; None without one. Raises InvalidArgument."""
-    name = config.transform if isinstance(config, FrameConfig) else None
-    return load_function(str(name)) if is_given(name) else None
+    if not isinstance(config, FrameConfig) or config.function is None:
+        return None
+    return load_function(config.function, config.argument)
 
 
 def _starts(job: Job, entry: TopicEntry, now: TopicState) -> Mapping[int, int]:

@@ -2,6 +2,8 @@
 
 A batch covers everything that the ledger lacks below the batch's end. So a repeated batch lands only what is missing,
 and a hole below its start is landed first. Spark's own start of the batch is ignored.
+
+So it is but for a function of the stream: there Spark has the state, and a batch is what Spark says; see `stateful`.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from typing import TYPE_CHECKING
 
+from airflow_lakestream.config.frames import FrameConfig
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.driver.progress import ProgressLog
 from airflow_lakestream.run.progress import batch_progress
@@ -26,6 +28,7 @@ from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_o
 from airflow_lakestream.spark.pulse import Pulse
 from airflow_lakestream.spark.requirements import check_executors, modules_for
 from airflow_lakestream.spark.settings import s3a
+from airflow_lakestream.spark.stateful.batches import StatefulBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +57,7 @@ class Stream:
         self._progress = ProgressLog(self._location, config.store_properties)
         self._query: StreamingQuery | None = None
         self._pulse = Pulse(spark, self._progress, self._is_idle)
-        self._batches = MicroBatches(config, spark, pulse=self._pulse)
+        self._batches = _batches_of(config)(config, spark, pulse=self._pulse)
         self._ending = threading.Event()
         self._error: Exception | None = None
         self._done = 0
@@ -69,15 +72,8 @@ class Stream:
 
     def _run(self) -> None:
         checkpoint = self._look()
-        if checkpoint is not None and checkpoint.committed:
-            # The table may lack offsets of finished batches: it was rolled back, or the query ran without it. Land
-            # these first.
-            last = checkpoint.committed[-1]
-            ends = checkpoint.ends(last)
-            self._pulse.begin(f"what is lacking below batch {last + 1}")
-            report = self._batches.land(f"{checkpoint.query_id}/before/{uuid.uuid4().hex}", ends)
-            if not report.changed_nothing:
-                log.info("Landed first what %s lacked below batch %s: %s", report.table, last + 1, report.counts)
+        if self._batches.catch_up(checkpoint):
+            checkpoint = self._look()
         self._query = query = self._start(checkpoint)
         try:
             self._watch(query)
@@ -98,30 +94,27 @@ class Stream:
     def _start(self, checkpoint: Checkpoint | None) -> StreamingQuery:
         config, topic = self._config, self._batches.extract.topic
         options = {
-            **self._batches.options,
-            # Let Spark ignore data loss: the landing reports it, since only it knows what was landed before.
-            "failOnDataLoss": "false",
+            **self._batches.source_options,
             "subscribePattern" if is_pattern(topic) else "subscribe": topic,
         }
         if checkpoint is None or not checkpoint.planned:
             options["startingOffsets"] = self._batches.starting_offsets()
         if config.most_offsets is not None:
             options["maxOffsetsPerTrigger"] = str(config.most_offsets)
+        records = self._spark.readStream.format("kafka").options(**options).load()
         writer = (
-            self._spark.readStream.format("kafka")
-            .options(**options)
-            .load()
+            self._batches.rows(records)
             .writeStream.foreachBatch(self._land)
             .option("checkpointLocation", self._location)
             .queryName(f"{topic} to {config.landing['table']}")
         )
         pause = config.seconds_between_batches
         if pause is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds").start()
+            return self._batches.start(writer.trigger(availableNow=True))
+        return self._batches.start(writer.trigger(processingTime=f"{int(pause * 1000)} milliseconds"))
 
     def _land(self, frame: DataFrame, batch_id: int) -> None:
-        """Land one batch. The frame is not read: its start is Spark's, and only the ledger knows what is lacking."""
+        """Land one batch."""
         if self._ending.is_set():
             raise _Ended
         try:
@@ -130,7 +123,7 @@ class Stream:
             started = time.monotonic()
             checkpoint = read_checkpoint(self._location, self._config.store_properties)
             assert checkpoint is not None, "Spark writes it before it begins a batch"
-            report = self._batches.land(f"{checkpoint.query_id}/{batch_id}", checkpoint.ends(batch_id))
+            report = self._batches.land_batch(checkpoint, batch_id, frame)
             self._tell(batch_id, report, time.monotonic() - started)
         except Exception as e:
             # Kept here, since only its text would come back through the JVM.
@@ -169,6 +162,11 @@ class Stream:
     def _is_idle(self) -> bool:
         """Whether the query waits for records."""
         return self._query is not None and not self._query.status["isTriggerActive"]
+
+
+def _batches_of(config: AppConfig) -> type[MicroBatches]:
+    extract = config.extract
+    return StatefulBatches if isinstance(extract, FrameConfig) and extract.is_stateful else MicroBatches
 
 
 def stream(config: AppConfig, spark: SparkSession) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_lakestream.core.ledger import Landing, Ledger, TopicIdentity, union
-from airflow_lakestream.core.ports import CannotReplace, LedgerConflict, RangesNotLanded
+from airflow_lakestream.core.ledger import Landing, Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ports import CannotReplace, LedgerConflict, RangesNotLanded, StreamConflict
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.tables.coordinates import COORDINATES
 
@@ -14,13 +14,30 @@ from airflow_lakestream.tables.coordinates import COORDINATES
 def check_landing(table: str, landing: Landing, own: Ledger, others: Iterable[Ledger]) -> None:
     """Refuse offsets that are landed already, by the group or by others. Raises LedgerConflict.
 
+    Also a streaming query's batch that does not follow the one that the group has: StreamConflict.
+
     :param others: the ledgers of the other groups; none where they may have the same offsets.
     """
+    for identity, change in landing.topics.items():
+        check_follows(table, change, own.entry(identity))
     if taken := own.overlap(landing):
         raise LedgerConflict(table, taken)
     changes = landing.topics.items()
     if taken := union(one.entry(identity).landed & change.landed for one in others for identity, change in changes):
         raise LedgerConflict(table, taken)
+
+
+def check_follows(table: str, change: TopicEntry, before: TopicEntry) -> None:
+    """Refuse a batch that does not follow what the group has, and records beside its query. Raises StreamConflict."""
+    streamed, last = change.streamed, before.streamed
+    if streamed is None:
+        follows = last is None or not (change.held or change.replaced)
+    elif last is None:
+        follows = streamed.batch_id == 0 and not before.held
+    else:
+        follows = (last.query_id, last.batch_id + 1) == (streamed.query_id, streamed.batch_id)
+    if not follows:
+        raise StreamConflict(table, str(streamed or "a landing by another way"), last)
 
 
 def what_it_replaces(landing: Landing) -> tuple[TopicIdentity, RangeSet]:

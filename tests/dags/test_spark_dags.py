@@ -6,9 +6,12 @@ One DAG runs on a standalone cluster, whose executors lack the package; all else
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,11 @@ from deltalake import DeltaTable
 from airflow_lakestream.driver.lease import read_lease
 from airflow_lakestream.driver.lease_record import DriverOutcome, LeaseRecord
 from dev.services.kafka import Kafka
-from dev.sources.clickstream import produce_clickstream
+from dev.sources.clickstream import make_event, produce_clickstream
 from dev.stack import Stack
 from tests.dags.test_dags import landed
 from tests.support.airflow_home import CHECKOUT, DAGS, AirflowHome, Connections
+from tests.support.broker import Producing
 from tests.support.spark_stream import xcom
 
 # Whole hours of a day that lies behind.
@@ -131,6 +135,66 @@ def test_a_function_beside_the_dag_goes_along_to_the_driver_and_the_executors(
     assert {row["language"] for row in rows} == {"de", "en", "fr"}
     assert all(row["site_name"] == f"Site {int(row['site_id'][1:])}" for row in rows)
     assert all(f"/{row['section']}/" in row["url"] for row in rows)
+
+
+def events_of_two_hours(rng: random.Random) -> list[dict[str, Any]]:
+    """Return events of forty users, in the order of their times, and one that comes much later: it ends all windows."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    times = [begin + timedelta(seconds=5 * n + rng.random()) for n in range(1440)]
+    return [
+        {**make_event(rng, at), "user_id": f"u{rng.randrange(40)}"} for at in (*times, times[-1] + timedelta(hours=3))
+    ]
+
+
+def windows_of(events: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """Count the events by five minutes and site."""
+    found = Counter[tuple[Any, ...]]()
+    for event in events:
+        at = datetime.fromisoformat(event["timestamp"])
+        found[at.replace(minute=at.minute // 5 * 5, second=0, microsecond=0), event["site_id"]] += 1
+    return found
+
+
+def sessions_of(events: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """Return user, begin, end, number of events and whether one was a purchase, of each session."""
+    by_user: dict[str, list[list[dict[str, Any]]]] = {}
+    for event in events:
+        at, sessions = datetime.fromisoformat(event["timestamp"]), by_user.setdefault(event["user_id"], [])
+        if sessions and at - datetime.fromisoformat(sessions[-1][-1]["timestamp"]) < timedelta(minutes=30):
+            sessions[-1].append(event)
+        else:
+            sessions.append([event])
+    return Counter(
+        (
+            user,
+            *(datetime.fromisoformat(one["timestamp"]) for one in (session[0], session[-1])),
+            len(session),
+            any(one["event"] == "purchase" for one in session),
+        )
+        for user, sessions in by_user.items()
+        for session in sessions
+    )
+
+
+@pytest.mark.usefixtures("local_spark")
+def test_windows_and_sessions_of_a_stream_are_those_of_all_its_events(dags: SparkDags, produce: Producing) -> None:
+    read, given = dags.topic(2), events_of_two_hours(random.Random(5))
+    for partition in (0, 1):
+        produce(read, partition, [json.dumps(event) for event in given[partition::2]])
+    dag = dags.airflow.dag(DAGS / "clickstream_windows.py")
+    conf = {"topic": read, "checkpoint": str(dags.folder / "checkpoints"), "max_offsets_per_trigger": 600}
+    run = dags.airflow.run(dag, conf)
+    assert (run.state, run.errors) == ("success", [])
+    assert [run.task(name).xcom["rows_in"] for name in ("windows", "sessions")] == [len(given)] * 2
+    windows, sessions = (
+        dags.connections.catalog.load_table(dag.params[name]).scan().to_arrow().to_pylist()
+        for name in ("table", "sessions")
+    )
+    wanted = windows_of(given[:-1])
+    assert Counter({(row["start"], row["site_id"]): row["events"] for row in windows}) == wanted
+    assert len(windows) == len(wanted)
+    names = ("user_id", "began", "ended", "events", "purchased")
+    assert Counter(tuple(row[name] for name in names) for row in sessions) == sessions_of(given[:-1])
 
 
 _AT_ONCE = """

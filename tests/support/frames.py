@@ -97,7 +97,7 @@ KILLED = "LAKESTREAM_TEST_KILLED"
 
 def killed_while_called(batch: DataFrame, spark: SparkSession) -> DataFrame:
     batch.count()
-    _kill_once(os.getpid())
+    kill_once(os.getpid())
     return batch
 
 
@@ -108,7 +108,7 @@ def killed_while_its_result_is_written(batch: DataFrame, spark: SparkSession) ->
 
     def kill_late(number: int) -> int:
         if number % 100 == 99:
-            _kill_once(driver)
+            kill_once(driver)
         return number
 
     return batch.withColumn("id", sf.udf(kill_late, "bigint")("id"))
@@ -118,7 +118,7 @@ def killed_before_the_commit(batch: DataFrame, spark: SparkSession) -> DataFrame
     commit = RejectingSink.commit
 
     def kill_first(sink: RejectingSink, landing: Landing) -> int:
-        _kill_once(os.getpid())
+        kill_once(os.getpid())
         return commit(sink, landing)
 
     RejectingSink.commit = kill_first  # type: ignore[method-assign]  # of a process that ends with it
@@ -130,7 +130,7 @@ def killed_after_the_commit(batch: DataFrame, spark: SparkSession) -> DataFrame:
 
     def kill_last(sink: RejectingSink, landing: Landing) -> int:
         commit(sink, landing)
-        _kill_once(os.getpid())
+        kill_once(os.getpid())
         raise AssertionError("it is dead, or was killed before")
 
     if not Path(os.environ[KILLED]).exists():
@@ -138,7 +138,7 @@ def killed_after_the_commit(batch: DataFrame, spark: SparkSession) -> DataFrame:
     return batch
 
 
-def _kill_once(driver: int) -> None:
+def kill_once(driver: int) -> None:
     try:
         Path(os.environ[KILLED]).touch(exist_ok=False)
     except FileExistsError:

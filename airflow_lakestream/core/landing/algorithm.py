@@ -28,6 +28,7 @@ from airflow_lakestream.core.landing.refusing import refuse_doubling
 from airflow_lakestream.core.landing.replacing import replace_landed
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.landing.story import Progress, some, tell_commit, tell_plan
+from airflow_lakestream.core.landing.streamed import refuse_beside
 from airflow_lakestream.core.ledger import TopicEntry, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Decoder, RowsNotWritable, TableState
@@ -110,7 +111,7 @@ def plan_of(
 ) -> Plan:
     """Return what is still to be read, besides the pieces.
 
-    Raises LandedByAnotherGroup, RowsUnaccounted, and what the mode and `check_log` raise.
+    Raises LandedByAnotherGroup, LandedBesideStream, RowsUnaccounted, and what the mode and `check_log` raise.
     """
     state = now if ends is None else _with_ends(now, ends)
     handed = union(piece.ranges for piece in pieces)
@@ -122,6 +123,7 @@ def plan_of(
         for other, ledger in table.others.items():
             if taken := (plan.ranges | handed) & ledger.entry(now.identity).landed:
                 raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+    refuse_beside(job.table, job.consumer_group, entry, plan)
     return refuse_doubling(job, table, entry, plan, handed)
 
 

@@ -152,6 +152,7 @@ class Batch:
             origin=self.plan.origin if self._first else {},
             epochs=self._epochs(),
             covered=(self.plan.covered,) if is_last and self.plan.covered else (),
+            streamed=self.plan.streamed,
         )
         identity = self.plan.state.identity
         made = [piece.made for piece in self.pieces if piece.made is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from airflow_lakestream.core.ledger import Ledger, TopicEntry, TopicIdentity, union
+from airflow_lakestream.core.ledger import Ledger, Streamed, TopicEntry, TopicIdentity, union
 from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ranges import Interval, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
@@ -35,7 +35,8 @@ class Plan:
     `epochs` are the leader epochs to write down; `known_epochs` are those of the ledger, with which the reader lets
     Kafka notice that offsets were used again after an unclean leader election. `covered` is the time that is covered
     once the whole plan has landed. `completes`: all records of the run's interval are landed. `rows_beside` counts rows
-    of the topic that no ledger accounts for and that the plan does not double.
+    of the topic that no ledger accounts for and that the plan does not double. `streamed` is the batch of a streaming
+    query that the plan is: it is written down, whether it has records or not.
     """
 
     state: TopicState
@@ -47,11 +48,12 @@ class Plan:
     covered: Interval | None = None
     completes: bool = False
     rows_beside: int = 0
+    streamed: Streamed | None = None
 
     @property
     def changes_the_ledger(self) -> bool:
         """Whether there is anything to commit, rows or not."""
-        return bool(self.ranges or self.lost or self.origin or self.covered)
+        return bool(self.ranges or self.lost or self.origin or self.covered or self.streamed)
 
 
 class DataLoss(LakestreamError, Terminal):

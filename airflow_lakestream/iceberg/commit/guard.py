@@ -35,7 +35,7 @@ from pyiceberg.table.update import (
 )
 
 from airflow_lakestream.core.ledger import Landing
-from airflow_lakestream.core.ports import LedgerConflict, StaleFiles
+from airflow_lakestream.core.ports import Conflict, StaleFiles
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.iceberg import fitness, ledger_store
 from airflow_lakestream.iceberg.commit import hive, retention
@@ -139,7 +139,7 @@ class CommitGuard:
         others = {} if self._allow_group_overlap else ledger_store.other_ledgers(current, self._group)
         try:
             check_landing(ledger_store.name_of(current), self._landing, own, others.values())
-        except LedgerConflict as e:
+        except Conflict as e:
             raise Refused(e) from None
 
     def check_fit(self, current: Table) -> None:

@@ -10,20 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_lakestream.core.names import TRANSFORM
+
 if TYPE_CHECKING:
     from airflow_lakestream.spark.frames.function import Function
 
 
-def checked(function: str, beside: Path | None) -> Function:
+def checked(function: str, beside: Path | None, argument: str = TRANSFORM) -> Function:
     """Import a function as the driver will. Raises InvalidArgument.
 
     :param function: module:function.
     :param beside: the folder of the DAG's file.
+    :param argument: by which it was named.
     """
     from airflow_lakestream.spark.frames.function import load_function
 
     with _importing_from(beside):
-        return load_function(function)
+        return load_function(function, argument)
 
 
 def zip_of(function: str, beside: Path | None, folder: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_lakestream.core.names import FUNCTIONS
 from airflow_lakestream.core.policies import ModeName, is_given
 from airflow_lakestream.driver.detached import Job
 from airflow_lakestream.driver.driving import Driving, StreamSpec
@@ -68,7 +69,7 @@ class _Launch:
             path = file.name
         code = []
         if (function := _function(self.operator)) is not None:
-            code.append(zip_of(function, _beside(self.operator), folder))
+            code.append(zip_of(function[1], _beside(self.operator), folder))
         if not self.hook.is_local and not is_given(self.operator.py_files):
             code.append(package_zip(folder))
         self.hook.add_py_files(code)
@@ -89,16 +90,17 @@ def _configured(operator: StreamArguments, context: Any, place: Place) -> Driver
         return bundled(operator.app, operator.app_config, query, ids)
     landing = {"consumer_group": operator.dag_id, **operator.app_config}
     if (function := _function(operator)) is not None:
-        query["code"] = checked(function, _beside(operator)).fingerprint
+        query["code"] = checked(function[1], _beside(operator), function[0]).fingerprint
     if landing.get("mode") == ModeName.INTERVAL:
         landing |= resolve_interval(context, landing)
     return bundled(operator.app, landing, query, ids)
 
 
-def _function(operator: StreamArguments) -> str | None:
-    """Return the function that an app lands through; None without one."""
-    given = operator.app_config.get("transform")
-    return str(given) if operator.app in LANDING_APPS and is_given(given) else None
+def _function(operator: StreamArguments) -> tuple[str, str] | None:
+    """Return the function that an app lands through, behind the argument that names it; None without one."""
+    given = operator.app_config if operator.app in LANDING_APPS else {}
+    named = ((argument, str(given[argument])) for argument in FUNCTIONS if is_given(given.get(argument)))
+    return next(named, None)
 
 
 def _beside(operator: StreamArguments) -> Path | None:

@@ -101,13 +101,7 @@ class FrameCrew(SparkCrew):
             counts = add_counts(counts, piece.by_partition)
         frame = self._frame()
         result = self.function.of(frame, self.spark, job.table, ranges)
-        try:
-            payload, metadata = columns_of(result)
-            keeps = set(COORDINATES) <= set(metadata.names)
-            made_by = Transformed(self.function.name, self.function.fingerprint, keeps)
-            self._sink(job).hold_to(payload, metadata, made_by)
-        except InvalidArgument as e:
-            raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
+        metadata, keeps = self._hold(job, result, ranges)
         if not staged:
             return []
         written = self._write(job, plan, result, metadata, ranges, keeps_positions=keeps)
@@ -121,6 +115,24 @@ class FrameCrew(SparkCrew):
         bad = sum((piece.bad for piece in staged), BadRecords())
         made = None if keeps else Made(self.function.name, rows)
         return [Piece(plan.state.identity, ranges, after, plan.epochs, {}, bad, made)]
+
+    def _hold(self, job: Job, result: DataFrame, ranges: RangeSet) -> tuple[pa.Schema, bool]:
+        """Hold the table to a result's columns; return its metadata columns, and whether rows keep positions.
+
+        Raises TransformRefused.
+        """
+        try:
+            payload, metadata = columns_of(result, self.function.argument)
+            keeps = self._keeps(metadata)
+            made_by = Transformed(self.function.name, self.function.fingerprint, keeps)
+            self._sink(job).hold_to(payload, metadata, made_by)
+        except InvalidArgument as e:
+            raise TransformRefused(self.function.name, job.table, ranges, f"{e}") from e
+        return metadata, keeps
+
+    def _keeps(self, metadata: pa.Schema) -> bool:
+        """Tell whether a result with these metadata columns keeps the positions of records."""
+        return set(COORDINATES) <= set(metadata.names)
 
     def _frame(self) -> DataFrame:
         """Return the staged rows; a partition for each file."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_lakestream.core.names import check_function
+from airflow_lakestream.core.names import TRANSFORM, check_function
 from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
 from airflow_lakestream.spark.causes import cause_of
@@ -19,7 +19,6 @@ from airflow_lakestream.tables.takeout import shortly
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ARGUMENT = "transform"
 # What a function raises when it is called, before any row is looked at, and raises again with each call.
 _FINAL = (TypeError, ValueError, NameError, AttributeError, LookupError, ArithmeticError, ImportError, AssertionError)
 
@@ -43,11 +42,13 @@ class Function:
 
     :param name: module:function.
     :param fingerprint: of the module's source.
+    :param argument: by which it was named: one of the stream's takes and returns streaming DataFrames.
     """
 
     name: str
     call: Callable[[Any, Any], Any]
     fingerprint: str
+    argument: str = TRANSFORM
 
     def of(self, batch: DataFrame, spark: SparkSession, table: str, ranges: RangeSet) -> DataFrame:
         """Return what the function makes of a batch. Raises TransformFailed, which names table and ranges."""
@@ -66,14 +67,15 @@ class Function:
         if not isinstance(result, DataFrame):
             cause = f"it returned a {type(result).__name__} instead of a DataFrame."
             raise TransformRefused(self.name, table, ranges, cause)
-        if result.isStreaming:
-            raise TransformRefused(self.name, table, ranges, "it returned a streaming DataFrame; a batch is none.")
+        if result.isStreaming != batch.isStreaming:
+            cause = "a streaming DataFrame; a batch is none" if result.isStreaming else "a DataFrame that is no stream"
+            raise TransformRefused(self.name, table, ranges, f"it returned {cause}.")
         return result
 
 
-def load_function(name: str) -> Function:
+def load_function(name: str, argument: str = TRANSFORM) -> Function:
     """Import a function, and check that it takes two arguments. Raises InvalidArgument, which says what is wrong."""
-    module_name, _, attribute = check_function(name, ARGUMENT).partition(":")
+    module_name, _, attribute = check_function(name, argument).partition(":")
     try:
         module = importlib.import_module(module_name)
     except BaseException as e:
@@ -81,19 +83,19 @@ def load_function(name: str) -> Function:
             raise
         problem = f"{module_name} of {name!r} can't be imported ({_said(e).rstrip('.')})."
         remedy = "Put it beside the DAG, install it, or submit it by --py-files."
-        raise InvalidArgument(ARGUMENT, problem, remedy) from e
+        raise InvalidArgument(argument, problem, remedy) from e
     call = getattr(module, attribute, None)
     where = getattr(module, "__file__", None) or module_name
     if call is None:
-        raise InvalidArgument(ARGUMENT, f"there is no {attribute} in {where}.", "Correct the name behind the colon.")
+        raise InvalidArgument(argument, f"there is no {attribute} in {where}.", "Correct the name behind the colon.")
     if not callable(call):
-        raise InvalidArgument(ARGUMENT, f"{attribute} in {where} is a {type(call).__name__}, no function.")
+        raise InvalidArgument(argument, f"{attribute} in {where} is a {type(call).__name__}, no function.")
     try:
         inspect.signature(call).bind(None, None)
     except (TypeError, ValueError) as e:
         remedy = f"Write def {attribute}(batch: DataFrame, spark: SparkSession) -> DataFrame."
-        raise InvalidArgument(ARGUMENT, f"{name!r} can't be called with two arguments: {e}.", remedy) from None
-    return Function(name, call, _fingerprint(module))
+        raise InvalidArgument(argument, f"{name!r} can't be called with two arguments: {e}.", remedy) from None
+    return Function(name, call, _fingerprint(module), argument)
 
 
 def _fingerprint(module: Any) -> str:

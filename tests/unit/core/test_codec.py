@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_lakestream.core.codec import (
     SUMMARY_ENGINE,
+    SUMMARY_STREAM,
     SUMMARY_TOPICS,
     SUMMARY_VERSION,
     VERSION,
@@ -24,7 +25,7 @@ from airflow_lakestream.core.codec import (
     encode_ranges,
     encode_summary,
 )
-from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, Ledger, Made, Streamed, TopicEntry, TopicIdentity
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from tests.support.core_strategies import landings, ledgers
 
@@ -74,6 +75,14 @@ def test_a_summary_says_which_function_made_rows_without_positions(made: Made | 
     assert landing is not None
     assert landing.made == made
     assert landing.rows == (2 if made is None else 9)
+
+
+def test_a_summary_says_to_people_which_batch_of_a_query_it_is_and_how_far_it_read() -> None:
+    landed = RangeSet([OffsetRange("t", 0, 5, 9), OffsetRange("t", 1, 0, 4)])
+    entry = TopicEntry(landed, streamed=Streamed("q", 3, 17))
+    summary = encode_summary("g", replace(LANDING, topics={TopicIdentity("t", "i", "c"): entry}))
+    assert json.loads(summary[SUMMARY_STREAM]) == {"query": "q", "batch": 3, "watermark": 17, "ends": "0:9;4"}
+    assert SUMMARY_STREAM not in encode_summary("g", LANDING)
 
 
 def test_an_engine_of_a_newer_version_is_unknown_and_no_error() -> None:

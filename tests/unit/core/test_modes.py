@@ -12,11 +12,13 @@ import pytest
 
 from airflow_lakestream.core.landing.modes import ByInterval, ByRanges, Look, Mode
 from airflow_lakestream.core.landing.plan import BeginningLost, DataLoss, Plan, TopicState, Watermarks
-from airflow_lakestream.core.ledger import Counts, Landing, Ledger, TopicEntry, TopicIdentity
+from airflow_lakestream.core.landing.streamed import LandedBesideStream, OneBatch, StreamReplaced, StreamRolledBack
+from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Streamed, TopicEntry, TopicIdentity
 from airflow_lakestream.core.policies import OnDataLoss
-from airflow_lakestream.core.ports import Boundary
+from airflow_lakestream.core.ports import Boundary, StreamConflict
 from airflow_lakestream.core.ranges import RangeSet, coalesce
 from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.guards import check_follows
 
 TOPIC, TABLE = "orders", "lake.orders"
 IDENTITY = TopicIdentity(TOPIC, "topic-id", "cluster-id")
@@ -262,3 +264,68 @@ def test_the_simulation_sees_seams_that_are_left_open(mutant: type[ByInterval]) 
         return bool(schedule.missing())
 
     assert any(map(leaves_a_seam, range(SCHEDULES)))
+
+
+# A batch of a streaming query
+
+
+def streamed(batch: int, query: str = "q") -> Streamed:
+    return Streamed(query, batch, 0)
+
+
+def entry_at(batch: int, ranges: RangeSet, query: str = "q") -> TopicEntry:
+    return TopicEntry(ranges, origin={0: 0}, streamed=streamed(batch, query))
+
+
+def one_batch(number: int, ranges: RangeSet) -> OneBatch:
+    return OneBatch(streamed(number), {0: 2}, ranges, "g")
+
+
+LOG = Log([[1] * 9])
+
+
+def test_the_first_batch_fixes_where_the_group_begins() -> None:
+    plan = one_batch(0, span(2, 5)).plan(look(LOG))
+    assert (plan.ranges, plan.origin, plan.streamed) == (span(2, 5), {0: 2}, streamed(0))
+
+
+def test_a_batch_without_records_is_written_down_and_one_that_is_there_is_not() -> None:
+    plan = one_batch(4, RangeSet()).plan(look(LOG, entry_at(3, span(0, 5))))
+    assert (plan.streamed, plan.origin, plan.changes_the_ledger) == (streamed(4), {}, True)
+    assert not one_batch(4, span(3, 5)).plan(look(LOG, entry_at(4, span(0, 5)))).changes_the_ledger
+
+
+@pytest.mark.parametrize(
+    ("batch", "entry", "error", "words"),
+    [
+        (one_batch(4, span(5, 9)), entry_at(2, span(0, 5)), StreamRolledBack, "holds batch 2 of query q, and next"),
+        (one_batch(4, span(5, 9)), TopicEntry(), StreamRolledBack, "it holds no batch"),
+        (one_batch(4, span(5, 9)), entry_at(3, span(0, 5), "other"), StreamReplaced, "batch 3 of query other"),
+        (one_batch(4, span(5, 9)), entry_at(6, span(0, 9)), StreamReplaced, "the checkpoint is at batch 4"),
+        # Planned anew, with other ends than those that have landed.
+        (one_batch(4, span(5, 9)), entry_at(4, span(0, 7)), StreamReplaced, "the checkpoint is at batch 4"),
+        (one_batch(0, span(0, 9)), TopicEntry(span(0, 2)), LandedBesideStream, "landed by another way"),
+        (one_batch(4, span(5, 9)), entry_at(3, span(0, 6)), LandedBesideStream, "landed by another way"),
+    ],
+)
+def test_a_batch_that_does_not_follow_what_the_table_holds_is_refused(
+    batch: OneBatch, entry: TopicEntry, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        batch.plan(look(LOG, entry))
+
+
+def test_the_guard_lets_only_the_next_batch_in_and_nothing_beside_the_query() -> None:
+    before = entry_at(3, span(0, 5))
+    check_follows(TABLE, TopicEntry(streamed=streamed(4)), before)
+    check_follows(TABLE, TopicEntry(streamed=streamed(0)), TopicEntry())
+    check_follows(TABLE, TopicEntry(epochs={0: 1}), before)
+    beside = [TopicEntry(span(5, 6)), TopicEntry(lost=span(5, 6)), TopicEntry(replaced=span(0, 2))]
+    others = [TopicEntry(streamed=one) for one in (streamed(3), streamed(5), streamed(4, "other"))]
+    for change in (*beside, *others):
+        with pytest.raises(StreamConflict, match="does not follow what its group landed last: batch 3 of query q"):
+            check_follows(TABLE, change, before)
+    with pytest.raises(StreamConflict, match="nothing of a stream"):
+        check_follows(TABLE, TopicEntry(streamed=streamed(1)), TopicEntry())
+    with pytest.raises(StreamConflict, match="nothing of a stream"):
+        check_follows(TABLE, TopicEntry(streamed=streamed(0)), TopicEntry(span(0, 1)))

@@ -109,7 +109,7 @@ def test_a_checkpoint_without_metadata_is_damaged_and_any_other_folder_foreign(f
         read_checkpoint(str(tmp_path / "other"))
 
 
-def test_another_topic_another_source_and_several_sources_are_foreign(folder: Path) -> None:
+def test_another_topic_another_source_and_several_topics_are_foreign(folder: Path) -> None:
     checkpoint = read_checkpoint(str(folder))
     assert checkpoint is not None
     checkpoint.check_topics(["clicks", "more"])
@@ -118,9 +118,26 @@ def test_another_topic_another_source_and_several_sources_are_foreign(folder: Pa
     write(folder / "offsets" / "2", f"v1\n{HEADER}\n17")
     with pytest.raises(ForeignCheckpoint, match="whose source is not Kafka"):
         checkpoint.ends(2)
-    write(folder / "offsets" / "2", f"v1\n{HEADER}\n{offsets(p0=1)}\n{offsets(p0=1)}")
-    with pytest.raises(ForeignCheckpoint, match="2 sources"):
+    other = json.dumps({"orders": {"0": 1}})
+    write(folder / "offsets" / "2", f"v1\n{HEADER}\n{offsets(p0=1)}\n{other}")
+    with pytest.raises(ForeignCheckpoint, match="of several topics: clicks, orders"):
         checkpoint.ends(2)
+
+
+def test_of_a_topic_that_is_read_twice_a_batch_has_what_both_have_read(folder: Path) -> None:
+    write(folder / "offsets" / "2", f"v1\n{HEADER}\n{offsets(p0=30, p1=9, p2=4)}\n{offsets(p0=25, p1=9)}")
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    assert checkpoint.ends(2) == {("clicks", 0): 25, ("clicks", 1): 9}
+
+
+def test_what_a_batch_was_planned_with_is_told(folder: Path) -> None:
+    head = json.dumps({"batchWatermarkMs": 17, "conf": {"spark.x": "y"}})
+    write(folder / "offsets" / "2", f"v1\n{head}\n{offsets(p0=30)}")
+    checkpoint = read_checkpoint(str(folder))
+    assert checkpoint is not None
+    assert [checkpoint.watermark(batch) for batch in (1, 2)] == [0, 17]
+    assert [checkpoint.setting(batch, "spark.x") for batch in (1, 2)] == [None, "y"]
 
 
 def test_a_checkpoint_that_has_not_planned_yet_is_of_the_topic_of_its_source(folder: Path) -> None:

@@ -1,0 +1,102 @@
+"""Batches of a streaming query that keeps a state: each lands whole, once, after the one before it.
+
+What makes it exactly once is not an offset alone: a batch may have rows and no records, when a watermark closes a
+window. So each commit writes down which batch of which query it is, and the guard lets only the next one in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from airflow_lakestream.core.landing.modes import Look
+from airflow_lakestream.core.landing.plan import Plan, leader_epochs
+from airflow_lakestream.core.ledger import Streamed, TopicEntry
+from airflow_lakestream.core.ranges import Interval, RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+WAYS_OUT = (
+    "Put the checkpoint back that belongs to it; or drop the table, or roll it back to before the first batch, and "
+    "begin anew with an empty checkpoint_location; or land into another table."
+)
+
+
+class StreamRolledBack(LakestreamError, Transient):
+    """The table was rolled back under a running query; the next start takes the checkpoint back, too."""
+
+    def __init__(self, table: str, batch: Streamed, last: Streamed | None) -> None:
+        super().__init__(
+            f"{table} was rolled back while the query ran: it holds {last or 'no batch'}, and next would be {batch}. "
+            "Nothing was landed. The next start goes on from there."
+        )
+
+
+class StreamReplaced(LakestreamError, Terminal):
+    """The table's batches are another query's, so the state of this one is not what they were made with."""
+
+    def __init__(self, table: str, what: str, last: Streamed) -> None:
+        super().__init__(
+            f"{table} holds {last}, {what} Nothing was landed: it could double rows, or lose some. {WAYS_OUT}"
+        )
+
+
+class LandedBesideStream(LakestreamError, Terminal):
+    """A group has landings by a streaming query and by another way; only one of them can have its offsets."""
+
+    def __init__(self, table: str, consumer_group: str, what: str) -> None:
+        super().__init__(f"{table}: {what} Nothing was landed. Use another consumer_group than {consumer_group!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class OneBatch:
+    """What one batch of a streaming query read.
+
+    :param starts: where the query began, by partition.
+    :param ranges: what the batch read; nothing for one that only a watermark has brought.
+    """
+
+    streamed: Streamed
+    starts: Mapping[int, int]
+    ranges: RangeSet
+    consumer_group: str
+    interval: Interval | None = field(default=None, init=False)
+
+    def ends_are_fixed(self, entry: TopicEntry) -> bool:
+        """Return True: the batch says where it ends."""
+        return True
+
+    def plan(self, look: Look) -> Plan:
+        """Return the whole batch, or nothing if the table has it.
+
+        Raises StreamRolledBack, StreamReplaced, LandedBesideStream.
+        """
+        entry, streamed = look.entry, self.streamed
+        last = entry.streamed
+        if last == streamed and not self.ranges - entry.held:
+            return Plan(look.state, RangeSet())
+        if last is not None and (last.query_id != streamed.query_id or last.batch_id >= streamed.batch_id):
+            raise StreamReplaced(look.table, f"and the checkpoint is at {streamed}.", last)
+        if (-1 if last is None else last.batch_id) + 1 < streamed.batch_id:
+            raise StreamRolledBack(look.table, streamed, last)
+        if beside := (entry.held if last is None else self.ranges & entry.held):
+            what = f"offsets that {streamed} has were landed by another way: {beside}."
+            raise LandedBesideStream(look.table, self.consumer_group, what)
+        return Plan(
+            state=look.state,
+            ranges=self.ranges,
+            origin={} if entry.origin else self.starts,
+            epochs=leader_epochs(look.state),
+            known_epochs=entry.epochs,
+            streamed=streamed,
+        )
+
+    def own(self, look: Look) -> RangeSet:
+        """Return nothing: a batch replaces nothing."""
+        return RangeSet()
+
+
+def refuse_beside(table: str, consumer_group: str, entry: TopicEntry, plan: Plan) -> None:
+    """Refuse to land records beside the streaming query that the group's rows come from. Raises LandedBesideStream."""
+    if entry.streamed is not None and plan.streamed is None and (plan.ranges or plan.lost):
+        what = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is landed."
+        raise LandedBesideStream(table, consumer_group, what)

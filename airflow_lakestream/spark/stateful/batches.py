@@ -1,0 +1,175 @@
+"""The batches of a query with a function of its stream: Spark runs them and keeps the state, each is one commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_lakestream.config.frames import FrameConfig
+from airflow_lakestream.core.landing.streamed import OneBatch
+from airflow_lakestream.core.ledger import Streamed, union
+from airflow_lakestream.core.policies import StateStore, choose, is_given
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
+from airflow_lakestream.kafka.source import KafkaSource
+from airflow_lakestream.run.topics import RunReport, job_of
+from airflow_lakestream.spark.causes import cause_of, query_failed
+from airflow_lakestream.spark.checkpoint import Checkpoint
+from airflow_lakestream.spark.crew.executors import for_executors as decoders_for
+from airflow_lakestream.spark.frames.columns import columns_of, spark_schema
+from airflow_lakestream.spark.frames.function import Function, TransformRefused
+from airflow_lakestream.spark.micro_batch import WHERE, MicroBatches, function_of
+from airflow_lakestream.spark.settings.kafka import for_executors
+from airflow_lakestream.spark.stateful import decoding
+from airflow_lakestream.spark.stateful.aligning import align
+from airflow_lakestream.spark.stateful.crew import StreamCrew
+from airflow_lakestream.spark.stateful.decoding import Decoding, TellingParam, Told
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger(__name__)
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_OF_STATE = "org.apache.spark.sql.execution.streaming.state"
+_PROVIDERS = {
+    StateStore.MEMORY: f"{_OF_STATE}.HDFSBackedStateStoreProvider",
+    StateStore.ROCKSDB: f"{_OF_STATE}.RocksDBStateStoreProvider",
+}
+
+
+@dataclass
+class StatefulBatches(MicroBatches):
+    """`MicroBatches` of a query whose batches only Spark can make again: it has the state."""
+
+    @cached_property
+    def crew(self) -> StreamCrew:
+        """Who runs a batch."""
+        common = self.spark, self.extract, for_executors(self.config.kafka), WHERE
+        return StreamCrew(*common, function=self._function, told=self._told)
+
+    @cached_property
+    def source_options(self) -> Mapping[str, str]:
+        """The options of Spark's source, whose records go into the state: none may be missing."""
+        named = {"groupIdPrefix": self.extract.consumer_group, "includeHeaders": str(self._decoders.needs_headers)}
+        return {**self.options, **named, "failOnDataLoss": "true"}
+
+    @cached_property
+    def _frames(self) -> FrameConfig:
+        assert isinstance(self.extract, FrameConfig), "mirrors have no function"
+        return self.extract
+
+    @cached_property
+    def _function(self) -> Function:
+        function = function_of(self.extract)
+        assert function is not None, "that is why the query has a state"
+        return function
+
+    @cached_property
+    def _told(self) -> Accumulator[Told]:
+        return self.spark.sparkContext.accumulator({}, TellingParam())  # type: ignore[arg-type]  # it has both methods
+
+    @cached_property
+    def _decoders(self) -> RowDecoders:
+        topic = self.extract.topic
+        job = job_of(self.extract, topic, [topic], self.config.kafka, self.catalog, "start", WHERE)
+        assert isinstance(job.decoders, RowDecoders), "that is what build_job makes"
+        return decoders_for(job.decoders)
+
+    def catch_up(self, checkpoint: Checkpoint | None) -> bool:
+        """Bring table and checkpoint together; return whether the checkpoint was changed. Raises as `align` does."""
+        config = self.extract
+        location = str(self.config.checkpoint_location)
+        self._check_state_store(checkpoint)
+        now = KafkaSource(self.config.kafka, config.topic, config.consumer_group, config.start, WHERE).look()
+        _, entry = self._books(config.topic, [config.topic], now)
+        return align(checkpoint, entry, config.table, config.consumer_group, location)
+
+    def rows(self, records: DataFrame) -> DataFrame:
+        """Return what the function makes of the stream of decoded rows. Raises TransformRefused."""
+        decoded = self._frames.decoded
+        assert decoded is not None, "there is a function"
+        columns = pa.schema([*decoded, *metadata_schema(self.extract.metadata_columns)])
+        asked = [decoding.PARTITION, decoding.OFFSET, decoding.TIMESTAMP, decoding.VALUE]
+        asked += [decoding.KEY] if self._decoders.needs_keys else []
+        asked += [decoding.HEADER] if self._decoders.needs_headers else []
+        decode = Decoding(self._decoders, self.extract.topic, columns, self._told)
+        stream = records.select(*asked).mapInArrow(decode.__call__, spark_schema(columns))
+        result = self._function.of(stream, self.spark, self.extract.table, RangeSet())
+        try:
+            columns_of(result, self._function.argument)
+        except InvalidArgument as e:
+            raise self._refused(f"{e}") from e
+        return result
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query. Raises TransformRefused for a result that Spark can't land by appending."""
+        from pyspark.errors import AnalysisException
+
+        with self._state_store():
+            try:
+                return super().start(writer.outputMode("append"))
+            except AnalysisException as e:
+                raise self._refused(cause_of(e)) from e
+
+    def land_batch(self, checkpoint: Checkpoint, batch_id: int, frame: DataFrame) -> RunReport:
+        """Run a batch, and land what comes of it, or nothing if the table has it. Raises what a landing raises."""
+        starts, ends = checkpoint.starts(batch_id), checkpoint.ends(batch_id)
+        ranges = union(RangeSet.of(*key, starts.get(key, 0), end) for key, end in ends.items())
+        batch = OneBatch(
+            Streamed(checkpoint.query_id, batch_id, checkpoint.watermark(batch_id)),
+            {partition: offset for (_, partition), offset in checkpoint.starts(0).items()} if batch_id == 0 else {},
+            ranges,
+            self.extract.consumer_group,
+        )
+        self.crew.begin(frame)
+        report = self.land(f"{checkpoint.query_id}/{batch_id}", mode=batch)
+        try:
+            self.crew.finish(ranges)
+        except LakestreamError:
+            raise
+        except Exception as e:  # whatever Spark and its bridge to the JVM raise
+            raise query_failed(str(self.config.checkpoint_location), e) from e
+        return report
+
+    def _refused(self, cause: str) -> TransformRefused:
+        return TransformRefused(self._function.name, self.extract.table, RangeSet(), cause)
+
+    @property
+    def _provider(self) -> str | None:
+        given = self._frames.state_store
+        return _PROVIDERS[choose(StateStore, "state_store", given)] if is_given(given) else None
+
+    def _check_state_store(self, checkpoint: Checkpoint | None) -> None:
+        """Refuse another store than the one that the checkpoint is written by: Spark would not heed it."""
+        known = checkpoint.setting(checkpoint.planned[-1], PROVIDER) if checkpoint and checkpoint.planned else None
+        if known is not None and self._provider is not None and known != self._provider:
+            problem = f"is {self._frames.state_store!r}, and the checkpoint's state is kept by {known}."
+            raise InvalidArgument("state_store", problem, "A query keeps the one that it began with.")
+
+    @contextmanager
+    def _state_store(self) -> Iterator[None]:
+        """Set the store for a query that is started: it takes a copy of the session's settings."""
+        if self._provider is None:
+            yield
+            return
+        before = self.spark.conf.get(PROVIDER, None)
+        self.spark.conf.set(PROVIDER, self._provider)
+        try:
+            yield
+        finally:
+            if before is None:
+                self.spark.conf.unset(PROVIDER)
+            else:
+                self.spark.conf.set(PROVIDER, before)

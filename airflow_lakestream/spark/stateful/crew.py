@@ -1,0 +1,76 @@
+"""Executors that land a batch of a stream: they run what Spark has planned of it, and write the rows that come out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_lakestream.core.landing.job import Job
+from airflow_lakestream.core.landing.plan import Plan
+from airflow_lakestream.core.ledger import Made
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.sharing.pieces import Piece
+from airflow_lakestream.spark.frames.crew import FrameCrew
+from airflow_lakestream.spark.frames.function import TransformFailed
+from airflow_lakestream.spark.stateful.decoding import Told, later, sums_of
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StreamCrew(FrameCrew):
+    """`SparkCrew` of a streaming query with a function.
+
+    :param told: what tasks tell of the records that they decode.
+    """
+
+    told: Accumulator[Told] = field(kw_only=True)
+    # The batch under way, as Spark has planned it, and whether it was run.
+    _batch: DataFrame | None = None
+    _ran: bool = False
+
+    def begin(self, batch: DataFrame) -> None:
+        """Take the next batch."""
+        self._batch, self._ran = batch, False
+
+    def finish(self, ranges: RangeSet) -> None:
+        """Run a batch that the table had already: Spark needs its state, and the watermark that comes of it.
+
+        Raises what Spark raises, and what a decoder has raised: a state that lacks records must not stay.
+        """
+        if not self._ran and self._batch is not None:
+            log.info("The table has this batch already: it is run for its state, and its rows are dropped")
+            self._batch.write.format("noop").mode("overwrite").save()
+            sums_of(self.told.value, ranges)
+        self._batch, self.told.value = None, later(self.told.value, ranges)
+
+    def read(self, job: Job, plan: Plan, done: RangeSet, most: int | None) -> Sequence[Piece]:
+        """Run the batch, and write its rows. Raises TransformFailed, and what a decoder has raised."""
+        assert self._batch is not None, "a batch has begun"
+        metadata, keeps = self._hold(job, self._batch, plan.ranges)
+        self._ran = True
+        try:
+            written = self._write(job, plan, self._batch, metadata, plan.ranges, keeps_positions=keeps)
+        except TransformFailed:
+            # Perhaps for want of the rows that a decoder refused to make: its own error says more.
+            sums_of(self.told.value, plan.ranges)
+            raise
+        sums, rows = sums_of(self.told.value, plan.ranges), sum(one.rows for one in written)
+        for rejected in sums.rejected:
+            assert job.rejects is not None, "every table has a reject table beside it"
+            job.rejects.reject(rejected)
+        log.info("%s made %s rows in %s", self.function.name, rows, plan.streamed)
+        made = Made(self.function.name, rows)
+        return [Piece(plan.state.identity, plan.ranges, sums.counts, plan.epochs, {}, sums.bad, made)]
+
+    def _keeps(self, metadata: pa.Schema) -> bool:
+        # What a state has made of records is none of them, even where it is a row of one.
+        return False

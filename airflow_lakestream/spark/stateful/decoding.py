@@ -1,0 +1,189 @@
+"""What tasks do with the records of a stream: our decoders make rows, and what became of each record is told.
+
+Sent to the executors by pickle. What is told comes back by an accumulator. Spark may run a task twice, and a query that
+joins a stream with itself reads it twice; so nothing is counted here: offsets are told, and their union is counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.batch import decode
+from airflow_lakestream.core.ledger import Counts, union
+from airflow_lakestream.core.ports import Chunk
+from airflow_lakestream.core.ranges import OffsetRange, PartitionKey, RangeSet
+from airflow_lakestream.core.records import RawBatch
+from airflow_lakestream.decode.metadata import HEADERS
+from airflow_lakestream.decode.rows import RowDecoders
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.runtime.processes import Failed
+from airflow_lakestream.tables.coordinates import COORDINATES
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+
+_, _PARTITION, _OFFSET = COORDINATES
+# The columns of Spark's source that are asked for; keys and headers only where they are needed.
+PARTITION, OFFSET, TIMESTAMP, VALUE, KEY, HEADER = ("partition", "offset", "timestamp", "value", "key", "headers")
+
+
+@dataclass(frozen=True)
+class ChunkTold:
+    """What became of the records of one chunk. `rowless` are the offsets of those without a row."""
+
+    read: RangeSet
+    rowless: RangeSet = RangeSet()
+    bad: BadRecords = BadRecords()
+    rejected: pa.Table | None = None
+
+
+# By partition, first offset and end: a chunk that is told again is the same.
+Told = dict[tuple[int, int, int], "ChunkTold | Failed"]
+
+
+class TellingParam:
+    """Joins what tasks tell; see `pyspark.AccumulatorParam`."""
+
+    def zero(self, value: Told) -> Told:
+        """Return what a task begins with."""
+        return {}
+
+    def addInPlace(self, one: Told, other: Told) -> Told:  # noqa: N802  # the name is Spark's
+        """Return both."""
+        one.update(other)
+        return one
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Makes rows of a task's records, as Spark's source has them.
+
+    :param columns: of the rows, metadata columns included.
+    """
+
+    decoders: RowDecoders
+    topic: str
+    columns: pa.Schema
+    told: Accumulator[Told]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode all batches. An error of ours ends them, and is told to the driver, which then lands nothing."""
+        decoder = self.decoders(self.columns, None)
+        assert decoder is not None, "there are columns"
+        for batch in batches:
+            for part in _parts(batch):
+                raw = self._raw(part)
+                covers = OffsetRange(self.topic, raw.partition, raw.offsets[0], raw.offsets[-1] + 1)
+                key = raw.partition, covers.from_offset, covers.until_offset
+                try:
+                    decoded = decode(decoder, Chunk(covers, raw, 0))
+                except LakestreamError as e:
+                    # If raised here, Spark would retry the task and bring back only the error's text.
+                    self.told.add({key: Failed(e)})
+                    return
+                outcome = decoded.outcome
+                assert outcome is not None, "there are records"
+                rowless = _ranges(self.topic, raw.partition, outcome.rowless)
+                read = _ranges(self.topic, raw.partition, part.column(OFFSET))
+                self.told.add({key: ChunkTold(read, rowless, outcome.bad, outcome.rejected)})
+                yield from outcome.rows.select(self.columns.names).cast(self.columns).to_batches()
+
+    def _raw(self, part: pa.RecordBatch) -> RawBatch:
+        offsets = part.column(OFFSET).to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1])
+        millis = np.floor_divide(part.column(TIMESTAMP).cast(pa.int64()).to_numpy(), 1000)
+        names = part.schema.names
+        return RawBatch(
+            topic=self.topic,
+            partition=part.column(PARTITION)[0].as_py(),
+            offsets=range(first, last + 1) if last - first + 1 == len(part) else array("q", offsets.tolist()),
+            timestamps=array("q", millis.tolist()),
+            values=part.column(VALUE).cast(pa.binary()),
+            keys=part.column(KEY).cast(pa.binary()) if KEY in names else None,
+            headers=part.column(HEADER).cast(HEADERS) if HEADER in names else None,
+        )
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the records of each partition; Spark may give a task several, one after the other."""
+    partitions = batch.column(PARTITION).to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
+    return (batch.slice(start, end - start) for start, end in itertools.pairwise(cuts) if end > start)
+
+
+def _ranges(topic: str, partition: int, offsets: pa.Array | None) -> RangeSet:
+    """Return rising offsets as ranges."""
+    if offsets is None or not len(offsets):
+        return RangeSet()
+    numbers: npt.NDArray[np.int64] = offsets.to_numpy()
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return RangeSet(OffsetRange(topic, partition, int(part[0]), int(part[-1]) + 1) for part in parts)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What became of the records in some ranges."""
+
+    counts: Mapping[int, Counts] = field(default_factory=dict)
+    bad: BadRecords = BadRecords()
+    rejected: tuple[pa.Table, ...] = ()
+
+
+def sums_of(told: Told, ranges: RangeSet) -> Sums:
+    """Return what was told of the records in ranges; the first error, if there is one, is raised."""
+    for one in told.values():
+        if isinstance(one, Failed):
+            raise one.error
+    chunks = [one for _, one in sorted(told.items(), key=_key) if isinstance(one, ChunkTold) and one.read & ranges]
+    rowless = union(chunk.rowless for chunk in chunks) & ranges
+    rejected = _once([chunk.rejected for chunk in chunks if chunk.rejected is not None], ranges)
+    read, bad = RangeSet(), BadRecords()
+    for chunk in chunks:
+        # Two sources may have cut the same records into other chunks.
+        bad += BadRecords() if chunk.read & read else chunk.bad
+        read |= chunk.read
+    read &= ranges
+    return Sums({key[1]: _counts(key, read, rowless, rejected) for key in read.partitions}, bad, tuple(rejected))
+
+
+def later(told: Told, ranges: RangeSet) -> Told:
+    """Return what was told of records behind ranges, which a later batch has: one of two sources was ahead."""
+    ends = {partition: ranges.intervals(topic, partition)[-1][1] for topic, partition in ranges.partitions}
+    return {key: one for key, one in told.items() if isinstance(one, ChunkTold) and key[2] > ends.get(key[0], 0)}
+
+
+def _key(told: tuple[tuple[int, int, int], Any]) -> tuple[int, int, int]:
+    return told[0]
+
+
+def _counts(key: PartitionKey, read: RangeSet, rowless: RangeSet, rejected: Iterable[pa.Table]) -> Counts:
+    """Return a partition's counts: no record has a row of its own, so those that went on are filtered."""
+    read_, without = read.of_partition(*key).width, rowless.of_partition(*key).width
+    bad = sum(pc.sum(pc.equal(rows[_PARTITION], key[1])).as_py() or 0 for rows in rejected)
+    return Counts(read=read_, rejected=bad, skipped=without - bad, filtered=read_ - without)
+
+
+def _once(tables: list[pa.Table], ranges: RangeSet) -> list[pa.Table]:
+    """Return rejected records in ranges, each once."""
+    seen: set[tuple[Any, ...]] = set()
+    kept = []
+    for rows in tables:
+        places = []
+        for place, at in enumerate(zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)):
+            topic, partition, offset = at
+            if at not in seen and ranges & RangeSet.of(topic, partition, offset, offset + 1):
+                seen.add(at)
+                places.append(place)
+        if places:
+            kept.append(rows.take(pa.array(places, pa.int64())))
+    return kept
