@@ -17,7 +17,7 @@ from tests.support.hostile.database import Database
 from tests.support.hostile.events import Extract
 from tests.support.hostile.mirrors import mirror_name
 from tests.support.hostile.play import Play, as_table
-from tests.support.hostile.readers import readers_of, spark_reads
+from tests.support.hostile.readers import readers_of
 from tests.support.lake import Lake, assert_files_are_whole
 from tests.support.maintaining import maintained
 
@@ -60,13 +60,11 @@ def test_mirrors_of_hostile_databases_have_their_rows_or_have_stopped_for_a_reas
     assert not failures, "\n\n".join([play.again, *failures])
     assert play.figures["kills"] == play.kills
     # A table that was made after the last quiet moment has no mirror yet.
-    there = [name for table in play.tables if lake.catalog().table_exists(name := mirror_name(table))]
-    mirrors = {name: lake.table(name) for name in there}
+    names = [name for table in play.tables if lake.catalog().table_exists(name := mirror_name(table))]
     for file in lake.folder.glob("warehouse/**/*.*"):
         os.utime(file, (0, 0))
-    cleaned = [name for name, mirror in mirrors.items() if spark_reads(mirror)]
-    maintained(lake, spark, *cleaned, remove_orphans=True)
-    for name, mirror in mirrors.items():
+    maintained(lake, spark, *names, remove_orphans=True)
+    for mirror in map(lake.table, names):
         assert set(mirror.refs()) == {"main"}
-        assert_files_are_whole(mirror, leftovers_of_a_kill=name not in cleaned)
+        assert_files_are_whole(mirror)
     assert extract.figures["last events"]

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import Table
+
 from airflow_lakestream.cdc.merge.merge import MOST_DELETED
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.spark.maintenance.config import Compaction, Strategy
@@ -52,6 +55,15 @@ class Size:
     bytes: int
     deletes: int = 0
 
+    @classmethod
+    def of(cls, table: Table) -> Size:
+        """Count the files in the head's manifests. Totals of summaries do not tell: not each writer keeps them."""
+        head = table.current_snapshot()
+        manifests = [] if head is None else head.manifests(table.io)
+        files = [entry.data_file for one in manifests for entry in one.fetch_manifest_entry(table.io)]
+        deletes = sum(file.content != DataFileContent.DATA for file in files)
+        return cls(len(files), sum(file.file_size_in_bytes for file in files), deletes)
+
     def __str__(self) -> str:
         deletes = f" ({self.deletes} of them delete files)" if self.deletes else ""
         return f"{self.files} files{deletes} of {self.bytes:,} bytes"
@@ -68,13 +80,6 @@ class Procedures:
     spark: SparkSession
     catalog: str
     table: str
-
-    def size(self) -> Size:
-        """Count the files of the head."""
-        columns = "count(*) n, coalesce(sum(file_size_in_bytes), 0) size, count_if(content > 0) deletes"
-        row = self.spark.sql(f"SELECT {columns} FROM {self._place}.files").head()  # noqa: S608  # names in backticks
-        assert row is not None, "an aggregate returns one row"
-        return Size(row["n"], row["size"], row["deletes"])
 
     def compact(self, how: Compaction) -> None:
         """Rewrite small files, and those that deletes make slow to read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -22,7 +22,7 @@ from airflow_lakestream.spark.lease import Lease
 from airflow_lakestream.spark.maintenance.calls import Procedures, Size
 from airflow_lakestream.spark.maintenance.config import Compaction, Maintenance, MaintenanceConfig
 from airflow_lakestream.spark.maintenance.mirrors import is_memory, needs_fewer_deletes, of_table
-from airflow_lakestream.spark.maintenance.tables import inside, select
+from airflow_lakestream.spark.maintenance.tables import inside, select, times_of_day
 from airflow_lakestream.spark.session import check_class, start_session
 from airflow_lakestream.spark.settings import catalog as catalog_options
 from airflow_lakestream.spark.settings.catalog import catalog_packages
@@ -162,7 +162,10 @@ class _Upkeep:
 
     def run(self) -> TableReport:
         """Do the work: first what makes files unneeded, then what deletes such files."""
-        before, work = self.procedures.size(), self.work
+        table = self._table()
+        before, work = Size.of(table), self.work
+        if times := times_of_day(table.schema()):
+            work = self._without_types(times)
         expired = orphans = 0
         if work.compact is not None and self._has_rows() and self._begins("compaction"):
             self._compact(work.compact)
@@ -172,7 +175,29 @@ class _Upkeep:
             expired = self._expire(work.expire.rule)
         if work.remove_orphans is not None and self._begins("removing orphans"):
             orphans = self._remove_orphans(work.remove_orphans.age)
-        return TableReport(self.procedures.table, before, self.procedures.size(), expired, orphans)
+        return TableReport(self.procedures.table, before, Size.of(self._table()), expired, orphans)
+
+    def _without_types(self, columns: Sequence[str]) -> Maintenance:
+        """Return the work that Spark does on a table that it can't read, and warn of what it does not do."""
+        work = self.work
+        left = [
+            what
+            for what, is_asked in {
+                "it was not compacted": work.compact,
+                "its manifests were not rewritten": work.rewrite_manifests,
+                "no snapshot expired": work.expire,
+            }.items()
+            if is_asked
+        ]
+        if left:
+            log.warning(
+                "%s: %s. Spark has no type for a time of day, and %s is one. Landings still remove old snapshots "
+                "(lakestream.snapshots.keep), and a mirror's merges put small files together.",
+                self.procedures.table,
+                " and ".join([*filter(None, [", ".join(left[:-1])]), left[-1]]),
+                ", ".join(columns),
+            )
+        return replace(work, compact=None, rewrite_manifests=False, expire=None)
 
     def _begins(self, what: str) -> bool:
         """Report that a work begins; return False if the app was asked to end."""

@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.table import Table
-from pyiceberg.types import TimeType
 
 from airflow_lakestream.cdc.columns import VERSION
+from airflow_lakestream.spark.maintenance.tables import times_of_day
 from airflow_lakestream.spark.settings.catalog import catalog_settings
 from dev.bench.lab import PEERS_PYTHON
 from tests.support.hostile import duckdb_reader
@@ -43,7 +43,7 @@ class Readers:
 
     def names(self, table: Table) -> list[str]:
         """Return who reads a table."""
-        return [*(["Spark"] if spark_reads(table) else []), *([] if self.duckdb is None else ["DuckDB"])]
+        return [*([] if times_of_day(table.schema()) else ["Spark"]), *([] if self.duckdb is None else ["DuckDB"])]
 
     def _found(self, table: Table) -> Iterator[tuple[str, Found]]:
         names = self.names(table)
@@ -55,11 +55,6 @@ class Readers:
             _pipe(self.duckdb.stdin).write(json.dumps([table.metadata_location, VERSION]) + "\n")
             _pipe(self.duckdb.stdin).flush()
             yield "DuckDB", Counter(map(tuple, json.loads(_pipe(self.duckdb.stdout).readline())))
-
-
-def spark_reads(table: Table) -> bool:
-    """Tell whether Spark opens a table: Spark 4.0 has no type for a time of day."""
-    return not any(isinstance(field.field_type, TimeType) for field in table.schema().fields)
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:
