@@ -142,7 +142,7 @@ def test_the_pages_of_these_commands_name_the_options(page: str) -> None:
 
 def test_the_page_of_dataframes_names_what_a_spark_app_takes_besides() -> None:
     more = {one.name for one in fields(FrameConfig)} - set(LANDING)
-    assert more == {"transform"}
+    assert more == {"transform", "stream_transform", "state_store", "output_mode"}
     assert more - first_cells("dataframes.md") == set()
 
 
