@@ -26,19 +26,25 @@ _HEADER = 5
 
 @dataclass(frozen=True)
 class OwnTopics:
-    """Finds out what a topic that can't be landed holds."""
+    """Debezium's own records in a topic that can't be landed."""
 
     config: ExtractConfig
 
-    def kinds_for(self, job: Job, error: LakestreamError) -> str:
-        """Return what a topic holds, as `kinds` does, if it failed for its content; empty if that is unknown."""
-        if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal):
-            return ""
+    def are_all(self, topic: str, job: Job, error: LakestreamError | None = None) -> bool:
+        """Tell whether the topic holds nothing else, as far as it was looked into, and say so.
+
+        :param error: what it has failed for. Only its content is looked into: what a retry may fix is none of it.
+        """
+        if self.config.envelope != Envelope.DEBEZIUM or not isinstance(error, Terminal | None):
+            return False
         try:
-            return self.kinds(job)
+            kinds = self.kinds(job)
         except LakestreamError as e:
             log.warning("What the topic holds can't be looked into: %s", e)
-            return ""
+            return False
+        if kinds:
+            log.info("%s is left out: it holds %s of Debezium's own, no table's events.", topic, kinds)
+        return bool(kinds)
 
     def kinds(self, job: Job) -> str:
         """Return what the oldest and the newest records of the job's topic are, in words.

@@ -145,11 +145,12 @@ def land_run(
         except LakestreamError as e:
             if not is_pattern(config.topic):
                 raise
-            if job is not None and (kinds := own.kinds_for(job, e)):
-                log.info("%s is left out: it holds %s of Debezium's own, no table's events.", topic, kinds)
+            if job is not None and own.are_all(topic, job, e):
                 continue
             log.error("%s: %s", topic, e)
             failed.append(e)
+            continue
+        if report.lacks_columns and is_pattern(config.topic) and own.are_all(topic, job):
             continue
         run.reports[topic] = report
         run.tables.update(_rows_by_table(job, report))

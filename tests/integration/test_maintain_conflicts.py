@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures
+from airflow_lakestream.spark.maintenance.calls import CompactionLost, Procedures, Size
 from airflow_lakestream.spark.maintenance.work import own_session
 from tests.support.lake import TABLE, Lake
 from tests.support.landings import Landings
@@ -17,24 +17,21 @@ from tests.support.maintaining import beside, maintenance
 pytestmark = pytest.mark.integration
 
 
-def compact_beside(
-    lake: Lake, spark: SparkSession, folder: Path, other: Callable[[], object], tries: int
-) -> Procedures:
+def compact_beside(lake: Lake, spark: SparkSession, folder: Path, other: Callable[[], object], tries: int) -> None:
     """Compact while another writer acts between the plan of the first try and its commit."""
     config = maintenance(lake, compact={"options": {"rewrite-all": True}, "tries": tries})
     procedures = Procedures(own_session(config, spark), config.catalog_name, TABLE)
     how = config.work.compact
     assert how is not None
     beside(spark, folder, lambda: procedures.compact(how), other)
-    return procedures
 
 
 def test_it_is_begun_anew_where_another_took_its_files_out(
     lake: Lake, landings: Landings, spark: SparkSession, tmp_path: Path
 ) -> None:
     landings(4)
-    procedures = compact_beside(lake, spark, tmp_path, lambda: lake.compact(), tries=2)
-    assert procedures.size().files == 1
+    compact_beside(lake, spark, tmp_path, lambda: lake.compact(), tries=2)
+    assert Size.of(lake.table()).files == 1
     summary = lake.table().current_snapshot()
     assert summary is not None
     # The second try's, on top of the other's.
@@ -57,7 +54,7 @@ def test_a_landing_in_between_is_no_conflict(
     lake: Lake, landings: Landings, spark: SparkSession, tmp_path: Path
 ) -> None:
     landings(4)
-    procedures = compact_beside(lake, spark, tmp_path, lambda: landings(1), tries=1)
+    compact_beside(lake, spark, tmp_path, lambda: landings(1), tries=1)
     # The compacted one, and that of the landing which came meanwhile.
-    assert procedures.size().files == 2
+    assert Size.of(lake.table()).files == 2
     landings.assert_once()

@@ -360,7 +360,7 @@ def test_a_query_that_has_begun_and_committed_nothing_lacks_all_from_its_start(
         ({"commits__3": "v1"}, "offsets/3 is missing", True),
         ({}, "has not begun to read", True),
         ({"offsets__0": 'v1\n{}\n{"logOffset":3}', "commits__0": "v1"}, "whose source is not Kafka", False),
-        ({"offsets__0": "v1\n{}\n-\n-", "commits__0": "v1"}, "2 sources", False),
+        ({"offsets__0": 'v1\n{}\n{"a":{"0":1}}\n{"b":{"0":1}}', "commits__0": "v1"}, "several topics: a, b", False),
         ({"offsets__0": batch({"of-somebody": {"0": 1}}), "commits__0": "v1"}, "of-somebody", True),
     ],
 )
