@@ -29,7 +29,7 @@ from tests.support.transactions import Transaction
 
 pytestmark = pytest.mark.integration
 
-TOPICS = int(os.environ.get("LAKESTREAM_TOPICS", "40"))
+TOPICS = int(os.environ.get("LAKESTREAM_TOPICS", "20"))
 # Seconds. Ages are well off it on both sides, so that it matters to no one how long a test takes.
 LIMIT = 7200
 YOUNG, OLD, FUTURE = (0, 600, 3000), (12_000, 20_000, 10_000_000), (-3_600, -300_000_000)

@@ -170,7 +170,7 @@ def test_a_topic_without_records_makes_the_table_with_the_columns_of_the_result(
     "function",
     [
         pytest.param("killed_while_called", marks=IN_A_SOAK),
-        "killed_while_its_result_is_written",
+        pytest.param("killed_while_its_result_is_written", marks=IN_A_SOAK),
         "killed_before_the_commit",
         pytest.param("killed_after_the_commit", marks=IN_A_SOAK),
     ],

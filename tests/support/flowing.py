@@ -17,7 +17,7 @@ import pytest
 from tests.support.broker import Producing, poll_until
 from tests.support.lake import events
 
-KILLS = int(os.environ.get("LAKESTREAM_KILLS", "3"))
+KILLS = int(os.environ.get("LAKESTREAM_KILLS", "2"))
 # `make test` has a like case already; this one takes minutes more.
 IN_A_SOAK = pytest.mark.skipif("LAKESTREAM_KILLS" not in os.environ, reason="is a part of make soak")
 
