@@ -48,7 +48,7 @@ def _held(column: Column, text: str | None, out_of_range: str) -> Any:
 
 
 def rows_of(table: Table) -> pa.Table:
-    """Return a table's rows. `to_arrow` fails for an empty table with lists of UUIDs (PyArrow can't make one of none)."""
+    """Return a table's rows; `to_arrow` fails for an empty table with a list of UUIDs."""
     return table.scan().to_arrow_batch_reader().read_all()
 
 
