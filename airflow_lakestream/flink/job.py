@@ -19,7 +19,7 @@ from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Tran
 from airflow_lakestream.flink import statements
 from airflow_lakestream.flink.checkpoints import Checkpoints
 from airflow_lakestream.flink.config import FlinkConfig
-from airflow_lakestream.flink.rest import FlinkRefused, JobManager, JobState, SqlSession
+from airflow_lakestream.flink.rest import Address, FlinkRefused, JobManager, JobState, SqlSession
 
 log = logging.getLogger(__name__)
 
@@ -219,3 +219,13 @@ class Jobs:
 def _as_uri(location: str) -> str:
     """Return a location as Flink takes it."""
     return (location if ":" in location.split("/")[0] else f"file://{location}").rstrip("/")
+
+
+def cancel_noted(location: str, properties: Mapping[str, str], manager: Address) -> None:
+    """Cancel the job of a stream, whose checkpoints stay; raises nothing."""
+    try:
+        found = DriverFolder(location, properties).read(_NOTE) or {}
+        if found.get("job") and not found.get("savepoint"):
+            JobManager(manager).cancel(str(found["job"]))
+    except (LakestreamError, OSError) as e:
+        log.warning("The job of %s could not be canceled: %s", location, e)
