@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.audit.result import Verdict
+from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.flink.config import FlinkConfig
@@ -169,7 +169,7 @@ class FlinkLanding:
         """Assert that the table has these offsets, once each, and that the full audit finds nothing."""
         assert self.lake.offsets() == [(p, o) for p in sorted(rows) for o in rows[p]]
         audit = self.lake.audit(topic=self.topic)
-        assert audit.verdict is Verdict.CLEAN, str(audit)
+        assert audit.verdict is AuditVerdict.CLEAN, str(audit)
 
 
 @pytest.fixture
