@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.connect.client import ConnectClient, Workers
+from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector, Workers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
 from airflow_lakestream.connect.events import Event, parse_event
@@ -133,7 +133,15 @@ class Sinks:
 
     def await_running(self) -> None:
         """Wait until all tasks run."""
-        poll_until(lambda: self.client.status(self.name).all_run, f"the tasks of {self.name}", PATIENCE, every=0.2)
+
+        def run() -> bool:
+            try:
+                return self.client.status(self.name).all_run
+            except NoSuchConnector:
+                # Just made: it has no status yet.
+                return False
+
+        poll_until(run, f"the tasks of {self.name}", PATIENCE, every=0.2)
 
 
 @pytest.fixture
