@@ -84,9 +84,11 @@ class Sinks:
         publisher = BranchPublisher(sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run)
         return ConnectDriving(spec, self.client, self.groups, publisher, time.sleep)
 
-    def follow_until(self, driving: ConnectDriving, done: Callable[[Look], bool]) -> Decision:
+    def follow_until(
+        self, driving: ConnectDriving, done: Callable[[Look], bool], patience: float = PATIENCE
+    ) -> Decision:
         """Look after the connector until something is so, and then stop it as a person does; return how that ended."""
-        deadline, stopped = time.monotonic() + PATIENCE, False
+        deadline, stopped = time.monotonic() + patience, False
         seen: list[str] = []
 
         def tell(look: Look) -> None:
