@@ -52,6 +52,7 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         epochs=by_partition(),
         covered=covered(),
         forgotten=range_sets(topic),
+        adopted=range_sets(topic),
         streamed=st.none() | st.builds(Streamed, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
     )
 
