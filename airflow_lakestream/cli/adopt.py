@@ -41,6 +41,7 @@ class Origin(StrEnum):
     ROWS = "rows"
     GROUP = "group"
     SPARK_CHECKPOINT = "spark-checkpoint"
+    FLINK_SAVEPOINT = "flink-savepoint"
     RANGES = "ranges"
 
 
@@ -55,7 +56,7 @@ def adopt(
     origin: Annotated[Origin, typer.Option("--from", help="what says which records the table has")],
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="the group's name, the checkpoint's path or URI, or ranges such as orders[0]:0-250"),
+        typer.Argument(help="a group's name, a checkpoint's path or URI, or ranges such as orders[0]:0-250"),
     ] = None,
     columns: Annotated[
         str | None,
@@ -116,7 +117,7 @@ def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
 def _tool(
     origin: Origin, names: Sequence[str], kafka: KafkaConnection, filled: Filled, storage_conn: str | None
 ) -> ToolPosition:
-    from airflow_lakestream.adopt.sources import group, spark_checkpoint, told
+    from airflow_lakestream.adopt.sources import flink_savepoint, group, spark_checkpoint, told
     from airflow_lakestream.kafka.groups import Groups
 
     match origin:
@@ -126,8 +127,10 @@ def _tool(
             return told.GivenRanges(names)
         case Origin.GROUP:
             return group.CommittedOffsets(Groups(kafka.configuration, kafka.where), names[0])
-        case _:
+        case Origin.SPARK_CHECKPOINT:
             return spark_checkpoint.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
+        case Origin.FLINK_SAVEPOINT:
+            return flink_savepoint.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
 
 
 def _lines(found: Adoption) -> Iterator[str]:

@@ -147,8 +147,7 @@ def texts(boxes: Sequence[Box], topic: str) -> str:
 def _way_out(table: str, consumer_group: str, topic: str) -> str:
     conn = "--storage-conn" if TableFormat.of(table) is TableFormat.DELTA else "--iceberg-conn"
     return (
-        "Stop the other tool, then give its rows a ledger: `lakestream adopt --table "
-        f"{table} --group {consumer_group} --topic {topic} --from rows` (with --kafka-conn and {conn} where they are not "
-        "the defaults) says what it would write, and with --yes does; the next run lands what the rows lack. Or land "
-        "into another table."
+        f"Stop the other tool, then give its rows a ledger: `lakestream adopt --table {table} --group {consumer_group} "
+        f"--topic {topic} --from rows` (with --kafka-conn and {conn} where they differ from the defaults) says what it "
+        "would write, and with --yes does; the next run lands what the rows lack. Or land into another table."
     )

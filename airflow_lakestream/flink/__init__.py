@@ -1,0 +1,1 @@
+"""What Flink leaves in checkpoints, read without a JVM."""
