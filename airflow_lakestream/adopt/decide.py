@@ -39,6 +39,7 @@ class Positions:
     all_tell: bool
     in_own_columns: bool
     text: str
+    total: int | None = None
 
 
 class Topic:
@@ -129,11 +130,23 @@ class Topic:
         rows = self._own_rows
         landed = (claimed - self._held) | rows
         entry = TopicEntry(landed, counts=Counts(rows.width, rows.width), adopted=landed - rows)
-        trusted = (
+        trusted = [
+            *self._claim.trusted,
             f"that the table has a row of each record at the {entry.adopted.width} offsets up to the position: "
             f"{self._positions.text}",
-        )
-        return self._decision(entry, RangeSet(), self._claim.proved, (*self._claim.trusted, *trusted))
+        ]
+        total = self._positions.total
+        if total is not None and total != landed.width:
+            than = "fewer" if total < landed.width else "more"
+            trusted.append(
+                f"that {abs(total - landed.width)} {than} rows than offsets are right: "
+                + (
+                    "markers, compacted and filtered records have no row, and neither have lost ones"
+                    if total < landed.width
+                    else "they are of other topics, of earlier offsets, or doubled"
+                )
+            )
+        return self._decision(entry, RangeSet(), self._claim.proved, tuple(trusted))
 
     def _origin(self, landed: RangeSet) -> dict[int, int]:
         """Return where the group begins: at what the tool has, and below that at nothing."""
@@ -179,7 +192,7 @@ def _by_partition(claim: Claim, state: TopicState) -> list[str]:
 
 
 def _without(claim: Claim, marks: Mapping[int, Watermarks]) -> list[int]:
-    return sorted(set(marks) - set(claim.ends or {}))
+    return sorted(set(marks) - {*(claim.ends or {}), *claim.maybe})
 
 
 def _some(ranges: RangeSet) -> str:

@@ -47,8 +47,8 @@ class Takes(Protocol):
     def check_at_rest(self) -> None:
         """Raise StillRunning while it runs."""
 
-    def set(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set its position, and read it back."""
+    def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Set its position; return what it shows then."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,13 @@ class ToGroup:
 
     def check_at_rest(self) -> None:
         """Raise StillRunning while a consumer is in the group."""
-        if members := self.groups.members(self.group):
+        if members := self.groups.watch.group(self.group).members:
             raise StillRunning(self.name, f"it has {members} members")
 
-    def set(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """Commit the offsets, and read them back. Raises GroupInUse and NotSet."""
+    def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Commit the offsets; return what the group has then. Raises GroupInUse."""
         self.groups.set_committed(self.group, topic, offsets)
-        check_set(self.name, topic, offsets, self.groups.committed(self.group, topic))
-
-
-def check_set(name: str, topic: str, wanted: Mapping[int, int], there: Mapping[int, int]) -> None:
-    """Raise NotSet where a tool is elsewhere than it was set."""
-    if wrong := {p: there.get(p) for p, offset in wanted.items() if there.get(p) != offset}:
-        raise NotSet(name, topic, wanted, wrong)
+        return self.groups.committed(self.group, topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,8 @@ class HandOver:
     def run(self, lake: Any, to: Takes, *, write: bool) -> HandedOver:
         """Set the tool's position, or only say it.
 
-        Raises HolesBelow, StillRunning, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and the tool.
+        Raises HolesBelow, StillRunning, NotSet, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and of
+        the tool.
         """
         filled = open_filled(lake, self.table, self.consumer_group)
         source = KafkaSource(self.kafka, self.topic, self.consumer_group, StartAt(), self.where)
@@ -131,7 +126,9 @@ class HandOver:
             )
         to.check_at_rest()
         if write:
-            to.set(self.topic, offsets)
+            there = to.set(self.topic, offsets)
+            if wrong := {p: there.get(p) for p, offset in offsets.items() if there.get(p) != offset}:
+                raise NotSet(to.name, self.topic, offsets, wrong)
         return HandedOver(self.table, to.name, self.topic, offsets, write)
 
 

@@ -155,11 +155,12 @@ class Adopt:
         rows_text = "rows whose number its metadata does not tell" if total is None else f"{total} rows"
         if missing:
             text = f"{self.table} has {rows_text}, and no column {', '.join(missing)}"
-            return Positions(rows=RowsFound(), all_tell=False, in_own_columns=True, text=text)
+            return Positions(rows=RowsFound(), all_tell=False, in_own_columns=True, text=text, total=total)
         rows = filled.count(self.columns, self.topic)
         lacking, of = rows.without_position, ", ".join(self.columns.paths.values())
         text = f"{lacking} rows of {self.table} have no {of}" if lacking else f"each has {of}"
-        return Positions(rows=rows, all_tell=not lacking, in_own_columns=self.columns.is_own, text=text)
+        own = self.columns.is_own
+        return Positions(rows=rows, all_tell=not lacking, in_own_columns=own, text=text, total=total)
 
 
 def _triples(ranges: RangeSet) -> list[list[int]]:

@@ -11,6 +11,7 @@ import typer
 
 from airflow_lakestream.cli.connections import (
     AnyTable,
+    ConnectConn,
     Group,
     IcebergConn,
     Json,
@@ -18,6 +19,7 @@ from airflow_lakestream.cli.connections import (
     KafkaConnection,
     StorageConn,
     aside,
+    open_connect,
     open_kafka,
     open_lake,
     open_store_properties,
@@ -42,6 +44,7 @@ class Origin(StrEnum):
     GROUP = "group"
     SPARK_CHECKPOINT = "spark-checkpoint"
     FLINK_SAVEPOINT = "flink-savepoint"
+    CONNECT = "connect"
     RANGES = "ranges"
 
 
@@ -56,7 +59,7 @@ def adopt(
     origin: Annotated[Origin, typer.Option("--from", help="what says which records the table has")],
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="a group's name, a checkpoint's path or URI, or ranges such as orders[0]:0-250"),
+        typer.Argument(help="a group's or connector's name, a checkpoint's path, or ranges such as orders[0]:0-250"),
     ] = None,
     columns: Annotated[
         str | None,
@@ -69,6 +72,7 @@ def adopt(
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
+    connect_conn: ConnectConn = "kafka_connect_default",
     as_json: Json = False,
 ) -> None:
     """Give a table that another tool filled its ledger, so that the next run lands exactly what is missing.
@@ -98,7 +102,7 @@ def adopt(
             watch=seconds("--watch", watch),
         )
         filled = open_filled(lake, table, group)
-        tool = _tool(origin, names, kafka, filled, storage_conn)
+        tool = _tool(origin, names, kafka, filled, storage_conn, connect_conn)
         found = work.write(lake, tool) if yes else work.look(lake, tool, filled)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
 
@@ -115,9 +119,14 @@ def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
 
 
 def _tool(
-    origin: Origin, names: Sequence[str], kafka: KafkaConnection, filled: Filled, storage_conn: str | None
+    origin: Origin,
+    names: Sequence[str],
+    kafka: KafkaConnection,
+    filled: Filled,
+    storage_conn: str | None,
+    connect_conn: str,
 ) -> ToolPosition:
-    from airflow_lakestream.adopt.sources import flink_savepoint, group, spark_checkpoint, told
+    from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint, told
     from airflow_lakestream.kafka.groups import Groups
 
     match origin:
@@ -129,6 +138,11 @@ def _tool(
             return group.CommittedOffsets(Groups(kafka.configuration, kafka.where), names[0])
         case Origin.SPARK_CHECKPOINT:
             return spark_checkpoint.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
+        case Origin.CONNECT:
+            sink = connect_sink.Connector(
+                open_connect(connect_conn), Groups(kafka.configuration, kafka.where), names[0]
+            )
+            return connect_sink.ConnectSink(sink, filled)
         case Origin.FLINK_SAVEPOINT:
             return flink_savepoint.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
 
@@ -161,6 +175,7 @@ class Heir(StrEnum):
     """What can be set to where a ledger ends."""
 
     GROUP = "group"
+    CONNECT = "connect"
 
 
 def hand_over(
@@ -168,11 +183,12 @@ def hand_over(
     group: Group,
     topic: Topic,
     to: Annotated[Heir, typer.Option("--to", help="what is to go on where the ledger ends")],
-    name: Annotated[str, typer.Argument(help="the group's name")],
+    name: Annotated[str, typer.Argument(help="the group's or connector's name")],
     yes: Yes = False,
     kafka_conn: KafkaConn = "kafka_default",
     iceberg_conn: IcebergConn = "iceberg_default",
     storage_conn: StorageConn = None,
+    connect_conn: ConnectConn = "kafka_connect_default",
     as_json: Json = False,
 ) -> None:
     """Set another tool's position to where the ledger ends, so that it goes on without a gap or a doubled record.
@@ -180,12 +196,16 @@ def hand_over(
     Pause the DAG before. Refused while the ledger has holes, and while the other tool runs.
     """
     with aside():
-        from airflow_lakestream.adopt.hand_over import HandOver, ToGroup
+        from airflow_lakestream.adopt.hand_over import HandOver, Takes, ToGroup
+        from airflow_lakestream.adopt.sources.connect_sink import Connector, ToConnector
         from airflow_lakestream.kafka.groups import Groups
 
         kafka = open_kafka(kafka_conn)
         work = HandOver(table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where)
-        heir = ToGroup(Groups(kafka.configuration, kafka.where), name)
+        groups = Groups(kafka.configuration, kafka.where)
+        heir: Takes = ToGroup(groups, name)
+        if to is Heir.CONNECT:
+            heir = ToConnector(Connector(open_connect(connect_conn), groups, name))
         done = work.run(open_lake(table, iceberg_conn, storage_conn), heir, write=yes)
     if as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))

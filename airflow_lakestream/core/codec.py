@@ -27,6 +27,7 @@ from airflow_lakestream.core.ledger import (
     TopicEntry,
     TopicIdentity,
 )
+from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -322,6 +323,10 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
         "forgotten": encode_ranges(entry.forgotten, identity.topic),
         "streamed": None if entry.streamed is None else list(astuple(entry.streamed)),
         "adopted": encode_ranges(entry.adopted, identity.topic),
+        "published": {
+            branch: [one.snapshot_id, one.sequence, _by_partition_to_text(one.ends)]
+            for branch, one in sorted(entry.published.items())
+        },
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -342,6 +347,10 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             forgotten=decode_ranges(item.get("forgotten", ""), identity.topic),
             streamed=Streamed(*item["streamed"]) if "streamed" in item else None,
             adopted=decode_ranges(item.get("adopted", ""), identity.topic),
+            published={
+                branch: Published(snapshot_id, sequence, _by_partition_from_text(ends))
+                for branch, (snapshot_id, sequence, ends) in item.get("published", {}).items()
+            },
         )
     return topics
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -28,6 +29,8 @@ class Engine(StrEnum):
 
     EXTRACT = "extract"
     SPARK = "spark"
+    FLINK = "flink"
+    CONNECT = "connect"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -116,7 +119,8 @@ class TopicEntry:
     landed and need no row. If a replace puts their rows back, only the counts show it. A landing that deletes on
     purpose counts the deleted rows in `removed`, too.
 
-    `streamed` is None for a group whose rows no streaming query makes.
+    `streamed` is None for a group whose rows no streaming query makes. `published` says, by branch, how far what
+    another engine wrote to it is on main.
 
     `adopted` are landed offsets that another tool wrote as rows without topic, partition and offset: which of them the
     table has is known by that tool's own word, and no audit can verify it.
@@ -133,6 +137,7 @@ class TopicEntry:
     forgotten: RangeSet = RangeSet()
     streamed: Streamed | None = None
     adopted: RangeSet = RangeSet()
+    published: Mapping[str, Published] = field(default_factory=dict)
 
     @property
     def held(self) -> RangeSet:
@@ -171,6 +176,7 @@ class TopicEntry:
             forgotten=self.forgotten | later.forgotten,
             streamed=later.streamed or self.streamed,
             adopted=self.adopted | later.adopted,
+            published={**self.published, **later.published},
         )
 
 

@@ -1,15 +1,25 @@
-"""Consumer groups of another program: read, and set while nobody is in the group."""
+"""Consumer groups and topics of another program: read, and set while nobody is in the group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stubs miss it
 
 from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
+from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable, ReadFailed
 from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+from airflow_lakestream.kafka.watch import KafkaWatch
+
+# The group's name in brokers' logs; nothing is ever committed for it.
+_GROUP = "lakestream-groups"
+_PAUSE = 0.5
+_EMPTY_WITHIN_S = 60.0
 
 
 class GroupInUse(LakestreamError, Transient):
@@ -22,33 +32,18 @@ class GroupInUse(LakestreamError, Transient):
 
 
 class Groups(Requests):
-    """A connection's groups. All methods raise KafkaRefused, KafkaUnavailable and KafkaMisconfigured."""
+    """A connection's groups; `watch` tells what they have committed.
+
+    All methods raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured and TopicMissing.
+    """
+
+    def __init__(self, connection: Mapping[str, Any], where: str) -> None:
+        super().__init__(connection, where)
+        self.watch = KafkaWatch(connection, where)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Return the offsets that a group has committed of a topic, by partition."""
-        request = ConsumerGroupTopicPartitions(group)
-
-        def ask() -> Future[Any]:
-            asked = self._client().list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT)
-            future: Future[Any] = asked[group]
-            return future
-
-        doing = f"reading the committed offsets of group {group!r}"
-        found = self._ask(doing, ask).topic_partitions
-        if failed := [tp.error for tp in found if tp.error is not None]:
-            # Taken for "none", an error would make the other program begin at the log's start.
-            raise self._unavailable(doing, failed[0].str())
-        return {tp.partition: tp.offset for tp in found if tp.topic == topic and tp.offset >= 0}
-
-    def members(self, group: str) -> int:
-        """Return how many are in a group."""
-
-        def ask() -> Future[Any]:
-            asked = self._client().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)
-            found: Future[Any] = asked[group]
-            return found
-
-        return len(self._ask(f"describing group {group!r}", ask).members)
+        return dict(self.watch.group(group).offsets.get(topic, {}))
 
     def set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the offsets of a group that nobody is in. Raises GroupInUse."""
@@ -59,6 +54,79 @@ class Groups(Requests):
             future: Future[Any] = asked[group]
             return future
 
+        self.await_empty(group)
         answer = self._ask(f"setting the offsets of group {group!r}", ask)
         if any(tp.error for tp in answer.topic_partitions):
             raise GroupInUse(group, self._where)
+
+    def await_empty(self, group: str) -> None:
+        """Wait until nobody is in a group. Raises GroupInUse."""
+        deadline = time.monotonic() + _EMPTY_WITHIN_S
+        while self.watch.group(group).members:
+            # Those of a worker that was killed are in it until their session is over.
+            if time.monotonic() > deadline:
+                raise GroupInUse(group, self._where)
+            time.sleep(_PAUSE)
+
+    def make_topic(self, topic: str) -> bool:
+        """Make a topic of one partition, replicated as the broker has it; False if it is there already."""
+
+        def ask() -> Future[Any]:
+            new = NewTopic(topic, num_partitions=1, replication_factor=-1)
+            made: Future[Any] = self._client().create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic]
+            return made
+
+        try:
+            self._ask(f"making topic {topic!r}", lambda: _unless_there(ask()))
+        except _Exists:
+            return False
+        return True
+
+    def records(self, topic: str) -> Iterator[Message]:
+        """Yield all that a topic has now, of committed transactions only."""
+        reach = {p: one for p, one in self.watch.topic(topic).marks.items() if one.low < one.end}
+        if not reach:
+            return
+        errors = ClientErrors()
+        config = {**consumer_config(self._connection, _GROUP, errors), "isolation.level": "read_committed"}
+        consumer = open_client(Consumer, config, self._where)
+        doing = f"reading topic {topic!r}"
+        try:
+            consumer.assign([TopicPartition(topic, p, one.low) for p, one in reach.items()])
+            left, deadline = set(reach), time.monotonic() + REQUEST_TIMEOUT
+            while left:
+                message = consumer.poll(0.2)
+                if message is None:
+                    if errors.fatal is not None:
+                        raise KafkaRefused(self._where, doing, errors.fatal.str())
+                    if time.monotonic() > deadline or errors.are_all_down:
+                        raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, errors.last)
+                    continue
+                deadline = time.monotonic() + REQUEST_TIMEOUT
+                if (error := message.error()) is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(int(message.partition() or 0))
+                else:
+                    raise ReadFailed(topic, int(message.partition() or 0), int(message.offset() or 0), error.str())
+        finally:
+            consumer.close()
+
+
+class _Exists(Exception):
+    """The topic is there already."""
+
+
+def _unless_there(future: Future[Any]) -> Future[Any]:
+    found: Future[Any] = Future()
+
+    def hand_on(done: Future[Any]) -> None:
+        error = done.exception()
+        is_there = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+        if error is not None:
+            found.set_exception(_Exists() if is_there else error)
+        else:
+            found.set_result(done.result())
+
+    future.add_done_callback(hand_on)
+    return found

@@ -18,7 +18,7 @@ class CommittedOffsets:
 
     def read(self, topic: str) -> Claim:
         """Return the committed offsets. Raises StillRunning, CannotAdopt and the errors of requests."""
-        if members := self.groups.members(self.group):
+        if members := self.groups.watch.group(self.group).members:
             raise StillRunning(f"group {self.group}", f"it has {members} members")
         ends = self.groups.committed(self.group, topic)
         if not ends:
