@@ -74,3 +74,10 @@ def test_what_can_not_be_a_position_is_refused(tmp_path: Path, content: bytes, p
 def test_an_unfinished_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointUnreadable, match="never completed"):
         read_flink_checkpoint(str(tmp_path), "clicks")
+
+
+def test_a_savepoint_of_flink_2_0() -> None:
+    # Of an INSERT from Kafka into Iceberg, of parallelism 2, stopped at these offsets of three partitions.
+    found = read_flink_checkpoint(str(Path(__file__).parent / "savepoint"), "clicks")
+    assert (found.checkpoint_id, found.ends) == (4, {0: 45, 1: 41, 2: 42})
+    assert read_flink_checkpoint(found.location, "click").ends == {}
