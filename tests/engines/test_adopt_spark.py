@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.spark.checkpoint import ForeignCheckpoint
 from airflow_lakestream.spark.settings.catalog import catalog_settings
 from tests.support.broker import Producing, Topics
+from tests.support.delta_lake import DELTA, DeltaLake
 from tests.support.lake import GROUP, TABLE, Lake, events, rows_of_events
 
 if TYPE_CHECKING:
@@ -178,3 +181,22 @@ def test_another_topics_checkpoint_and_a_query_that_goes_on_are_refused(
         Adopt(table=TABLE, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0).write(catalog, goes_on)
     assert not Path(stream.checkpoint, "nothing").exists()
     assert not lake.entry(name).landed
+
+
+@DELTA
+def test_deltas_own_transactions_tell_where_its_sink_is(lake: DeltaLake, name: str, tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    program = [sys.executable, "-m", "tests.support.delta_stream"]
+    subprocess.run([*program, lake.kafka["bootstrap.servers"], name, lake.place, checkpoint], check=True, timeout=300)
+    assert len(lake.scan()) == 2 * EACH
+    # The checkpoint says that all four batches are there; the table has two of them.
+    lake.table().restore(1)
+    storage = lake.catalog()
+    tool = SparkCheckpoint(checkpoint, open_filled(storage, lake.name, GROUP))
+    work = Adopt(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka, watch=0.0)
+
+    done = work.write(storage, tool)
+
+    assert "up to batch 1" in " ".join(done.proved)
+    assert lake.land(name, schema_evolution="add").counts.written == 40
+    assert_once(lake)
