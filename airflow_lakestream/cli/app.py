@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from airflow_lakestream import __version__
-from airflow_lakestream.cli import ledger, mirror, rejects
+from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
 from airflow_lakestream.cli.adopt import adopt, hand_over
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.doctor import doctor
@@ -57,6 +57,7 @@ app.command()(adopt)
 app.command()(hand_over)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(mirror.app, name="mirror")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(rejects.app, name="rejects")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +83,20 @@ def connection_fields(conn_id: str) -> dict[str, Any] | None:
         return fields_of(conn_id)
 
 
+def open_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
+    """Return what looks up an Airflow variable, None if there is none; and a connection's fields, secrets included."""
+    return _variable, connection_fields
+
+
+def _variable(name: str) -> object:
+    if (found := os.environ.get(f"AIRFLOW_VAR_{name.upper()}")) is not None:
+        return found
+    with _like_the_airflow_command(needs_database=True):
+        from airflow_lakestream.hooks.variables import variable_outside_airflow
+
+        return variable_outside_airflow(name)
+
+
 def open_catalog(conn_id: str) -> Catalog:
     """Open the catalog of an `iceberg` connection. Raises InvalidArgument and CatalogUnavailable."""
     if (properties := catalog_properties(conn_id)) is not None:
@@ -145,11 +159,18 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def _like_the_airflow_command(*conn_ids: str | None) -> Iterator[None]:
-    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
+def _like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
+    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database.
+
+    :param needs_database: for what may be nowhere else.
+    """
     environment = dict(_ENVIRONMENT)
     settings = sys.modules.get("airflow.settings")
-    if settings is None and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one):
+    if (
+        not needs_database
+        and settings is None
+        and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one)
+    ):
         # Neither its database nor its models are needed: they take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)
