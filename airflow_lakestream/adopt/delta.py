@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Landing
 from airflow_lakestream.core.ports import CannotReplace, HeadMoved
 from airflow_lakestream.delta import ledger_store
-from airflow_lakestream.delta.commit.log import info_of, read_commit
+from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.replace.takeout import live_files
 from airflow_lakestream.delta.sink import DeltaSink
@@ -77,15 +77,36 @@ class DeltaFilled:
 
     def marks(self) -> Iterator[Mapping[str, str]]:
         """Yield what the commits of the head's history say."""
-        store = self._storage.store(self.name)
-        for version in range(self.head, max(-1, self.head - _COMMITS_LOOKED_AT), -1):
-            if (actions := read_commit(store, version)) is None:
-                return
+        for actions in self._history():
             yield {key: value for key, value in info_of(actions).items() if isinstance(value, str)}
 
     def transaction(self, app: str) -> int | None:
-        """Return the number of an application's last transaction; None without one."""
-        return self._head.txn(app)
+        """Return the number of an application's last transaction in the head's history; None if the log has none.
+
+        Not the table's own last one: a RESTORE takes rows away, and leaves that as it was.
+        """
+        for actions in self._history():
+            for one in (action["txn"] for action in actions if "txn" in action):
+                if one.get("appId") == app:
+                    return int(one["version"])
+        return None
+
+    def _history(self) -> Iterator[Sequence[Action]]:
+        """Yield the commits that made the table what it is, newest first, as far as the log tells."""
+        store, version = self._storage.store(self.name), self.head
+        for _ in range(_COMMITS_LOOKED_AT):
+            if version < 0 or (actions := read_commit(store, version)) is None:
+                return
+            info = info_of(actions)
+            if info.get("operation") == "RESTORE":
+                to = info.get("operationParameters", {}).get("version")
+                if to is None:
+                    # By a time: the log does not say which version it was.
+                    return
+                version = int(to)
+                continue
+            yield actions
+            version -= 1
 
     def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
         """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""

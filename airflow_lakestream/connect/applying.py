@@ -133,6 +133,9 @@ class Applying:
         if sink is None:
             self._client.configure(name, self._spec.config)
             return "made it"
+        assert self._begin is not None, "a sink with a ledger has it"
+        # What is wrong with the table is told before anything is made.
+        self._begin()
         # Stopped: a task that runs before its offsets are set would read what the ledger has.
         self._client.create_stopped(name, self._spec.config)
         return f"made it; {self._start(sink)}"
@@ -140,8 +143,8 @@ class Applying:
     def _start(self, sink: IcebergSink) -> str:
         """Start a stopped sink where the ledger ends.
 
-        1. Publish what it has committed to its branch.
-        2. Make its control topic. Let its coordinator begin at that topic's end: else the first round of a coordinator
+        1. Make its control topic, and publish what it has committed to its branch.
+        2. Let its coordinator begin at that topic's end: else the first round of a coordinator
            that is killed would never be seen. What earlier tasks wrote and no coordinator committed is read again.
         3. Let its tasks begin at the first offset that the ledger lacks.
         """
@@ -149,9 +152,9 @@ class Applying:
         assert self._begin is not None, "likewise"
         assert self._publish is not None, "likewise"
         self.await_state(State.STOPPED)
+        self._groups.make_topic(sink.control_topic)
         self._publish()
         begins = self._begin()
-        self._groups.make_topic(sink.control_topic)
         ends = {p: marks.end for p, marks in self._groups.watch.topic(sink.control_topic).marks.items()}
         self._groups.set_committed(sink.coordinator_group, sink.control_topic, ends)
         self._groups.await_empty(sink.group)

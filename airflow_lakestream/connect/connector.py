@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_lakestream.connect.iceberg_sink import IcebergSink
-from airflow_lakestream.driver.progress import BatchProgress, Progress
 from airflow_lakestream.driver.supervisor import Limits
+
+if TYPE_CHECKING:
+    from airflow_lakestream.driver.progress import BatchProgress, Progress
 
 
 class ConnectorKind(StrEnum):

@@ -43,6 +43,11 @@ _REFUSED = {
     "errors.tolerance": 'Records that are left out are in no table: leave it at "none".',
     "transforms.lakestreamPosition.type": "That name is taken.",
 }
+# Records of a partition that is added later would be lost by the one, and aborted ones landed by the other.
+_CONSUMER = {
+    "consumer.override.auto.offset.reset": "earliest",
+    "consumer.override.isolation.level": "read_committed",
+}
 _OFF = ("", "false", "none")
 
 
@@ -91,7 +96,7 @@ def complete(connector: str, given: Mapping[str, str], catalog: str, publish_int
         "iceberg.control.topic": control,
         _COMMIT_INTERVAL: str(int(publish_interval * 1000)),
         _COMMIT_TIMEOUT: "30000",
-        "consumer.override.auto.offset.reset": "earliest",
+        **_CONSUMER,
         **given,
     }
     config |= _with_positions(given)
@@ -153,10 +158,9 @@ def _check(config: Mapping[str, str], catalog: str) -> None:
         raise ConfigRefused(
             "iceberg.tables.default-commit-branch is main.", "The sink has a branch of its own, which is published."
         )
-    if config["consumer.override.auto.offset.reset"] != "earliest":
-        raise ConfigRefused(
-            "consumer.override.auto.offset.reset is not earliest.", "Records of a new partition would be lost."
-        )
+    for name, needed in _CONSUMER.items():
+        if config[name] != needed:
+            raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")
     for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (_SESSION, _LEAST_SESSION_MS)):
         _check_number(config, name, least)
 

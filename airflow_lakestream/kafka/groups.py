@@ -80,6 +80,12 @@ class Groups(Requests):
             self._ask(f"making topic {topic!r}", lambda: _unless_there(ask()))
         except _Exists:
             return False
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        # Brokers hear of it one after the other.
+        while topic not in self._client().list_topics(timeout=REQUEST_TIMEOUT).topics:
+            if time.monotonic() > deadline:
+                raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
+            time.sleep(_PAUSE)
         return True
 
     def records(self, topic: str) -> Iterator[Message]:

@@ -63,12 +63,14 @@ class Snippet:
 
 
 SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())]
-IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text]
+# Those of another engine: tests/engines.
+IS_CONNECT = [s for s in SNIPPETS if s.language == "python" and "KafkaConnectOperator(" in s.text]
+IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in IS_CONNECT]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
-IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP]]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_CONNECT]]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
 

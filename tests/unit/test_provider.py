@@ -106,6 +106,7 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
 @pytest.mark.parametrize(
     "module",
     [
+        "operators.kafka_connect",
         "operators.kafka_extract",
         "operators.kafka_mirror",
         "operators.spark_streaming_submit",
