@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, DayTransform
+from pyiceberg.types import (
+    DoubleType,
+    FixedType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+    UUIDType,
+)
 
 from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning, ToolPosition
 from airflow_lakestream.adopt.hand_over import HandOver, HolesBelow, ToGroup
@@ -17,13 +30,15 @@ from airflow_lakestream.adopt.run import Adopt, Adoption
 from airflow_lakestream.adopt.sources.group import CommittedOffsets
 from airflow_lakestream.adopt.sources.told import GivenRanges, OwnRows
 from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.cli.app import run as lakestream
 from airflow_lakestream.core.landing.plan import TopicReplaced
 from airflow_lakestream.core.ports import CannotReplace
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.kafka.groups import Groups
 from airflow_lakestream.tables.positions import PositionColumns
+from dev.services.kafka import Kafka
 from tests.integration.test_foreign_rows import EACH, PAYLOAD, fill, written
-from tests.integration.test_start_offsets import commit
+from tests.support.airflow_home import Connections
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import EACH_FORMAT
 from tests.support.lake import GROUP, Lake, assert_landed_once, events, rows_of_events
@@ -145,11 +160,9 @@ def test_rows_of_a_topic_that_was_created_again_are_refused(
 
 
 @EACH_FORMAT
-def test_a_groups_offsets_where_rows_keep_no_positions(
-    lake: Lake, name: str, admin: AdminClient, tool_group: str
-) -> None:
+def test_a_groups_offsets_where_rows_keep_no_positions(lake: Lake, name: str, tool_group: str) -> None:
     fill(lake, plain({0: 20, 1: 10}))
-    commit(admin, tool_group, name, {0: 20, 1: 10})
+    groups(lake).set_committed(tool_group, name, {0: 20, 1: 10})
 
     done = adopt(lake, name, CommittedOffsets(groups(lake), tool_group))
 
@@ -169,18 +182,16 @@ def test_a_groups_offsets_where_rows_keep_no_positions(
 
 
 @EACH_FORMAT
-def test_a_groups_offsets_are_checked_against_rows_that_keep_positions(
-    lake: Lake, name: str, admin: AdminClient, tool_group: str
-) -> None:
+def test_a_groups_offsets_are_checked_against_rows_that_keep_positions(lake: Lake, name: str, tool_group: str) -> None:
     fill(lake, written(name, {0: 20, 1: 10}))
     tool = CommittedOffsets(groups(lake), tool_group)
 
-    commit(admin, tool_group, name, {0: 19, 1: 10})
+    groups(lake).set_committed(tool_group, name, {0: 19, 1: 10})
     with pytest.raises(CannotAdopt, match=r"has rows at .*\[0\] \[19,20\), beyond the position.*--from rows"):
         adopt(lake, name, tool)
 
     # Five records that it has read, and never wrote.
-    commit(admin, tool_group, name, {0: 25, 1: 10})
+    groups(lake).set_committed(tool_group, name, {0: 25, 1: 10})
     done = adopt(lake, name, tool)
     assert done.decision.left.width == 5
     assert not done.decision.entry.adopted
@@ -189,22 +200,22 @@ def test_a_groups_offsets_are_checked_against_rows_that_keep_positions(
 
 
 def test_positions_that_can_not_be_this_topics_are_refused(
-    lake: Lake, name: str, admin: AdminClient, tool_group: str, topic: Topics
+    lake: Lake, name: str, tool_group: str, topic: Topics
 ) -> None:
     fill(lake, plain({0: 20}))
     tool = CommittedOffsets(groups(lake), tool_group)
     with pytest.raises(CannotAdopt, match="has no committed offset on"):
         adopt(lake, name, tool)
-    commit(admin, tool_group, name, {0: EACH + 1})
+    groups(lake).set_committed(tool_group, name, {0: EACH + 1})
     with pytest.raises(CannotAdopt, match=f"at offset {EACH + 1}, ahead of the log, which ends at {EACH}"):
         adopt(lake, name, tool)
     wide = topic(partitions=3)
-    commit(admin, tool_group, wide, {2: 0})
+    groups(lake).set_committed(tool_group, wide, {2: 0})
     with pytest.raises(CannotAdopt, match="has no committed offset on"):
         adopt(lake, name, CommittedOffsets(groups(lake), "never-seen"))
 
 
-def test_a_group_that_is_in_use_is_refused(lake: Lake, name: str, admin: AdminClient, tool_group: str) -> None:
+def test_a_group_that_is_in_use_is_refused(lake: Lake, name: str, tool_group: str) -> None:
     fill(lake, plain({0: 20}))
     settings = {**lake.kafka, "group.id": tool_group, "auto.offset.reset": "earliest"}
     consumer = Consumer(settings)
@@ -289,7 +300,7 @@ def test_a_table_rolled_back_to_before_is_not_adopted_any_more(lake: Lake, name:
 
 
 @EACH_FORMAT
-def test_a_group_goes_on_where_the_ledger_ends(lake: Lake, name: str, admin: AdminClient, tool_group: str) -> None:
+def test_a_group_goes_on_where_the_ledger_ends(lake: Lake, name: str, tool_group: str) -> None:
     lake.land(name, mode="ranges", ranges=[[0, 5, 20]])
     hand = HandOver(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
     to = ToGroup(groups(lake), tool_group)
@@ -323,3 +334,81 @@ def test_a_ledger_of_another_topic_of_the_name_is_not_handed_over(
     hand = HandOver(table=lake.name, consumer_group=GROUP, topic=name, kafka=lake.kafka)
     with pytest.raises(TopicReplaced):
         hand.run(lake.catalog(), ToGroup(groups(lake), tool_group), write=True)
+
+
+# Tables of any making
+
+
+def test_a_table_with_partitions_required_columns_and_types_of_its_own(lake: Lake, name: str, tool_group: str) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "name", StringType()),
+        NestedField(3, "score", DoubleType()),
+        NestedField(4, "key", UUIDType()),
+        NestedField(5, "tags", MapType(6, StringType(), 7, LongType())),
+        NestedField(8, "code", FixedType(4)),
+        NestedField(9, "at", TimestamptzType()),
+    )
+    spec = PartitionSpec(
+        PartitionField(9, 1000, DayTransform(), "day"), PartitionField(1, 1001, BucketTransform(4), "b")
+    )
+    lake.catalog().create_namespace_if_not_exists("lake")
+    table = lake.catalog().create_table(lake.name, schema=schema, partition_spec=spec)
+    rows = plain({0: 3})
+    lacking = {
+        "key": pa.nulls(3, pa.uuid()),
+        "tags": pa.nulls(3, pa.map_(pa.string(), pa.int64())),
+        "code": pa.nulls(3, pa.binary(4)),
+        "at": pa.array([0, 1, 2], pa.timestamp("us", "UTC")),
+    }
+    for column, values in lacking.items():
+        rows = rows.append_column(column, values)
+    table.append(rows.cast(table.schema().as_arrow()))
+    groups(lake).set_committed(tool_group, name, {0: 3})
+
+    adopt(lake, name, CommittedOffsets(groups(lake), tool_group))
+
+    assert lake.entry(name).adopted.width == 3
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+    lake.assert_whole()
+
+
+def test_by_the_command(
+    connections: Connections,
+    kafka: Kafka,
+    name: str,
+    tool_group: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    catalog = connections.catalog
+    catalog.create_namespace_if_not_exists("lake")
+    rows = plain({0: 20}).append_column("p", pa.array([0] * 20, pa.int32())).append_column("o", pa.array(range(20)))
+    catalog.create_table("lake.t", schema=rows.schema).append(rows)
+    Groups(kafka.client_config(), "").set_committed(tool_group, name, {0: 20, 1: 0})
+    of = ["--table", "lake.t", "--group", GROUP, "--topic", name]
+
+    def said(code: int, *arguments: str) -> str:
+        assert lakestream([*arguments]) == code
+        out = capsys.readouterr()
+        return out.err if code else out.out
+
+    assert "takes no 'x'" in said(2, "adopt", *of, "--from", "rows", "x")
+    assert "needs a name" in said(2, "adopt", *of, "--from", "group")
+    assert "no column _kafka_topic" in said(2, "adopt", *of, "--from", "rows")
+    assert "kafka_connect_default" in said(2, "adopt", *of, "--from", "connect", "sink")
+    assert "has no checkpoint" in said(2, "adopt", *of, "--from", "spark-checkpoint", "/nowhere")
+    assert "never completed" in said(2, "adopt", *of, "--from", "flink-savepoint", "/nowhere")
+
+    columns = ["--columns", "partition=p,offset=o"]
+    look = json.loads(said(0, "adopt", *of, "--from", "group", tool_group, *columns, "--json"))
+    assert (look["written"], look["landed"], look["left"]) == (False, [[0, 0, 20]], [])
+    assert "nothing is written yet" in said(0, "adopt", *of, "--from", "ranges", f"{name}[0]:0-20", *columns)
+    done = said(0, "adopt", *of, "--from", "group", tool_group, *columns, "--yes")
+    assert f"{GROUP} has adopted {name} from group {tool_group}" in done
+    assert f"adopted from group {tool_group}" in said(0, "ledger", "history", "--table", "lake.t", "--group", GROUP)
+    assert "adopted [0,20)" in said(0, "ledger", "show", "--table", "lake.t", "--group", GROUP)
+
+    over = ["hand-over", *of, "--to", "group", f"{tool_group}-2"]
+    assert f"is not set yet; with --yes it goes on at {name}[0] 20, {name}[1] 0" in said(0, *over)
+    assert json.loads(said(0, *over, "--yes", "--json"))["written"]
+    assert Groups(kafka.client_config(), "").committed(f"{tool_group}-2", name) == {0: 20, 1: 0}
