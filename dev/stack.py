@@ -218,16 +218,15 @@ class Stack:
         """Have a healthy Flink: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
 
         def start(folder: ServiceFolder, jdk: Jdk) -> FlinkDaemon:
-            ports = flink_service.Ports.of(None if folder.name == "flink-manager" else manager)
+            conf = self.folder / "flink-conf"
             libraries = flink_service.libraries(self.home / "jars", self._say), self._fetch(jars.FLINK, jdk)
-            setup = flink_service.Setup(libraries, jdk, self._owner, self.folder / "flink-conf", ports)
+            setup = flink_service.Setup(libraries, jdk, self._owner, conf, flink_service.Ports.of(conf))
             return flink_service.start(folder, setup)
 
         manager = self._up("flink-manager", start, lambda found: found.url)
         # A TaskManager that comes first waits ten seconds for its manager.
-        self._up("flink-worker", start, lambda found: found.url)
-        gateway = self._up("flink-gateway", start, lambda found: found.url)
-        return Flink(manager, gateway)
+        worker = self._up("flink-worker", start, lambda found: found.url)
+        return Flink(manager, worker, self._up("flink-gateway", start, lambda found: found.url))
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):

@@ -1,1 +1,1 @@
-"""What Flink leaves in checkpoints, read without a JVM."""
+"""Flink as an engine: its REST APIs, its checkpoints, the statements of a landing, and the driver that publishes."""

@@ -91,9 +91,13 @@ class Ports:
     gateway: int
 
     @classmethod
-    def of(cls, manager: FlinkDaemon | None) -> Ports:
-        """Return those that a manager was started with; new ones without a manager."""
-        return cls(*free_ports(6)) if manager is None else cls(**manager.cluster)
+    def of(cls, conf: Path) -> Ports:
+        """Return those of a cluster: a process that starts again is where the others look for it."""
+        file = conf / "ports.json"
+        if not file.exists():
+            conf.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(asdict(cls(*free_ports(6)))))
+        return cls(**json.loads(file.read_text()))
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ class Flink:
     """A running cluster."""
 
     manager: FlinkDaemon
+    worker: FlinkDaemon
     gateway: FlinkDaemon
 
 
@@ -180,7 +185,7 @@ def start(folder: ServiceFolder, setup: Setup) -> FlinkDaemon:
     """Start a process of the cluster, and wait until it answers; which one the folder's name says."""
     folder.prepare()
     ports = setup.ports
-    if not (setup.conf / "config.yaml").exists() or folder.name == "flink-manager":
+    if not (setup.conf / "config.yaml").exists():
         _configure(setup)
     heap, main, arguments = _PROGRAMS[folder.name]
     (folder.path / "tmp").mkdir()
