@@ -28,7 +28,7 @@ class SavepointUnreadable(LakestreamError, Terminal):
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A complete savepoint or checkpoint: its number, and the next offset of each partition of a topic that was read."""
+    """A complete savepoint or checkpoint: its number, and the next offset of each partition that was read."""
 
     location: str
     number: int
