@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_lakestream.connect.iceberg_sink import IcebergSink
 from airflow_lakestream.driver.supervisor import Limits
+from airflow_lakestream.exceptions import LakestreamError, Transient
 
 if TYPE_CHECKING:
     from airflow_lakestream.driver.progress import BatchProgress, Progress
@@ -64,6 +65,10 @@ class ConnectorSpec:
         return self.config.get("consumer.override.group.id", f"connect-{self.name}")
 
 
+class HeadUnknown(LakestreamError, Transient):
+    """The catalog did not say where the sink's branch is."""
+
+
 class Publisher(Protocol):
     """Puts on main what a sink has committed to its branch."""
 
@@ -78,4 +83,4 @@ class Publisher(Protocol):
         """
 
     def head(self) -> str:
-        """Return what changes with each commit of the sink to its branch; empty without one."""
+        """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""

@@ -53,7 +53,7 @@ class ConnectDriving:
         self._wait = wait
         head = publisher.head if publisher else None
         begin = publisher.begin if publisher else None
-        self._observer = Observer(spec, client, groups.watch if groups else None, head)
+        self._observer = Observer(spec, client, groups, head)
         self._applying = Applying(spec, client, groups, begin, self._publish_stopped if publisher else None, wait)
         self._progress = Progress.of_sums(memory.get("sums", {}))
         self._watch = ConnectorWatch(
@@ -95,8 +95,10 @@ class ConnectDriving:
         while True:
             look = self._watch.look()
             decision = look.decision
-            if decision.action is not Action.WAIT or self._watch.is_due(self.spec.publish_interval):
-                self._publish(is_stopped=decision.action is Action.FINISH)
+            is_over = decision.action is Action.FINISH
+            # One that fails may fail since the catalog does: its branch waits for a better time.
+            if is_over or (decision.action is Action.WAIT and self._watch.is_due(self.spec.publish_interval)):
+                self._publish(is_stopped=is_over)
             batches, self._batches = tuple(self._batches), []
             progress = replace(self._progress, doing=look.sight.doing)
             tell(replace(look, progress=progress, batches=batches))

@@ -21,19 +21,21 @@ _TRACES = 2
 class Seen:
     """One look. `status` is None where no worker gave an answer; then `problem` says why.
 
-    :param committed: how far the tasks' consumer group is, by partition; None where that does not count.
+    :param committed: how far the tasks' consumer group is, by topic and partition, such as `orders[0]`.
     :param lag: how many offsets are left to them; None where nobody can tell.
     :param commits: changes with each commit of the sink to its branch.
     :param coordinators: how many of the sink's coordinators are at work.
+    :param unreadable: the record that a converter can't read, found by a look into the topic; empty where none was.
     """
 
     status: ConnectorStatus | None = None
     problem: str = ""
     is_gone: bool = False
-    committed: Mapping[int, int] = field(default_factory=dict)
+    committed: Mapping[str, int] = field(default_factory=dict)
     lag: int | None = None
     commits: str = ""
     coordinators: int = 0
+    unreadable: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,10 @@ def blamed(seen: Seen) -> set[str]:
 def _name(culprit: Culprit, seen: Seen) -> str:
     if culprit.is_placed:
         return str(culprit)
+    if seen.unreadable:
+        return seen.unreadable
     # The group has committed nothing of or behind the record: what is not known to move is taken to stand.
-    at = ", ".join(f"[{p}] {offset}" for p, offset in sorted(seen.committed.items()))
+    at = ", ".join(f"{where} {offset}" for where, offset in sorted(seen.committed.items()))
     return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
 
 

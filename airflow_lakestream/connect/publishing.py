@@ -10,6 +10,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.connect.configuration import ConfigRefused
+from airflow_lakestream.connect.connector import HeadUnknown
 from airflow_lakestream.connect.events import Event, events_of
 from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
 from airflow_lakestream.connect.positions import ConnectPositions
@@ -30,11 +31,14 @@ _POLL_TIMEOUT_S = 30.0
 
 
 def head_of(catalog: Catalog, table: str, branch: str) -> str:
-    """Return the snapshot that a branch is at; empty without such a table or branch."""
+    """Return the snapshot that a branch is at; empty without such a table or branch. Raises HeadUnknown."""
     try:
         refs = catalog.load_table(table).refs()
     except NoSuchTableError:
         return ""
+    except Exception as e:
+        # Whatever a catalog's client raises: a look that fails is no reason to end the task.
+        raise HeadUnknown(f"{table}: the catalog gives no answer ({type(e).__name__}).") from e
     return str(refs[branch].snapshot_id) if branch in refs else ""
 
 
@@ -76,7 +80,7 @@ class BranchPublisher:
         return begin(self._publication(is_stopped=False))
 
     def head(self) -> str:
-        """Return what changes with each commit of the sink to its branch; empty without one."""
+        """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
         return head_of(self._catalog, self._sink.table, self._sink.branch)
 
     def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -100,9 +100,14 @@ class Groups(Requests):
             time.sleep(_PAUSE)
         return True
 
-    def records(self, topic: str) -> Iterator[Message]:
-        """Yield all that a topic has now, of committed transactions only."""
-        reach = {p: one for p, one in self.watch.topic(topic).marks.items() if one.low < one.end}
+    def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
+        """Yield what a topic has now, of committed transactions only.
+
+        :param starts: by partition, where to begin; default: the log's start.
+        """
+        marks = self.watch.topic(topic).marks
+        begins = {p: max(one.low, (starts or {}).get(p, 0)) for p, one in marks.items()}
+        reach = {p: begin for p, begin in begins.items() if begin < marks[p].end}
         if not reach:
             return
         errors = ClientErrors()
@@ -110,7 +115,7 @@ class Groups(Requests):
         consumer = open_client(Consumer, config, self._where)
         doing = f"reading topic {topic!r}"
         try:
-            consumer.assign([TopicPartition(topic, p, one.low) for p, one in reach.items()])
+            consumer.assign([TopicPartition(topic, p, begin) for p, begin in reach.items()])
             left, deadline = set(reach), time.monotonic() + REQUEST_TIMEOUT
             while left:
                 message = consumer.poll(0.2)

@@ -17,7 +17,7 @@ from airflow_lakestream.driver.watch import Look
 from airflow_lakestream.hooks.iceberg import IcebergHook
 from airflow_lakestream.hooks.kafka import KafkaHook
 from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
-from airflow_lakestream.kafka.watch import KafkaWatch
+from airflow_lakestream.kafka.groups import Groups
 from airflow_lakestream.metrics import tags_of
 from airflow_lakestream.triggers.driver import DriverTrigger
 
@@ -64,8 +64,8 @@ class KafkaConnectTrigger(DriverTrigger):
         if told["table"]:
             catalog = IcebergHook(told["iceberg_conn_id"]).open_catalog()
             head = partial(head_of, catalog, told["table"], told["branch"])
-        watch = None if kafka is None else KafkaWatch(kafka.configuration(), kafka.where)
-        observer = Observer(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), watch, head)
+        groups = None if kafka is None else Groups(kafka.configuration(), kafka.where)
+        observer = Observer(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
         memory = Memory.parse(self.handed_on["memory"])
         self._watched = ConnectorWatch(observer.see, limits, History.parse(self.history), memory)
         return self._watched

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +148,11 @@ def test_a_source_is_supervised_and_its_secrets_stay_with_the_workers(
     )
 
     def act() -> None:
-        poll_until(lambda: sinks.client.config(sinks.name) is not None, "the connector", PATIENCE)
-        sinks.await_running()
-        time.sleep(1)  # for a look at it
-        sinks.client.stop(sinks.name)
+        try:
+            poll_until(lambda: sinks.client.config(sinks.name) is not None, "the connector", PATIENCE)
+            sinks.await_running()
+        finally:
+            sinks.client.stop(sinks.name)
 
     acting = threading.Thread(target=act)
     acting.start()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.connect.client import ConnectClient, Workers
+from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector, Workers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
 from airflow_lakestream.connect.events import Event, parse_event
@@ -84,9 +84,11 @@ class Sinks:
         publisher = BranchPublisher(sink, self.lake.catalog(), self.lake.kafka, "the broker", GROUP, run)
         return ConnectDriving(spec, self.client, self.groups, publisher, time.sleep)
 
-    def follow_until(self, driving: ConnectDriving, done: Callable[[Look], bool]) -> Decision:
+    def follow_until(
+        self, driving: ConnectDriving, done: Callable[[Look], bool], patience: float = PATIENCE
+    ) -> Decision:
         """Look after the connector until something is so, and then stop it as a person does; return how that ended."""
-        deadline, stopped = time.monotonic() + PATIENCE, False
+        deadline, stopped = time.monotonic() + patience, False
         seen: list[str] = []
 
         def tell(look: Look) -> None:
@@ -133,7 +135,15 @@ class Sinks:
 
     def await_running(self) -> None:
         """Wait until all tasks run."""
-        poll_until(lambda: self.client.status(self.name).all_run, f"the tasks of {self.name}", PATIENCE, every=0.2)
+
+        def run() -> bool:
+            try:
+                return self.client.status(self.name).all_run
+            except NoSuchConnector:
+                # Just made: it has no status yet.
+                return False
+
+        poll_until(run, f"the tasks of {self.name}", PATIENCE, every=0.2)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 
 # What a look in the triggerer needs of the configuration; the rest stays out of Airflow's database.
-_LOOKED_AT = ("topics", "consumer.override.group.id")
+_LOOKED_AT = ("topics", "consumer.override.group.id", "value.converter")
 
 
 def driving_of(

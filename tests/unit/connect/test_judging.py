@@ -69,11 +69,14 @@ def test_the_same_record_in_two_traces_is_poison_and_in_one_it_is_not() -> None:
 
 def test_a_record_without_a_place_is_the_same_while_its_group_stands_still() -> None:
     trace = "ConnectException: Tolerance exceeded in error handler\nCaused by: DataException: bad bytes"
-    fails = Seen(status(State.FAILED, trace=trace), committed={0: 17})
+    fails = Seen(status(State.FAILED, trace=trace), committed={"orders[0]": 17})
     memory = Memory().restarted(fails)
-    assert "at or behind [0] 17 (DataException: bad bytes)" in judge(fails, memory)[0].error
+    assert "at or behind orders[0] 17 (DataException: bad bytes)" in judge(fails, memory)[0].error
     assert judge(fails, memory)[0].terminal
-    assert not judge(replace(fails, committed={0: 18}), memory)[0].terminal
+    assert not judge(replace(fails, committed={"orders[0]": 18}), memory)[0].terminal
+    # A look into the topic has found which one it is.
+    found = replace(fails, unreadable="orders[0] offset 21")
+    assert "orders[0] offset 21." in judge(found, Memory().restarted(found))[0].error
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def after(seconds: int, *looks: Seen) -> tuple[Action, str]:
 
 
 def test_lag_that_stands_is_a_stall_and_idleness_is_none() -> None:
-    behind = Seen(RUNS, committed={0: 5}, lag=10, commits="1")
+    behind = Seen(RUNS, committed={"orders[0]": 5}, lag=10, commits="1")
     assert after(90, behind)[0] is Action.WAIT
     assert after(100, behind) == (
         Action.RESTART,
@@ -111,7 +114,7 @@ def test_lag_that_stands_is_a_stall_and_idleness_is_none() -> None:
     # Nobody can tell: a source, or a topic by a regular expression.
     assert after(10_000, replace(behind, lag=None))[0] is Action.WAIT
     # It commits to its table, although no source offset has moved; or the other way round.
-    for name, values in (("commits", "12345678901234567890"), ("committed", [{0: n} for n in range(20)])):
+    for name, values in (("commits", "12345678901234567890"), ("committed", [{"orders[0]": n} for n in range(20)])):
         moving = [replace(behind, **{name: one}) for one in values]  # type: ignore[arg-type]  # of either kind
         assert after(190, *moving)[0] is Action.WAIT
 
@@ -126,7 +129,7 @@ LOOKS = st.lists(
     st.builds(
         Seen,
         st.sampled_from([RUNS, FAILS, status(State.FAILED, trace=POISON), status(), None]),
-        committed=st.dictionaries(st.just(0), st.integers(0, 3)),
+        committed=st.dictionaries(st.just("orders[0]"), st.integers(0, 3)),
         lag=st.sampled_from([None, 0, 7]),
         commits=st.sampled_from(["", "1", "2"]),
         coordinators=st.integers(0, 2),
