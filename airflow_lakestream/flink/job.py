@@ -49,12 +49,14 @@ class Note:
     :param program: fingerprint of what it does: only the same goes on with its state.
     :param restored: the checkpoint or savepoint that it began with; empty without one.
     :param savepoint: the one by which it was stopped; empty for a job that was not.
+    :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
     """
 
     job: str
     program: str
     restored: str = ""
     savepoint: str = ""
+    finished: str = ""
 
 
 class Jobs:
@@ -136,8 +138,7 @@ class Jobs:
             session.run(source)
             rows = self._rows(session)
             self._check(rows, columns())
-            insert = statements.insert(config.catalog_name, config.table, config.on_branch, rows)
-            session.run(insert)
+            self._insert(session, rows)
         log.info(
             "Submitted job %s%s.", note.job, f", from {state}" if state else f", at {dict(sorted(starts.items()))}"
         )
@@ -153,9 +154,10 @@ class Jobs:
             time.sleep(_PAUSE)  # The API has no call that waits.
         note = self.note()
         if note is not None and note.job == job:
-            self._folder.write(_NOTE, asdict(replace(note, savepoint=place)))
+            whole = place if state is JobState.FINISHED else ""
+            self._folder.write(_NOTE, asdict(replace(note, savepoint=place, finished=whole)))
         if state is not JobState.FINISHED:
-            # The savepoint is complete; but its files may not be in the branch.
+            # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
             raise JobEnded(job, state, self.manager.why_failed(job))
         return place
 
@@ -177,6 +179,16 @@ class Jobs:
             told = e.causes[-1] if e.causes else str(e)
             raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
         return [str(row[0]) for row in described]
+
+    def _insert(self, session: SqlSession, rows: list[str]) -> None:
+        config = self._config
+        try:
+            session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
+        except FlinkRefused as e:
+            # Rows that do not fit the table's types; whatever else may be so for a while.
+            if told := next((cause for cause in e.causes if "ValidationException" in cause), None):
+                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
+            raise
 
     def _check(self, rows: list[str], table: list[str]) -> None:
         if lacking := [name for name in statements.COLUMNS[:3] if name not in rows]:

@@ -65,7 +65,7 @@ class FlinkStream:
         note = self.jobs.note()
         job = self.jobs.running()
         if job is None:
-            job = self._start(None if note is None or not note.savepoint else note.savepoint)
+            job = self._start(note.finished if note is not None and note.finished else None)
         else:
             log.info("Found job %s running.", job)
         try:
@@ -84,7 +84,7 @@ class FlinkStream:
         has_branch = self._has_branch()
         if has_branch:
             try:
-                self._tell(publish(publication), 0.0)
+                self._land(publication)
             except PositionsUnknown as e:
                 log.warning("%s", e)
         starts = begin(publication)
@@ -102,15 +102,14 @@ class FlinkStream:
                 self._stop(job)
                 return
             state = self._state(job)
-            if state not in (None, JobState.RUNNING, JobState.STARTING):
+            if state is not None and state not in (JobState.RUNNING, JobState.STARTING):
                 # What it has committed is landed before the next one begins.
-                assert state is not None
-                self._publish(None)
+                self._publish()
                 raise JobEnded(job, state, self.jobs.manager.why_failed(job))
             if state is not None:
                 self._tell_moves(job)
             if time.monotonic() - self._published_at >= self.config.publish_interval:
-                self._publish(None)
+                self._publish()
             time.sleep(self.look_every)  # Nothing tells of a checkpoint.
 
     def _state(self, job: str) -> JobState | None:
@@ -136,14 +135,13 @@ class FlinkStream:
         log.info("Stopping job %s with a savepoint.", job)
         place = self.jobs.stop(job, _STOPS_WITHIN)
         log.info("Job %s has ended; its savepoint: %s", job, place)
-        self._tell(publish(self._publication(place)), 0.0)
+        self._land(self._publication(place))
 
-    def _publish(self, savepoint: str | None) -> None:
+    def _publish(self) -> None:
         """Publish; what a later publication may do better is only told. Raises Terminal errors, and LeaseLost."""
         self.lease.check()
-        started = time.monotonic()
         try:
-            report = publish(self._publication(savepoint))
+            self._land(self._publication(None))
         except LakestreamError as e:
             if isinstance(e, Terminal):
                 raise
@@ -151,9 +149,13 @@ class FlinkStream:
             log.warning("Not published: %s", e)
         else:
             self._is_published = True
-            self._tell(report, time.monotonic() - started)
         finally:
             self._published_at = time.monotonic()
+
+    def _land(self, publication: Publication) -> None:
+        started = time.monotonic()
+        report = publish(publication)
+        self._tell(report, time.monotonic() - started)
 
     def _tell(self, report: LandingReport, duration: float) -> None:
         if not report.snapshot_ids:

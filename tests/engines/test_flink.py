@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -72,30 +73,27 @@ def test_the_driver_killed_leaves_the_job_which_the_next_one_adopts(landing: Fli
     landing.assert_once({0: [*range(1000)]})
 
 
-def test_jobmanager_and_taskmanager_killed(landing: FlinkLanding, produce: Producing, stack: Stack) -> None:
+def test_taskmanager_and_jobmanager_killed(landing: FlinkLanding, produce: Producing, stack: Stack) -> None:
     produce(landing.topic, 0, events(0, 0, 1000))
     produce(landing.topic, 1, events(1, 0, 1000))
-    driver = landing.start()
+    landing.start()
     landing.await_landed({0: 1000, 1: 1000})
     job = landing.await_running()
 
     os.kill(landing.flink.worker.pid, signal.SIGKILL)
     produce(landing.topic, 0, events(0, 1000, 1000))
     landing.flink = stack.up_flink()
-    # Flink itself starts the job again, from its newest checkpoint.
-    landing.await_landed({0: 2000, 1: 1000})
-    assert landing.await_running() == job
+    # Flink itself starts the job again, from its newest checkpoint; where that takes too long, the next driver does.
+    landing.supervise({0: 2000, 1: 1000})
 
     os.kill(landing.flink.manager.pid, signal.SIGKILL)
     produce(landing.topic, 1, events(1, 1000, 1000))
     landing.flink = stack.up_flink()
     # Without high availability the job is gone: the driver ends, and the next one restores it.
-    assert driver.wait(120) == 1
-    assert "is gone: the JobManager was restarted" in landing.log
-    landing.start()
-    landing.await_landed({0: 2000, 1: 2000})
+    landing.supervise({0: 2000, 1: 2000})
     assert landing.note is not None
-    assert f"{job}/chk-" in landing.note.restored
+    assert "/chk-" in landing.note.restored
+    assert landing.note.job != job
     landing.stop()
     landing.assert_once({0: [*range(2000)], 1: [*range(2000)]})
 
@@ -168,7 +166,10 @@ def test_an_older_checkpoint_restored_by_hand_is_refused_with_main_unchanged(
     landing.start()
     landing.await_landed({0: 100})
     job = landing.await_running()
-    old = landing.jobs.checkpoints.newest(job)
+    newest = landing.jobs.checkpoints.newest(job)
+    assert newest is not None
+    # Flink keeps the last twenty.
+    old = shutil.copytree(newest.removeprefix("file://"), tmp_path / "old")
     produce(landing.topic, 0, events(0, 100, 100))
     landing.await_landed({0: 200})
     landing.kill_driver()
@@ -176,8 +177,7 @@ def test_an_older_checkpoint_restored_by_hand_is_refused_with_main_unchanged(
     head = landing.lake.snapshots()
     main = landing.lake.table().current_snapshot()
     # Somebody restores it, and the stream's driver finds the job.
-    assert old is not None
-    landing.submit_by_hand(old)
+    landing.submit_by_hand(old.as_uri())
     driver = landing.start()
     assert driver.wait(120) == 1, landing.log
     assert "RowsOnMain" in landing.log

@@ -115,6 +115,20 @@ class FlinkLanding:
 
         self._await(landed, f"{wanted} to be landed")
 
+    def supervise(self, ends: dict[int, int]) -> None:
+        """Do the same, starting the next driver where one has failed, as the operator does."""
+        wanted = {p: [(0, end)] for p, end in ends.items() if end}
+
+        def landed() -> bool:
+            if self._drivers[-1].poll() is not None:
+                self.start()
+            return self.lake.landed(self.topic) == wanted
+
+        try:
+            poll_until(landed, f"{wanted} to be landed", PATIENCE, every=0.5)
+        except TimeoutError as e:
+            raise AssertionError(f"{e}\n{self.log}") from None
+
     def _await(self, done: Any, what: str) -> None:
         driver = self._drivers[-1]
         try:
