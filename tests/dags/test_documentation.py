@@ -72,9 +72,8 @@ FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
 IS_FLINK = [s for s in SNIPPETS if s.language == "python" and "FlinkSqlOperator(" in s.text and s not in IS_DAG]
-IS_PYTHON = [
-    s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_FLINK, *IS_CONNECT]
-]
+OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_CONNECT, *IS_FLINK]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in OTHERS]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_YAML = [s for s in SNIPPETS if s.language == "yaml"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
