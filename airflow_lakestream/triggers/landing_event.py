@@ -12,17 +12,13 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_lakestream.config import arguments
 from airflow_lakestream.core.names import check_group, check_location, check_table_name
 from airflow_lakestream.core.policies import TableFormat, choose, is_given, is_template
-from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
+from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers.landing_cursor import Cursors, Since, Subscription
 
 if AIRFLOW_V_3_3_PLUS:
     from airflow_lakestream.triggers.landing_stream import LandingProducer
 
 log = logging.getLogger(__name__)
-
-
-class AirflowTooOld(LakestreamError, Terminal):
-    """This version of Airflow has no way to do this without losing something."""
 
 
 class LandingEventTrigger(BaseEventTrigger):
@@ -57,7 +53,7 @@ class LandingEventTrigger(BaseEventTrigger):
         kafka_conn_id: str | None = None,
         poll_interval: float | str = 10.0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
         if not AIRFLOW_V_3_3_PLUS:
             raise AirflowTooOld(
                 "LandingEventTrigger needs Airflow 3.3 or newer: before that, a trigger can't know whether its event "
@@ -107,7 +103,7 @@ class LandingEventTrigger(BaseEventTrigger):
         mine = self.subscriptions[key] = Subscription(Cursors(self.asset_state_store, self.cursor_key))
         try:
             async for number, event in shared_stream:
-                yield TriggerEvent(dict(event))
+                yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
                 # Airflow has bound the event to its answer before it comes back for the next one.
                 mine.taken = number
         finally:

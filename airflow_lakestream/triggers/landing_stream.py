@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -14,15 +13,11 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from airflow_lakestream.core.untold import Cursor
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.triggers.landing_cursor import Since, Subscription
-from airflow_lakestream.triggers.logs import tell
+from airflow_lakestream.triggers.patience import Patience
 from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-
-log = logging.getLogger(__name__)
 
 # So many events may wait to be stored; Airflow stores them about once a second.
 MOST_WAITING = 64
-# An error of the same text is logged again after this many looks.
-_SAY_AGAIN = 30
 
 
 class NotStored(LakestreamError, Transient):
@@ -39,14 +34,14 @@ class LandingProducer(SharedStreamProducer):
         self._given = given
         self._subscription = subscription
         self._most = min(MOST_WAITING, conf.getint("triggerer", "shared_stream_subscriber_queue_size"))
+        self._places: Any = None
         self._yielded = 0
         self._stored = 0
-        self._said = ""
-        self._looks_since = 0
+        self._patience = Patience(f"Landings of {given['table']} can't be told", given["poll_interval"])
 
     async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
         """Yield ((number, event), (number, cursor)) of each landing, for ever."""
-        watch = await shared_looks().in_thread(self._watch)
+        watch, self._places = await shared_looks().in_thread(self._opened)
         cursor = await self._begin(watch)
         while True:
             room = self._most - (self._yielded - self._stored)
@@ -70,12 +65,13 @@ class LandingProducer(SharedStreamProducer):
         self._stored = number
         self._subscription.quiet.set()
 
-    def _watch(self) -> Any:
+    def _opened(self) -> tuple[Any, Any]:
         # Imports PyIceberg.
+        from airflow_lakestream.hooks.places import AirflowPlaces
         from airflow_lakestream.watching.streams.watch import LandingWatch
 
         names = ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id")
-        return LandingWatch(**{name: self._given[name] for name in names})
+        return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces()
 
     async def _begin(self, watch: Any) -> Cursor:
         """Return the cursor; a first one is kept at once, or a killed triggerer would begin at a later "now"."""
@@ -84,7 +80,7 @@ class LandingProducer(SharedStreamProducer):
             if self._given["since"] == Since.EARLIEST:
                 cursor = Cursor()
             else:
-                cursor = await self._ask(watch.cursor(await self._places()))
+                cursor = await self._patience.look(watch.cursor(self._places))
             if cursor is None:
                 await asyncio.sleep(self._given["poll_interval"])
             else:
@@ -92,7 +88,7 @@ class LandingProducer(SharedStreamProducer):
         return cursor
 
     async def _look(self, watch: Any, cursor: Cursor, most: int) -> Any:
-        return await self._ask(watch.after(await self._places(), cursor, most))
+        return await self._patience.look(watch.after(self._places, cursor, most))
 
     async def _pass_over(self, cursor: Cursor, head: Cursor) -> Cursor:
         """Move the cursor over commits that are no landings, once all events before them are stored."""
@@ -111,28 +107,3 @@ class LandingProducer(SharedStreamProducer):
                 await asyncio.wait_for(self._subscription.quiet.wait(), max(0.0, pause))
             except TimeoutError:
                 return
-
-    async def _places(self) -> Any:
-        def opened() -> Any:
-            from airflow_lakestream.hooks.places import AirflowPlaces
-
-            return AirflowPlaces()
-
-        return await shared_looks().in_thread(opened)
-
-    async def _ask(self, looking: Any) -> Any:
-        """Look; None after an error, which is logged: a watcher has no task that could fail."""
-        try:
-            found = await shared_looks().look(looking, self._given["poll_interval"])
-        except Exception as e:  # noqa: BLE001  # whatever a catalog raises: the next look may succeed
-            await self._say(e)
-            return None
-        self._said = ""
-        return found
-
-    async def _say(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, LakestreamError) else f"{type(error).__name__}: {error}"
-        self._looks_since += 1
-        if text != self._said or self._looks_since >= _SAY_AGAIN:
-            self._said, self._looks_since = text, 0
-            await tell(log, logging.WARNING, "Landings of %s can't be told: %s", self._given["table"], text)

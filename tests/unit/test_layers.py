@@ -11,7 +11,7 @@ from pathlib import Path
 import airflow_lakestream
 
 CHECKOUT = Path(__file__).parents[2]
-WITH_AIRFLOW = ("alerts", "cli", "hooks", "links", "metrics", "operators", "sensors", "triggers", "ui")
+WITH_AIRFLOW = ("alerts", "cli", "events", "hooks", "links", "metrics", "operators", "sensors", "triggers", "ui")
 
 
 def pure_modules() -> list[str]:
