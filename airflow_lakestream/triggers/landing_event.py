@@ -95,14 +95,17 @@ class LandingEventTrigger(BaseEventTrigger):
         path, given = trigger.serialize()
         return LandingProducer(given, cls.subscriptions[(path, *given.values())])
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        """Yield the events, and note which of them Airflow has taken."""
+    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        """Return the events, whose producer begins after that."""
         key = self.shared_stream_key()
         assert key is not None, "Airflow asked for it"
-        # Before the producer's task has its first turn.
         mine = self.subscriptions[key] = Subscription(Cursors(self.asset_state_store, self.cursor_key))
+        return self._events(shared_stream, key, mine)
+
+    async def _events(self, stream: AsyncIterator[Any], key: Any, mine: Subscription) -> AsyncIterator[TriggerEvent]:
+        """Yield the events, and note which of them Airflow has taken."""
         try:
-            async for number, event in shared_stream:
+            async for number, event in stream:
                 yield TriggerEvent(dict(event))  # type: ignore[no-untyped-call]  # Airflow has no types here
                 # Airflow has bound the event to its answer before it comes back for the next one.
                 mine.taken = number
