@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +51,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> State:
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldTable]:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToldTable:
     given = ToldTable(tmp_path, random.Random(1))
 
     class Places:
@@ -60,15 +59,15 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldTable
             return given.catalog()
 
     monkeypatch.setattr("airflow_lakestream.hooks.places.AirflowPlaces", Places)
-    yield given
+    return given
 
 
 @dataclass
 class Triggerer:
     """Runs one trigger as Airflow 3.3's triggerer does; `stored` is what reached the database.
 
-    :param chance: of an end at each place where one may come; `graceful`: by cancelling the trigger, as a triggerer does
-        that is shut down, or else by a kill.
+    :param chance: of an end at each place where one may come.
+    :param graceful: ends by cancelling the trigger, as a triggerer that is shut down does, not by a kill.
     """
 
     state: State
