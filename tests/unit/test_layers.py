@@ -14,6 +14,7 @@ CHECKOUT = Path(__file__).parents[2]
 WITH_AIRFLOW = (
     "alerts",
     "cli",
+    "events",
     "hooks",
     "links",
     "metrics",
