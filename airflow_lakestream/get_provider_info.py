@@ -48,6 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_lakestream.operators.audit",
                     "airflow_lakestream.operators.flink_sql",
+                    "airflow_lakestream.operators.kafka_connect",
                     "airflow_lakestream.operators.kafka_extract",
                     "airflow_lakestream.operators.kafka_extract_group",
                     "airflow_lakestream.operators.kafka_mirror",
@@ -72,6 +73,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_lakestream.hooks.flink",
                     "airflow_lakestream.hooks.iceberg",
                     "airflow_lakestream.hooks.kafka",
+                    "airflow_lakestream.hooks.kafka_connect",
                     "airflow_lakestream.hooks.registry",
                     "airflow_lakestream.hooks.spark",
                 ],
@@ -82,6 +84,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "Lakestream",
                 "python-modules": [
                     "airflow_lakestream.triggers.flink_stream",
+                    "airflow_lakestream.triggers.kafka_connect",
                     "airflow_lakestream.triggers.look",
                     "airflow_lakestream.triggers.spark_stream",
                 ],

@@ -74,10 +74,11 @@ KAFKA = JarSet(
 )
 
 CONNECT = JarSet(
-    "kafka-connect-4.1.0",
+    "kafka-connect-4.1.0-transforms",
     (
         ("org.apache.kafka", "connect-runtime", "4.1.0"),
         ("org.apache.kafka", "connect-json", "4.1.0"),
+        ("org.apache.kafka", "connect-transforms", "4.1.0"),
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
     ),
     size="36 MB",
@@ -87,6 +88,20 @@ DEBEZIUM = JarSet(
     "debezium-postgres-3.2.0.Final",
     (("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),),
     size="7 MB",
+)
+
+# Its catalog is PyIceberg's on SQLite, see `CONNECT`; Hadoop's two jars have all of Hadoop's client inside.
+ICEBERG_SINK = JarSet(
+    "iceberg-kafka-connect-1.11.0",
+    (
+        ("org.apache.iceberg", "iceberg-kafka-connect", "1.11.0"),
+        ("org.apache.iceberg", "iceberg-parquet", "1.11.0"),
+        ("org.apache.iceberg", "iceberg-orc", "1.11.0"),
+        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+        ("org.xerial", "sqlite-jdbc", "3.49.1.0"),
+    ),
+    size="110 MB",
 )
 
 # Not hadoop-client-minicluster, one jar with all servers: its REST API leaves the outermost key out.

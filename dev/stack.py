@@ -170,12 +170,15 @@ class Stack:
         return self._up(name, start, lambda metastore: metastore.uri)
 
     def up_connect(self) -> Connect:
-        """Have a healthy worker of Kafka Connect with Debezium at this stack's broker, which comes up as well."""
+        """Have a healthy worker of Kafka Connect with Debezium and Iceberg's sink, and this stack's broker with it."""
 
         def start(folder: ServiceFolder, jdk: Jdk) -> Connect:
-            programs, debezium = self._fetch(jars.CONNECT, jdk), self._fetch(jars.DEBEZIUM, jdk)
+            programs, debezium, iceberg = (
+                self._fetch(wanted, jdk) for wanted in (jars.CONNECT, jars.DEBEZIUM, jars.ICEBERG_SINK)
+            )
             bootstrap = self.up_kafka(announce=False).bootstrap
-            return connect_service.start(folder, connect_service.Setup(programs, debezium, jdk, bootstrap, self._owner))
+            setup = connect_service.Setup(programs, debezium, iceberg, jdk, bootstrap, self._owner)
+            return connect_service.start(folder, setup)
 
         return self._up("connect", start, lambda connect: connect.url)
 
@@ -281,6 +284,10 @@ class Stack:
                 return airflow
             folder.remove()
             return None
+
+    def restart_connect(self, connect: Connect) -> Connect:
+        """Start a worker of Kafka Connect that was killed again, with its connectors."""
+        return connect.start_again(self._owner)
 
     def kafka(self) -> Kafka:
         """Return the broker that is up in this stack."""

@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.hive_lake",
     "tests.support.landings",
     "tests.support.cdc",
+    "tests.support.connecting",
     "tests.support.mirror_lake",
     "tests.support.registry",
     "tests.support.sensing",
