@@ -31,6 +31,7 @@ from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import connect as connect_service
+from dev.services import flink as flink_service
 from dev.services import kafka as kafka_service
 from dev.services import metastore as metastore_service
 from dev.services import postgres as postgres_service
@@ -41,6 +42,7 @@ from dev.services import yarn as yarn_service
 from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
+from dev.services.flink import Flink, FlinkDaemon
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
@@ -211,6 +213,20 @@ class Stack:
         manager = self._up("yarn-manager", start, lambda found: found.url)
         self._up("yarn-node", start_node, lambda found: found.url)
         return manager
+
+    def up_flink(self) -> Flink:
+        """Have a healthy Flink: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> FlinkDaemon:
+            conf = self.folder / "flink-conf"
+            libraries = flink_service.libraries(self.home / "jars", self._say), self._fetch(jars.FLINK, jdk)
+            setup = flink_service.Setup(libraries, jdk, self._owner, conf, flink_service.Ports.of(conf))
+            return flink_service.start(folder, setup)
+
+        manager = self._up("flink-manager", start, lambda found: found.url)
+        # A TaskManager that comes first waits ten seconds for its manager.
+        worker = self._up("flink-worker", start, lambda found: found.url)
+        return Flink(manager, worker, self._up("flink-gateway", start, lambda found: found.url))
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):

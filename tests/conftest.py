@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.support.broker",
     "tests.support.lake",
     "tests.support.delta_lake",
+    "tests.support.flink",
     "tests.support.hive_lake",
     "tests.support.landings",
     "tests.support.cdc",

@@ -19,6 +19,7 @@ from airflow_lakestream.runtime.collector import no_collection
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_lakestream.connect.client import ConnectClient
     from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.registry.config import RegistryConfig
 
@@ -43,6 +44,7 @@ StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow
 Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
 KafkaConn = Annotated[str, typer.Option("--kafka-conn", help="Airflow connection of type kafka")]
 IcebergConn = Annotated[str, typer.Option("--iceberg-conn", help="Airflow connection of type iceberg")]
+ConnectConn = Annotated[str, typer.Option("--connect-conn", help="Airflow connection with Kafka Connect's workers")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -63,6 +65,14 @@ def open_kafka(conn_id: str) -> KafkaConnection:
 
         hook = KafkaHook(conn_id)
         return KafkaConnection(hook.configuration(), hook.where)
+
+
+def open_connect(conn_id: str) -> ConnectClient:
+    """Open the workers of a Connect cluster. Raises InvalidArgument."""
+    with _like_the_airflow_command(conn_id):
+        from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
+
+        return KafkaConnectHook(conn_id).open_client()
 
 
 def connection_fields(conn_id: str) -> dict[str, Any] | None:

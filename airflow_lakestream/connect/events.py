@@ -10,6 +10,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
+from confluent_kafka import Message
+
 from airflow_lakestream.decode.avro.one import Malformed
 from airflow_lakestream.decode.avro.schema import Node, parse
 from airflow_lakestream.decode.avro.value import value_of
@@ -60,6 +62,20 @@ def parse_event(partition: int, offset: int, value: bytes) -> Event:
         return Event(partition, offset, kind, str(found["group_id"]), ends)
     except (Malformed, SchemaRefused, KeyError, TypeError, ValueError, AttributeError) as e:
         raise NotAnEvent from e
+
+
+def events_of(records: Iterable[Message]) -> list[Event]:
+    """Read the records of a control topic.
+
+    What is no event is left out: it is another program's, or of a later version, and what it tells is not proven.
+    """
+    found = []
+    for record in records:
+        try:
+            found.append(parse_event(int(record.partition() or 0), int(record.offset() or 0), record.value() or b""))
+        except NotAnEvent:
+            continue
+    return found
 
 
 def ends_below(events: Iterable[Event], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:

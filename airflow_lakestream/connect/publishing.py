@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_lakestream.connect.configuration import ConfigRefused
 from airflow_lakestream.connect.connector import HeadUnknown
-from airflow_lakestream.connect.events import Event, NotAnEvent, parse_event
+from airflow_lakestream.connect.events import Event, events_of
 from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
 from airflow_lakestream.connect.positions import ConnectPositions
 from airflow_lakestream.core.landing.report import LandingReport
@@ -110,15 +110,7 @@ class BranchPublisher:
         )
 
     def _events(self) -> list[Event]:
-        found = []
-        for message in self._groups.records(self._sink.control_topic):
-            try:
-                event = parse_event(int(message.partition() or 0), int(message.offset() or 0), message.value() or b"")
-            except NotAnEvent:
-                # Another program's, or of a later version: what it tells is then not proven.
-                continue
-            found.append(event)
-        return found
+        return events_of(self._groups.records(self._sink.control_topic))
 
     def _committed(self) -> Mapping[int, int]:
         return self._groups.committed(self._sink.coordinator_group, self._sink.control_topic)

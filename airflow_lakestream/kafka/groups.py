@@ -19,6 +19,12 @@ from airflow_lakestream.kafka.watch import KafkaWatch
 # The group's name in brokers' logs; nothing is ever committed for it.
 _GROUP = "lakestream-groups"
 _PAUSE = 0.5
+# Of a coordinator that has just become one.
+_COORDINATOR_BUSY = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 _EMPTY_WITHIN_S = 60.0
 
 
@@ -55,9 +61,15 @@ class Groups(Requests):
             return future
 
         self.await_empty(group)
-        answer = self._ask(f"setting the offsets of group {group!r}", ask)
-        if any(tp.error for tp in answer.topic_partitions):
-            raise GroupInUse(group, self._where)
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            answer = self._ask(f"setting the offsets of group {group!r}", ask)
+            errors = [tp.error for tp in answer.topic_partitions if tp.error is not None]
+            if not errors:
+                return
+            if errors[0].code() not in _COORDINATOR_BUSY or time.monotonic() > deadline:
+                raise GroupInUse(group, self._where)
+            time.sleep(_PAUSE)
 
     def await_empty(self, group: str) -> None:
         """Wait until nobody is in a group. Raises GroupInUse."""

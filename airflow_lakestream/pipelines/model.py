@@ -134,7 +134,7 @@ class Orchestration(Part):
     max_batch_bytes: int | str | None = None
     idle_timeout: Duration | None = None
     retries: int = Field(default=3, ge=0)
-    retry_delay: Duration = 60
+    retry_delay: Duration = 60.0
     pool: str | None = None
     deferrable: bool | None = None
     spark: Spark | None = None

@@ -53,6 +53,7 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         epochs=by_partition(),
         covered=covered(),
         forgotten=range_sets(topic),
+        adopted=range_sets(topic),
         streamed=st.none() | st.builds(Streamed, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
         published=st.dictionaries(
             st.text(max_size=3), st.builds(Published, st.integers(), st.integers(0, 99), by_partition()), max_size=2

@@ -100,6 +100,9 @@ class BranchSink(Sink, Protocol):
     def open_branch(self, branch: str) -> None:
         """Make the branch at main's head, if there is none."""
 
+    def renew_branch(self, branch: str) -> None:
+        """Set the branch to main's head. The files that it had beyond are left to the removal of orphan files."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:

@@ -37,7 +37,7 @@ from airflow_lakestream.core.policies import OnDataLoss
 from airflow_lakestream.core.ports import Conflict, Source, TableState
 from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Step
 from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, check_rows, reckon
-from airflow_lakestream.core.publishing.refusals import PositionsUnknown
+from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown
 from airflow_lakestream.core.ranges import RangeSet
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ def begin(job: Publication) -> dict[int, int]:
     """Make table and branch ready for the engine's first start; return, by partition, where it is to begin.
 
     That is the first offset which the group lacks. A group without an origin gets one here, in a landing without rows,
-    which creates the table if it is missing. Raises what a landing raises, and LandedAhead where the engine would land
-    again what the ledger has above that offset.
+    which creates the table if it is missing. Raises what a landing raises.
     """
     while True:
         table = job.sink.load(job.run_id)
@@ -98,6 +97,25 @@ def begin(job: Publication) -> dict[int, int]:
             log.info("%s Looking again.", conflict)
     job.sink.open_branch(job.branch)
     return {p: first_hole(entry, now.identity, p) for p in now.marks}
+
+
+def begin_anew(job: Publication) -> dict[int, int]:
+    """Do the same for an engine without a state of its own, which reads again whatever main lacks.
+
+    The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
+    has offsets above the first one that it lacks: the engine would land them twice.
+    """
+    starts = begin(job)
+    entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
+    ahead = union(
+        RangeSet.of(topic, p, max(start, starts.get(p, 0)), end)
+        for topic, p in entry.held.partitions
+        for start, end in entry.held.intervals(topic, p)
+    )
+    if ahead:
+        raise LandedAhead(job.table, job.consumer_group, ahead)
+    job.sink.renew_branch(job.branch)
+    return starts
 
 
 def publish(job: Publication) -> LandingReport:

@@ -122,3 +122,15 @@ class PositionsUnknown(LakestreamError, Transient):
             "its checkpoint is gone, or is not written yet. Nothing was published; the next publication looks "
             "again. Keep more checkpoints, or publish more often. " + ANEW
         )
+
+
+class LandedAhead(LakestreamError, Terminal):
+    """The ledger has holes, and offsets above them: an engine that begins at the first hole would land those again."""
+
+    def __init__(self, table: str, consumer_group: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {ranges}, and lacks offsets below. Another engine begins at one offset of a partition, and "
+            "would land these again. Run KafkaExtractOperator once with the group "
+            f"{consumer_group!r}: it lands the holes alone."
+        )

@@ -46,17 +46,28 @@ def open_branch(catalog: Catalog, name: str, branch: str) -> None:
     table = catalog.load_table(name)
     if _head(table.metadata, branch) is not None:
         return
-    head = ledger_store.head_of(table.metadata)
-    update = SetSnapshotRefUpdate.model_validate(
-        {"ref-name": branch, "type": SnapshotRefType.BRANCH, "snapshot-id": head}
-    )
-    unless = AssertRefSnapshotId.model_validate({"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": None})
     try:
-        fitness.commit_table(catalog, table, (unless,), (update,))
+        _set(catalog, table, branch, None)
     except CommitFailedException:
         # Another task has made it meanwhile, or another landing came first.
         if _head(catalog.load_table(name).metadata, branch) is None:
             open_branch(catalog, name, branch)
+
+
+def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
+    """Set the branch to main's head. Raises CommitFailedException if it moves meanwhile."""
+    table = catalog.load_table(name)
+    at = _head(table.metadata, branch)
+    if at is not None and at.snapshot_id != ledger_store.head_of(table.metadata):
+        _set(catalog, table, branch, at.snapshot_id)
+
+
+def _set(catalog: Catalog, table: Table, branch: str, before: int | None) -> None:
+    head = ledger_store.head_of(table.metadata)
+    update = {"ref-name": branch, "type": SnapshotRefType.BRANCH, "snapshot-id": head}
+    where = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": before}
+    requirements = (AssertRefSnapshotId.model_validate(where),)
+    fitness.commit_table(catalog, table, requirements, (SetSnapshotRefUpdate.model_validate(update),))
 
 
 def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:

@@ -64,6 +64,10 @@ class PublishingSink(IcebergSink):
         """Make the branch at main's head, if there is none."""
         branches.open_branch(self._catalog, self._name, branch)
 
+    def renew_branch(self, branch: str) -> None:
+        """Set the branch to main's head."""
+        branches.renew_branch(self._catalog, self._name, branch)
+
     def _there(self) -> Table:
         assert self._table is not None, "without a table there is no branch"
         check_columns(self._table.schema().column_names, self._name)
