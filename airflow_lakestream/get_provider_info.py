@@ -74,6 +74,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Lakestream",
                 "python-modules": [
+                    "airflow_lakestream.triggers.kafka_lag_event",
+                    "airflow_lakestream.triggers.landing_event",
                     "airflow_lakestream.triggers.look",
                     "airflow_lakestream.triggers.spark_stream",
                 ],
