@@ -22,6 +22,11 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["apache"],
             },
             {
+                "integration-name": "Apache Flink",
+                "external-doc-url": "https://flink.apache.org/",
+                "tags": ["apache"],
+            },
+            {
                 "integration-name": "Apache Iceberg",
                 "external-doc-url": "https://iceberg.apache.org/",
                 "tags": ["apache"],
@@ -42,6 +47,8 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "Lakestream",
                 "python-modules": [
                     "airflow_lakestream.operators.audit",
+                    "airflow_lakestream.operators.flink_sql",
+                    "airflow_lakestream.operators.kafka_connect",
                     "airflow_lakestream.operators.kafka_extract",
                     "airflow_lakestream.operators.kafka_extract_group",
                     "airflow_lakestream.operators.kafka_mirror",
@@ -63,8 +70,10 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Lakestream",
                 "python-modules": [
+                    "airflow_lakestream.hooks.flink",
                     "airflow_lakestream.hooks.iceberg",
                     "airflow_lakestream.hooks.kafka",
+                    "airflow_lakestream.hooks.kafka_connect",
                     "airflow_lakestream.hooks.registry",
                     "airflow_lakestream.hooks.spark",
                 ],
@@ -76,6 +85,8 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_lakestream.triggers.kafka_lag_event",
                     "airflow_lakestream.triggers.landing_event",
+                    "airflow_lakestream.triggers.flink_stream",
+                    "airflow_lakestream.triggers.kafka_connect",
                     "airflow_lakestream.triggers.look",
                     "airflow_lakestream.triggers.spark_stream",
                 ],
@@ -83,6 +94,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": [
             "airflow_lakestream.links.DriverLogLink",
+            "airflow_lakestream.links.FlinkLink",
             "airflow_lakestream.links.SparkUILink",
             "airflow_lakestream.links.TableLink",
             "airflow_lakestream.links.TopicLink",

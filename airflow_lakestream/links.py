@@ -65,6 +65,12 @@ class SparkUILink(_PushedLink):
     name = "Spark UI"
 
 
+class FlinkLink(_PushedLink):
+    """Flink's dashboard: its jobs and their checkpoints."""
+
+    name = "Flink"
+
+
 class DriverLogLink(_PushedLink):
     """The driver's log."""
 

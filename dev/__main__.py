@@ -43,6 +43,9 @@ def up(args: argparse.Namespace) -> None:
         "spark-worker-2": partial(stack.up_spark_workers, 2, cores=1),
         "yarn-manager": stack.up_yarn,
         "yarn-node": stack.up_yarn,
+        "flink-manager": stack.up_flink,
+        "flink-worker": stack.up_flink,
+        "flink-gateway": stack.up_flink,
     }
     for start in dict.fromkeys(start for name, start in others.items() if name in wanted):
         start()

@@ -27,6 +27,8 @@ class JarSet:
     archive: str = ""
     """The classifier of a tar.gz that is wanted of each module, and nothing that it needs: all is inside."""
     size: str = "45 MB"
+    alone: bool = False
+    """Nothing of what the modules say they need: it is there otherwise, or inside of them."""
 
     def ivy_file(self) -> str:
         """Ivy's description of the set."""
@@ -41,7 +43,7 @@ class JarSet:
     def _dependency(self, org: str, name: str, rev: str) -> str:
         start = f'    <dependency org="{org}" name="{name}" rev="{rev}" conf="default->default"'
         if not self.archive:
-            return f"{start}/>"
+            return f'{start} transitive="false"/>' if self.alone else f"{start}/>"
         artifact = f'<artifact name="{name}" type="tar.gz" ext="tar.gz" m:classifier="{self.archive}"/>'
         return f'{start} transitive="false">{artifact}</dependency>'
 
@@ -72,10 +74,11 @@ KAFKA = JarSet(
 )
 
 CONNECT = JarSet(
-    "kafka-connect-4.1.0",
+    "kafka-connect-4.1.0-transforms",
     (
         ("org.apache.kafka", "connect-runtime", "4.1.0"),
         ("org.apache.kafka", "connect-json", "4.1.0"),
+        ("org.apache.kafka", "connect-transforms", "4.1.0"),
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
     ),
     size="36 MB",
@@ -85,6 +88,20 @@ DEBEZIUM = JarSet(
     "debezium-postgres-3.2.0.Final",
     (("io.debezium", "debezium-connector-postgres", "3.2.0.Final"),),
     size="7 MB",
+)
+
+# Its catalog is PyIceberg's on SQLite, see `CONNECT`; Hadoop's two jars have all of Hadoop's client inside.
+ICEBERG_SINK = JarSet(
+    "iceberg-kafka-connect-1.11.0",
+    (
+        ("org.apache.iceberg", "iceberg-kafka-connect", "1.11.0"),
+        ("org.apache.iceberg", "iceberg-parquet", "1.11.0"),
+        ("org.apache.iceberg", "iceberg-orc", "1.11.0"),
+        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+        ("org.xerial", "sqlite-jdbc", "3.49.1.0"),
+    ),
+    size="110 MB",
 )
 
 # Not hadoop-client-minicluster, one jar with all servers: its REST API leaves the outermost key out.
@@ -98,6 +115,23 @@ YARN = JarSet(
         ("org.apache.hadoop", "hadoop-common", "3.4.1"),
     ),
     size="80 MB",
+)
+
+# What comes to Flink's own distribution: the gateway, connectors, and what Iceberg wants of Hadoop.
+FLINK = JarSet(
+    "flink-2.0.0-connectors",
+    (
+        ("org.apache.flink", "flink-sql-gateway", "2.0.0"),
+        ("org.apache.flink", "flink-sql-gateway-api", "2.0.0"),
+        ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
+        ("org.apache.iceberg", "iceberg-flink-runtime-2.0", "1.11.0"),
+        ("org.apache.hadoop", "hadoop-client-api", "3.4.1"),
+        ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1"),
+        ("commons-logging", "commons-logging", "1.2"),
+        ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
+    ),
+    size="170 MB",
+    alone=True,
 )
 
 # By version. Their poms ask for what the archives bring.

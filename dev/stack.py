@@ -31,6 +31,7 @@ from dev.progress import Say, quiet
 from dev.service import CHECKOUT, Owner, ServiceFolder
 from dev.services import airflow as airflow_service
 from dev.services import connect as connect_service
+from dev.services import flink as flink_service
 from dev.services import kafka as kafka_service
 from dev.services import metastore as metastore_service
 from dev.services import postgres as postgres_service
@@ -41,6 +42,7 @@ from dev.services import yarn as yarn_service
 from dev.services.airflow import Airflow
 from dev.services.catalogue import HANDLES, SERVICES, Service
 from dev.services.connect import Connect
+from dev.services.flink import Flink, FlinkDaemon
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
@@ -168,12 +170,15 @@ class Stack:
         return self._up(name, start, lambda metastore: metastore.uri)
 
     def up_connect(self) -> Connect:
-        """Have a healthy worker of Kafka Connect with Debezium at this stack's broker, which comes up as well."""
+        """Have a healthy worker of Kafka Connect with Debezium and Iceberg's sink, and this stack's broker with it."""
 
         def start(folder: ServiceFolder, jdk: Jdk) -> Connect:
-            programs, debezium = self._fetch(jars.CONNECT, jdk), self._fetch(jars.DEBEZIUM, jdk)
+            programs, debezium, iceberg = (
+                self._fetch(wanted, jdk) for wanted in (jars.CONNECT, jars.DEBEZIUM, jars.ICEBERG_SINK)
+            )
             bootstrap = self.up_kafka(announce=False).bootstrap
-            return connect_service.start(folder, connect_service.Setup(programs, debezium, jdk, bootstrap, self._owner))
+            setup = connect_service.Setup(programs, debezium, iceberg, jdk, bootstrap, self._owner)
+            return connect_service.start(folder, setup)
 
         return self._up("connect", start, lambda connect: connect.url)
 
@@ -208,6 +213,20 @@ class Stack:
         manager = self._up("yarn-manager", start, lambda found: found.url)
         self._up("yarn-node", start_node, lambda found: found.url)
         return manager
+
+    def up_flink(self) -> Flink:
+        """Have a healthy Flink: a JobManager, a TaskManager with four slots, and an SQL Gateway."""
+
+        def start(folder: ServiceFolder, jdk: Jdk) -> FlinkDaemon:
+            conf = self.folder / "flink-conf"
+            libraries = flink_service.libraries(self.home / "jars", self._say), self._fetch(jars.FLINK, jdk)
+            setup = flink_service.Setup(libraries, jdk, self._owner, conf, flink_service.Ports.of(conf))
+            return flink_service.start(folder, setup)
+
+        manager = self._up("flink-manager", start, lambda found: found.url)
+        # A TaskManager that comes first waits ten seconds for its manager.
+        worker = self._up("flink-worker", start, lambda found: found.url)
+        return Flink(manager, worker, self._up("flink-gateway", start, lambda found: found.url))
 
     def _up(self, name: str, start: Callable[[ServiceFolder, Jdk], Handle], where: Callable[[Handle], str]) -> Handle:
         with self._lock(name):
@@ -265,6 +284,10 @@ class Stack:
                 return airflow
             folder.remove()
             return None
+
+    def restart_connect(self, connect: Connect) -> Connect:
+        """Start a worker of Kafka Connect that was killed again, with its connectors."""
+        return connect.start_again(self._owner)
 
     def kafka(self) -> Kafka:
         """Return the broker that is up in this stack."""

@@ -107,6 +107,7 @@ class Books:
             landed=entry.landed.of_partition(*key),
             lost=entry.lost.of_partition(*key),
             forgotten=entry.forgotten.of_partition(*key),
+            adopted=entry.adopted.of_partition(*key),
             before=self.before(facts.topic).of_partition(*key),
         )
 

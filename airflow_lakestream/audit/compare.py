@@ -85,10 +85,11 @@ class Doubled:
 class PartitionFacts:
     """What is known of one partition.
 
-    `landed` is what the audited group's ledger holds. `required` counts how many landings of the topic's current
-    incarnation hold an offset, over all groups; `allowed` counts those of any incarnation. `before` are the offsets
-    below the audited group's beginning. `readable` are the offsets at which Kafka showed a record, `shown` the ranges
-    that were read. `rows` counts the table's rows, `rejected` the records in its reject table that count.
+    `landed` is what the audited group's ledger holds, `adopted` those of them whose rows say nothing of their records.
+    `required` counts how many landings of the topic's current incarnation hold an offset, over all groups; `allowed`
+    counts those of any incarnation. `before` are the offsets below the audited group's beginning. `readable` are the
+    offsets at which Kafka showed a record, `shown` the ranges that were read. `rows` counts the table's rows,
+    `rejected` the records in its reject table that count.
     """
 
     topic: str
@@ -96,6 +97,7 @@ class PartitionFacts:
     landed: RangeSet = RangeSet()
     lost: RangeSet = RangeSet()
     forgotten: RangeSet = RangeSet()
+    adopted: RangeSet = RangeSet()
     before: RangeSet = RangeSet()
     required: Tally = field(default_factory=Tally)
     allowed: Tally = field(default_factory=Tally)
@@ -114,8 +116,8 @@ class PartitionAudit:
     than landings. `unexpected`: rows that no group's ledger knows; `odd` are such rows whose position no record can
     have. `before`: rows without a ledger, below the group's beginning; they are another tool's and no damage;
     `rows_before` is their number. `not_verifiable`: landed, but Kafka no longer shows that part of the log, or was not
-    asked; or without a row where the ledger counts skipped and filtered records, which have none. `lost` and
-    `forgotten` are the ledger's receipts, and no damage.
+    asked; or without a row where the ledger counts skipped and filtered records, which have none; or adopted. `lost`
+    and `forgotten` are the ledger's receipts, and no damage.
 
     `rejected` counts the rejected records; `rejected_too_many` those of them in `both` and `rejected_twice`.
     """
@@ -169,6 +171,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
     tallies = {
         "landed": Tally(facts.landed.intervals(topic, partition)),
         "forgotten": Tally(facts.forgotten.intervals(topic, partition)),
+        "adopted": Tally(facts.adopted.intervals(topic, partition)),
         "before": Tally(facts.before.intervals(topic, partition)),
         "required": facts.required,
         "allowed": facts.allowed,
@@ -190,7 +193,7 @@ def compare(facts: PartitionFacts) -> PartitionAudit:
         doubled=_joined(d for part in parts for d in part.doubled),
         lost=facts.lost,
         forgotten=facts.forgotten,
-        not_verifiable=facts.landed - facts.shown,
+        not_verifiable=(facts.landed - facts.shown) | facts.adopted,
         rows=len(facts.rows),
         rejected=len(facts.rejected),
         tally=facts.rows,
@@ -209,7 +212,7 @@ def _compare(topic: str, partition: int, tallies: Mapping[str, Tally]) -> Partit
     segments = Segments(tallies)
     n = segments.counts
     due = pc.and_(pc.greater(n["landed"], 0), pc.greater(n["readable"], 0))
-    kept = pc.and_(due, pc.equal(n["forgotten"], 0))
+    kept = pc.and_(due, pc.and_(pc.equal(n["forgotten"], 0), pc.equal(n["adopted"], 0)))
     there = pc.add(n["rows"], n["rejected"])
     missing = pc.and_(kept, pc.less(there, n["required"]))
     known = pc.greater(n["allowed"], 0)

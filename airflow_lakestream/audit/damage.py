@@ -108,7 +108,8 @@ def _of_topic(
         left += _left(missing - held, "which of them were skipped or filtered, the ledger does not tell")
         whole.spares_files |= any(not one.ranges for one in result.lost_files)
         missing, beyond = held, 0
-    gone = _without_rows(audits) & entry.landed - theirs - entry.forgotten - entry.lost
+    # Adopted offsets have rows that nothing tells from others, so none of them is known to be without.
+    gone = (_without_rows(audits) & entry.landed) - theirs - entry.forgotten - entry.lost - entry.adopted
     if beyond and not gone:
         left.append(f"{topic}: {beyond} more rows are missing, of records that compaction has removed since.")
     damage = TopicDamage(

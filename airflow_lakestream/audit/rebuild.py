@@ -12,6 +12,8 @@ from airflow_lakestream.core.ports import Reader, Source
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
+_NOTHING = RangeSet()
+
 
 class CannotRebuild(LakestreamError, Terminal):
     """The rows are not enough to tell what was landed."""
@@ -32,9 +34,17 @@ class Rebuilt:
 
 
 def rebuild_topic(
-    topic: str, rows: RowsFound, others: RangeSet, source: Source, reader: Reader, stop: threading.Event
+    topic: str,
+    rows: RowsFound,
+    others: RangeSet,
+    source: Source,
+    reader: Reader,
+    stop: threading.Event,
+    claimed: RangeSet = _NOTHING,
 ) -> Rebuilt:
     """Tell from the rows what was landed of a topic, without what `others`, the other groups, have landed.
+
+    :param claimed: offsets that have been read, and need no row where Kafka shows no record.
 
     It never doubles a record, since whatever has a row is landed, and never loses one, since whatever Kafka shows
     without a row is not. Raises CannotRebuild and the errors of source and reader.
@@ -42,7 +52,7 @@ def rebuild_topic(
     found = {key: tally for key, tally in rows.tallies.items() if key[0] == topic}
     there = RangeSet(OffsetRange(*key, start, end) for key, tally in found.items() for start, end in tally.intervals())
     own = there - others
-    holes = own.gaps() - others
+    holes = (own.gaps() | claimed) - own - others
     log = read_log(lambda _: holes, source, reader, stop)
     state = source.look()
     for partition, intervals in ((p, own.intervals(topic, p)) for _, p in own.partitions):

@@ -278,7 +278,7 @@ def _receipts(audit: PartitionAudit, is_full: bool) -> list[str]:
     if is_full:
         named.append(
             (
-                "not verifiable, no longer in Kafka, or without a row and perhaps skipped or filtered",
+                "not verifiable, no longer in Kafka, adopted, or without a row and perhaps skipped or filtered",
                 audit.not_verifiable,
             )
         )

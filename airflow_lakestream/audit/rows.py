@@ -18,6 +18,7 @@ from airflow_lakestream.core.ranges import PartitionKey
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 from airflow_lakestream.iceberg.reject_table import counting_rows
 from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
+from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import PLACE
 
 
@@ -99,43 +100,53 @@ class RowsFound:
             self._odd[found.key] = found if before is None else before + found
 
 
-def check_positions(table: Table) -> None:
+def check_positions(table: Table, columns: PositionColumns = OWN_COLUMNS) -> None:
     """Raise NoPositions if the table lacks one of the three columns."""
-    there = set(table.schema().column_names)
-    if missing := [name for name in COORDINATES if name not in there]:
+    if missing := columns.missing(table.schema().as_arrow()):
         raise NoPositions(".".join(table.name()), missing)
 
 
 def count_rows(
-    table: Table, snapshot_id: int | None, topic: str | None = None, without: Collection[str] = ()
+    table: Table,
+    snapshot_id: int | None,
+    topic: str | None = None,
+    without: Collection[str] = (),
+    columns: PositionColumns = OWN_COLUMNS,
 ) -> RowsFound:
     """Count a snapshot's rows by position, for one topic or all.
 
     :param without: paths of data files to leave out.
+    :param columns: where the rows have their positions; with others than landings write, rows of all topics count.
 
     Reads one data file after the other, three columns of each, with deletes applied. Raises NoPositions and
     UnreadableTable.
     """
-    check_positions(table)
+    check_positions(table, columns)
     try:
-        return RowsFound.of(() if snapshot_id is None else _rows(table, snapshot_id, topic, without))
+        return RowsFound.of(() if snapshot_id is None else _rows(table, snapshot_id, topic, without, columns))
     except (OSError, pa.ArrowException) as e:
         raise UnreadableTable(".".join(table.name()), e) from e
 
 
-def _rows(table: Table, snapshot_id: int, topic: str | None, without: Collection[str]) -> Iterator[pa.RecordBatch]:
+def _rows(
+    table: Table, snapshot_id: int, topic: str | None, without: Collection[str], columns: PositionColumns
+) -> Iterator[pa.RecordBatch | pa.Table]:
     # Topic names contain no quotes.
-    where = AlwaysTrue() if topic is None else f"{TOPIC} == '{topic}'"
-    scan = table.scan(row_filter=where, selected_fields=COORDINATES, snapshot_id=snapshot_id)
+    where = AlwaysTrue() if topic is None or not columns.is_own else f"{TOPIC} == '{topic}'"
+    selected = tuple(columns.paths.values())
+    scan = table.scan(row_filter=where, selected_fields=selected, snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as e:
         # PyIceberg's error for delete files that it can't apply: that is no damage, but nothing can be counted.
         raise UnreadableTable(".".join(table.name()), e) from e
-    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=(TOPIC,))
+    # Topics repeat; a dictionary of a column within a struct is none that Arrow reads.
+    texts = (TOPIC,) if columns.is_own else ()
+    reading = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter, dictionary_columns=texts)
     for task in (task for task in tasks if task.file.file_path not in without):
         # One file at a time: given all, PyIceberg reads ahead without a bound.
-        yield from reading.to_record_batches([task])
+        for batch in reading.to_record_batches([task]):
+            yield batch if columns.is_own else columns.of(batch)
 
 
 def count_rejected(rejects: Table, main: Table, groups: Iterable[str], topic: str | None = None) -> RowsFound:

@@ -22,12 +22,14 @@ from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, ta
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.ranges import shown
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.tables.adopted import has_adopted, receipts
 from airflow_lakestream.tables.coordinates import COORDINATES
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.transformed import without_positions
@@ -112,6 +114,7 @@ class Audit:
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()
         ]
+        result.made += adopted_lines(books, properties)
         topics = books.topics if self.topic is None else (self.topic,)
         result.by_count += [
             ByCount(topic, counts.skipped, counts.filtered)
@@ -153,9 +156,19 @@ class Audit:
 def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[str, str]) -> bool:
     """Return whether rows can say which record they come from. Raises NoPositions if they should, and can't."""
     missing = [name for name in COORDINATES if name not in columns]
-    if missing and not without_positions(properties):
+    if missing and not without_positions(properties) and not has_adopted(properties):
         raise NoPositions(table, missing)
     return not missing
+
+
+def adopted_lines(books: Books, properties: Mapping[str, str]) -> list[str]:
+    """Say which offsets are landed by another tool's word alone."""
+    found = []
+    for group, identity, entry in books.entries():
+        if entry.adopted:
+            by = shown([str(one) for one in receipts(properties, group) if one.topic == identity.topic], 3, "tools")
+            found.append(f"{entry.adopted}: adopted {by or 'from another tool'}; the rows keep no positions of ours")
+    return found
 
 
 def find_lost(

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from airflow_lakestream import __version__
-from airflow_lakestream.cli import ledger, mirror, rejects
+from airflow_lakestream.cli import ledger, mirror, pipeline, rejects
+from airflow_lakestream.cli.adopt import adopt, hand_over
 from airflow_lakestream.cli.audit import audit
 from airflow_lakestream.cli.doctor import doctor
 from airflow_lakestream.cli.init import init
@@ -52,8 +53,11 @@ def _options(
 app.command()(audit)
 app.command()(plan)
 app.command()(status)
+app.command()(adopt)
+app.command()(hand_over)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(mirror.app, name="mirror")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(rejects.app, name="rejects")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from airflow_lakestream.runtime.collector import no_collection
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_lakestream.connect.client import ConnectClient
     from airflow_lakestream.delta.storage import DeltaStorage
     from airflow_lakestream.registry.config import RegistryConfig
 
@@ -43,6 +44,7 @@ StorageConn = Annotated[str | None, typer.Option("--storage-conn", help="Airflow
 Group = Annotated[str, typer.Option("--group", help="consumer group: the name of the ledger")]
 KafkaConn = Annotated[str, typer.Option("--kafka-conn", help="Airflow connection of type kafka")]
 IcebergConn = Annotated[str, typer.Option("--iceberg-conn", help="Airflow connection of type iceberg")]
+ConnectConn = Annotated[str, typer.Option("--connect-conn", help="Airflow connection with Kafka Connect's workers")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -65,12 +67,34 @@ def open_kafka(conn_id: str) -> KafkaConnection:
         return KafkaConnection(hook.configuration(), hook.where)
 
 
+def open_connect(conn_id: str) -> ConnectClient:
+    """Open the workers of a Connect cluster. Raises InvalidArgument."""
+    with _like_the_airflow_command(conn_id):
+        from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
+
+        return KafkaConnectHook(conn_id).open_client()
+
+
 def connection_fields(conn_id: str) -> dict[str, Any] | None:
     """Return what a connection says, secrets included, its extra as a mapping; None if there is none."""
     with _like_the_airflow_command():
         from airflow_lakestream.hooks.store import fields_of
 
         return fields_of(conn_id)
+
+
+def open_variables() -> tuple[Callable[[str], object], Callable[[str], Mapping[str, object] | None]]:
+    """Return what looks up an Airflow variable, None if there is none; and a connection's fields, secrets included."""
+    return _variable, connection_fields
+
+
+def _variable(name: str) -> object:
+    if (found := os.environ.get(f"AIRFLOW_VAR_{name.upper()}")) is not None:
+        return found
+    with _like_the_airflow_command(needs_database=True):
+        from airflow_lakestream.hooks.variables import variable_outside_airflow
+
+        return variable_outside_airflow(name)
 
 
 def open_catalog(conn_id: str) -> Catalog:
@@ -135,11 +159,18 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def _like_the_airflow_command(*conn_ids: str | None) -> Iterator[None]:
-    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database."""
+def _like_the_airflow_command(*conn_ids: str | None, needs_database: bool = False) -> Iterator[None]:
+    """Look for connections where `airflow connections get` does: outside a task Airflow skips its database.
+
+    :param needs_database: for what may be nowhere else.
+    """
     environment = dict(_ENVIRONMENT)
     settings = sys.modules.get("airflow.settings")
-    if settings is None and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one):
+    if (
+        not needs_database
+        and settings is None
+        and all(f"AIRFLOW_CONN_{one.upper()}" in os.environ for one in conn_ids if one)
+    ):
         # Neither its database nor its models are needed: they take a second to set up.
         environment[_AS_LIBRARY] = "1"
         logging.getLogger("airflow").setLevel(logging.ERROR)

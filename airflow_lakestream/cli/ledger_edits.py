@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from airflow_lakestream.cli.connections import (
     open_kafka,
 )
 from airflow_lakestream.core.ledger import Counts, Ledger, Noted, TopicIdentity, union
-from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.core.ranges import RangeSet
 from airflow_lakestream.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from airflow_lakestream.audit.rebuild import Rebuilt
     from airflow_lakestream.audit.result import AuditResult
-
-_RANGE = re.compile(r"([A-Za-z0-9._-]+)\[(\d+)\]:(\d+)-(\d+)")
 
 
 def rename(
@@ -150,13 +147,14 @@ def forget(
 ) -> None:
     """Record an intended deletion by a receipt: these offsets need no row any more. Delete the rows first."""
     with aside():
+        from airflow_lakestream.adopt.sources.told import parse_ranges
         from airflow_lakestream.audit.run import Audit, load
         from airflow_lakestream.iceberg import fitness, ledger_store
         from airflow_lakestream.iceberg.upkeep import ledger_edit
 
         if bool(rows) == missing:
             raise InvalidArgument("--rows", "or --missing is needed, but not both.")
-        given = _parse(rows or ())
+        given = parse_ranges(rows or (), "--rows")
         catalog, kafka = open_catalog(iceberg_conn), open_kafka(kafka_conn)
         fitness.check(catalog, load(catalog, table))
         look = Audit(table=table, consumer_group=group, full=True, kafka=kafka.configuration, where=kafka.where)
@@ -222,16 +220,6 @@ def _from_rows(
     if not rebuilt:
         raise CannotRebuild(f"{table} has no row that no other group's ledger accounts for.")
     return head, known, rebuilt
-
-
-def _parse(texts: Sequence[str]) -> RangeSet:
-    ranges = []
-    for text in texts:
-        match = _RANGE.fullmatch(text.strip())
-        if match is None or int(match[4]) <= int(match[3]):
-            raise InvalidArgument("--rows", f"{text!r} is not a range.", 'Write "orders[0]:100-250", 250 not included.')
-        ranges.append(OffsetRange(match[1], int(match[2]), int(match[3]), int(match[4])))
-    return RangeSet(ranges)
 
 
 def _by_identity(ledger: Ledger, wanted: RangeSet, table: str) -> list[tuple[TopicIdentity, RangeSet]]:

@@ -38,6 +38,7 @@ def history_json(landings: Sequence[PastLanding]) -> list[dict[str, Any]]:
             "at": past.at.isoformat() if past.at else None,
             "run_id": past.landing.run_id,
             "landing_id": past.landing.landing_id,
+            "adopted_from": past.landing.adopted,
             "topics": [_entry_json(identity, entry) for identity, entry in sorted(past.landing.topics.items())],
             "files": None if past.files is None else list(past.files),
         }
@@ -53,6 +54,8 @@ def history_text(landings: Sequence[PastLanding]) -> str:
 def _landing_lines(past: PastLanding) -> Iterator[str]:
     at = past.at.isoformat(timespec="seconds") if past.at else "time unknown"
     yield f"snapshot {past.snapshot_id}, {at}, run {past.landing.run_id}: {past.landing.rows:,} rows"
+    if past.landing.adopted is not None:
+        yield f"  adopted from {past.landing.adopted}"
     for identity, entry in sorted(past.landing.topics.items()):
         for name, ranges in _named_ranges(entry):
             yield from (f"  {name} {identity.topic}[{r.partition}] [{r.from_offset},{r.until_offset})" for r in ranges)
@@ -88,7 +91,7 @@ def _covered(entry: TopicEntry) -> list[tuple[str, str]]:
 
 def _named_ranges(entry: TopicEntry) -> list[tuple[str, RangeSet]]:
     named = [("landed", entry.landed), ("lost", entry.lost), ("replaced", entry.replaced)]
-    named.append(("forgotten", entry.forgotten))
+    named += [("forgotten", entry.forgotten), ("adopted", entry.adopted)]
     return [(name, ranges) for name, ranges in named if ranges]
 
 

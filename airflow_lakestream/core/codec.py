@@ -27,6 +27,7 @@ from airflow_lakestream.core.ledger import (
     TopicEntry,
     TopicIdentity,
 )
+from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, OffsetRange, RangeSet
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -45,6 +46,8 @@ SUMMARY_TRANSFORM = "lakestream.transform"
 SUMMARY_MADE = "lakestream.transform-rows"
 # For people: the batch of a streaming query, with the offsets up to which it read; the ledger's own is in the topics.
 SUMMARY_STREAM = "lakestream.stream"
+# The tool, and the position of it, that a landing without rows took the rows before it over from.
+SUMMARY_ADOPTED = "lakestream.adopted-from"
 PROPERTY_PREFIX = "lakestream.ledger."
 ANCHORS_PREFIX = "lakestream.anchors."
 # Up to this length a text is not compressed, so that summaries of a few partitions stay readable.
@@ -105,6 +108,7 @@ def encode_summary(consumer_group: str, landing: Landing) -> dict[str, str]:
         **({SUMMARY_ENGINE: landing.engine.value} if landing.engine is not None else {}),
         **_encode_bad(landing),
         **_encode_made(landing.made),
+        **({} if landing.adopted is None else {SUMMARY_ADOPTED: landing.adopted}),
         **_encode_stream(landing),
     }
 
@@ -127,6 +131,7 @@ def decode_summary(summary: Mapping[str, str], consumer_group: str, where: str) 
             engine=_engine(summary.get(SUMMARY_ENGINE)),
             bad=BadRecords(int(summary[SUMMARY_BAD])) if SUMMARY_BAD in summary else None,
             made=Made(summary[SUMMARY_TRANSFORM], int(summary[SUMMARY_MADE])) if SUMMARY_MADE in summary else None,
+            adopted=summary.get(SUMMARY_ADOPTED),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise UnreadableLedger(where, f"not a landing in the form of this version ({e!r}).") from e
@@ -317,6 +322,11 @@ def _entry_to_json(identity: TopicIdentity, entry: TopicEntry) -> dict[str, Any]
         "removed": list(astuple(entry.removed)) if entry.removed != Counts() else None,
         "forgotten": encode_ranges(entry.forgotten, identity.topic),
         "streamed": None if entry.streamed is None else list(astuple(entry.streamed)),
+        "adopted": encode_ranges(entry.adopted, identity.topic),
+        "published": {
+            branch: [one.snapshot_id, one.sequence, _by_partition_to_text(one.ends)]
+            for branch, one in sorted(entry.published.items())
+        },
     }
     return {key: value for key, value in data.items() if value or key in ("topic", "id", "cluster")}
 
@@ -336,6 +346,11 @@ def _topics_from_json(items: list[dict[str, Any]]) -> dict[TopicIdentity, TopicE
             removed=Counts(*item.get("removed", ())),
             forgotten=decode_ranges(item.get("forgotten", ""), identity.topic),
             streamed=Streamed(*item["streamed"]) if "streamed" in item else None,
+            adopted=decode_ranges(item.get("adopted", ""), identity.topic),
+            published={
+                branch: Published(snapshot_id, sequence, _by_partition_from_text(ends))
+                for branch, (snapshot_id, sequence, ends) in item.get("published", {}).items()
+            },
         )
     return topics
 

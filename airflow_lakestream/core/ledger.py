@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import Interval, RangeSet, coalesce
 from airflow_lakestream.exceptions import LakestreamError, Terminal
 
@@ -28,6 +29,8 @@ class Engine(StrEnum):
 
     EXTRACT = "extract"
     SPARK = "spark"
+    FLINK = "flink"
+    CONNECT = "connect"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -116,7 +119,11 @@ class TopicEntry:
     landed and need no row. If a replace puts their rows back, only the counts show it. A landing that deletes on
     purpose counts the deleted rows in `removed`, too.
 
-    `streamed` is None for a group whose rows no streaming query makes.
+    `streamed` is None for a group whose rows no streaming query makes. `published` says, by branch, how far what
+    another engine wrote to it is on main.
+
+    `adopted` are landed offsets that another tool wrote as rows without topic, partition and offset: which of them the
+    table has is known by that tool's own word, and no audit can verify it.
     """
 
     landed: RangeSet = RangeSet()
@@ -129,6 +136,8 @@ class TopicEntry:
     removed: Counts = Counts()
     forgotten: RangeSet = RangeSet()
     streamed: Streamed | None = None
+    adopted: RangeSet = RangeSet()
+    published: Mapping[str, Published] = field(default_factory=dict)
 
     @property
     def held(self) -> RangeSet:
@@ -166,6 +175,8 @@ class TopicEntry:
             removed=self.removed,
             forgotten=self.forgotten | later.forgotten,
             streamed=later.streamed or self.streamed,
+            adopted=self.adopted | later.adopted,
+            published={**self.published, **later.published},
         )
 
 
@@ -223,7 +234,7 @@ class Landing:
     `run_id` is the same in every try of one task run; `landing_id` is of this commit alone. `made` is None where each
     row is one record's. `noted`: the reject table
     has a note of it. `engine` is None if unknown: an older version, or no engine, wrote it. `bad` is None if only the
-    number of rejected records is known.
+    number of rejected records is known. `adopted` names the tool whose rows it takes over; it brings none of its own.
     """
 
     landing_id: str
@@ -240,6 +251,8 @@ class Landing:
     lows: Mapping[int, int] = field(default_factory=dict, compare=False)
     # Only the snapshot's summary has it.
     made: Made | None = field(default=None, compare=False)
+    # Only the snapshot's summary has it.
+    adopted: str | None = field(default=None, compare=False)
 
     @property
     def held(self) -> Mapping[TopicIdentity, RangeSet]:

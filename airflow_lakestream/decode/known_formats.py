@@ -88,6 +88,11 @@ class PayloadSettings:
             reserved.add(RESCUED)
         return NameRules(frozenset(reserved), self.refused_characters)
 
+    @property
+    def is_event(self) -> bool:
+        """Whether values are change events of Debezium."""
+        return self.envelope == Envelope.DEBEZIUM
+
     @cached_property
     def registry_client(self) -> RegistryClient | None:
         """What looks schemas up; None without a registry."""
@@ -100,7 +105,7 @@ class PayloadSettings:
         if unknown_fields == UnknownFields.EVOLVE:
             return GrowingJsonDecoder(schema, self.name_rules)
         policy = None if self.envelope is None else choose(OutOfRange, "out_of_range", self.out_of_range)
-        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy)
+        return JsonDecoder(schema, unknown_fields, alone=self.alone, out_of_range=policy, is_event=self.is_event)
 
     def grown(self, schema: pa.Schema, found: Iterable[Lacking]) -> pa.Schema:
         """Return the columns with those for what workers found to have none, as far as it can get one."""
@@ -182,7 +187,8 @@ class FormatRow:
 def _json(payload: PayloadSettings, schema: pa.Schema) -> Decoder:
     if payload.envelope is None:
         return payload.documents(schema, payload.unknown_fields)
-    return ConnectJsonDecoder(schema, payload.unknown_fields, OutOfRange(payload.out_of_range), payload.documents)
+    policy = OutOfRange(payload.out_of_range)
+    return ConnectJsonDecoder(schema, payload.unknown_fields, policy, payload.documents, payload.is_event)
 
 
 def _json_columns(payload: PayloadSettings, first: RawBatch) -> pa.Schema:

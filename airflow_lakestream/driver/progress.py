@@ -99,6 +99,12 @@ class Progress:
         """The batch that ended last."""
         return self.last[-1] if self.last else None
 
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, Any]) -> Progress:
+        """Return the progress whose sums these are."""
+        known = {name: sums[name] for name in ("batches", *_SUMS, "tables") if name in sums}
+        return cls(**known, landed=_ranges(sums.get("landed", ())))
+
     def sums(self) -> dict[str, Any]:
         """Return the sums as JSON-ready values."""
         counts = {name: getattr(self, name) for name in ("batches", *_SUMS)}

@@ -101,55 +101,80 @@ class KafkaSource(Requests):
         A record dated in the future is no boundary: it would be the boundary of every later time, and would hold back
         all that follows it. The log is then read on to the first record that is one.
         """
-        marks = state.marks
         latest_ms = int(time.time() * 1000) + CLOCK_SKEW_MS
         if at_ms > latest_ms:
-            return {p: Boundary(m.end, is_open=True) for p, m in marks.items()}
+            return {p: Boundary(m.end, is_open=True) for p, m in state.marks.items()}
         boundaries = {}
-        for p, (offset, timestamp) in self._first_at(marks, at_ms).items():
-            end = marks[p].end
+        for p, (offset, timestamp) in self._first_at(state, at_ms).items():
+            end = state.marks[p].end
             if offset < end and timestamp > latest_ms:
-                offset = self._scan_on(state, p, offset, at_ms, latest_ms)
+                log.warning(
+                    "%s[%s] offset %s is dated in the future: it is not the boundary of %s ms, the log is read on.",
+                    self._topic,
+                    p,
+                    offset,
+                    at_ms,
+                )
+                offset, _ = self._scan_on(state, p, offset, at_ms, latest_ms)
             is_open = offset >= end and at_ms > BEGINNING_MS
             boundaries[p] = Boundary(min(offset, end), is_open)
         return boundaries
 
     def offsets_at(self, state: TopicState, at_ms: int) -> dict[int, int]:
         """Return, by partition, the first offset with a timestamp at or after a time; without one, the end."""
-        return {p: offset for p, (offset, _) in self._first_at(state.marks, at_ms).items()}
+        return {p: offset for p, (offset, _) in self._first_at(state, at_ms).items()}
 
-    def _first_at(self, marks: Mapping[int, Watermarks], at_ms: int) -> dict[int, tuple[int, int]]:
+    def _first_at(self, state: TopicState, at_ms: int) -> dict[int, tuple[int, int]]:
         """Return offset and timestamp of each partition's first record at or after a time; without one, the end.
 
         All requests for a time go through here: Kafka takes negative times as commands, such as -1 for the log's end.
         """
+        marks = state.marks
         if at_ms <= BEGINNING_MS:
             return {p: (m.low, BEGINNING_MS) for p, m in marks.items()}
         if at_ms > _LAST_MS:
             return {p: (m.end, at_ms) for p, m in marks.items()}
         found = self._list_offsets(marks, lambda: OffsetSpec.for_timestamp(at_ms))
         # Kafka answers -1 if there is no such record: that means the end, never the earliest offset.
-        return {
-            p: (found[p].offset, found[p].timestamp) if found[p].offset >= 0 else (m.end, at_ms)
-            for p, m in marks.items()
-        }
+        none = [p for p in marks if found[p].offset < 0]
+        firsts = {p: (found[p].offset, found[p].timestamp) for p in marks} | {p: (marks[p].end, at_ms) for p in none}
+        for p in self._unproven(marks, none, at_ms):
+            log.info(
+                "%s[%s]: Kafka finds no record at or after %s ms, but may miss one since records were deleted; "
+                "the log is read from offset %s.",
+                self._topic,
+                p,
+                at_ms,
+                marks[p].low,
+            )
+            firsts[p] = self._scan_on(state, p, marks[p].low, at_ms, _LAST_MS)
+        return firsts
 
-    def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> int:
-        log.warning(
-            "%s[%s] offset %s is dated in the future: it is not the boundary of %s ms, the log is read on.",
-            self._topic,
-            partition,
-            start,
-            at_ms,
-        )
+    def _unproven(self, marks: Mapping[int, Watermarks], none: Iterable[int], at_ms: int) -> list[int]:
+        """Return the partitions that may have a record at or after a time, though Kafka answered that there is none.
+
+        Kafka looks into one segment only: the first whose newest timestamp is young enough. After DeleteRecords, that
+        timestamp may be of a record below the log's start, and Kafka does not look into the segments after it. The
+        newest timestamp of the partition (KIP-734) proves the answer where it is older; so does a first record that
+        lies at the end or behind it, in a transaction that is still open.
+        """
+        some = [p for p in none if marks[p].low < marks[p].end]
+        newest = self._list_offsets(some, OffsetSpec.max_timestamp, IsolationLevel.READ_UNCOMMITTED)
+        some = [p for p in some if newest[p].timestamp >= at_ms]
+        firsts = self._list_offsets(some, lambda: OffsetSpec.for_timestamp(at_ms), IsolationLevel.READ_UNCOMMITTED)
+        return [p for p in some if firsts[p].offset < marks[p].end]
+
+    def _scan_on(self, state: TopicState, partition: int, start: int, at_ms: int, latest_ms: int) -> tuple[int, int]:
+        """Read the log for the first record between two times; return its offset and timestamp, or the end."""
         reader = KafkaReader(self._connection, self._group, poll_timeout=REQUEST_TIMEOUT, where=self._where)
-        plan = Plan(state, RangeSet.of(self._topic, partition, start, state.marks[partition].end))
+        end = state.marks[partition].end
+        plan = Plan(state, RangeSet.of(self._topic, partition, start, end))
         with closing(reader.read(plan, threading.Event())) as chunks:
             for chunk in chunks:
                 for offset, timestamp in zip(chunk.batch.offsets, chunk.batch.timestamps, strict=True):
                     if at_ms <= timestamp <= latest_ms:
-                        return offset
-        return state.marks[partition].end
+                        return offset, timestamp
+        return end, at_ms
 
     def commit_offsets(self, offsets: Mapping[int, int]) -> None:
         """Write the group's committed offsets. Nothing depends on them: a failure is only logged."""
@@ -202,7 +227,7 @@ class KafkaSource(Requests):
         """Refuse to begin at offsets that the log does not have yet: the records up to them would be skipped."""
         above = [p for p, offset in committed.items() if offset > marks[p].end]
         # A group that does not wait for transactions may be at the high watermark.
-        ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED) if above else {}
+        ends = self._list_offsets(above, OffsetSpec.latest, IsolationLevel.READ_UNCOMMITTED)
         if not (beyond := [p for p in above if committed[p] > ends[p].offset]):
             return
         where = ", ".join(f"{self._topic}[{p}] {committed[p]} (its log ends at {ends[p].offset})" for p in beyond)
@@ -239,6 +264,8 @@ class KafkaSource(Requests):
         :param isolation: default: the connection's.
         """
         wanted = list(partitions)
+        if not wanted:
+            return {}
 
         def ask() -> Future[Any]:
             request = {TopicPartition(self._topic, p): spec() for p in wanted}

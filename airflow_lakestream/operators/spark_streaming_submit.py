@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_lakestream.links import DriverLogLink, SparkUILink, TableLink, TopicLink, links_until_run
 from airflow_lakestream.operators.base import need_extras
 from airflow_lakestream.operators.spark.stream_arguments import StreamArguments
+from airflow_lakestream.operators.sql_template import RendersSql
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_lakestream.triggers.spark_stream import SparkStreamTrigger
 
 
-class SparkStreamingSubmitOperator(StreamArguments):
+class SparkStreamingSubmitOperator(RendersSql, StreamArguments):
     """Run a streaming query on Spark, and see to it that there is one driver, that it moves, and that it ends well.
 
     Adopts the stream's driver where one is running; else submits one. Restarts it when it fails, vanishes or stalls.
@@ -58,6 +59,10 @@ class SparkStreamingSubmitOperator(StreamArguments):
     driver_pages = ((SparkUILink(), "{url}"), (DriverLogLink(), "{url}/logs/"))
     operator_extra_links = links_until_run(SparkUILink(), DriverLogLink(), TopicLink(), TableLink())
     ui_color = "#f7d9c4"
+
+    def statement(self) -> Any:
+        """Return the app's statement, in which `{{ input }}` stays as it is."""
+        return self.app_config.get("sql") if isinstance(self.app_config, Mapping) else None
 
     def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
         """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""

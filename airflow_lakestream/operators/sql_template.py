@@ -32,7 +32,7 @@ def check_written_out(sql: object, sql_input: object) -> None:
 
 
 class RendersSql:
-    """Mixin, left of Airflow's BaseOperator: renders the operator's attribute `sql`.
+    """Mixin, left of Airflow's BaseOperator: renders the operator's statement.
 
     `{{ input }}` stands for a table that is there only while a batch is transformed, and Airflow's Jinja raises on
     names it does not know. So the name is known here, and renders to itself; everything else in the statement renders
@@ -40,7 +40,9 @@ class RendersSql:
     below its `template_searchpath`.
     """
 
-    sql: str | None
+    def statement(self) -> Any:
+        """Return the statement as it stands in the operator's arguments; None without one."""
+        return getattr(self, "sql", None)
 
     # Airflow renders a mapped operator by `_do_render_template_fields` of the unmapped one, and never calls its
     # `render_template_fields`: this is the one method that every way leads through.
@@ -49,8 +51,7 @@ class RendersSql:
     ) -> Any:
         """Render a value; for the statement, with `input` in the context."""
         parent: Any = super()
-        statement: Any = getattr(self, "sql", None)
-        if isinstance(content, str) and content is statement:
+        if isinstance(content, str) and content is self.statement():
             # Of all fields, only this one: with `template_ext`, a topic called `x.sql` would be a file, too.
             if content.endswith(_FILE):
                 jinja_env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]  # the operator's

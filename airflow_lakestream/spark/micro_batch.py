@@ -22,7 +22,7 @@ from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.core.landing.job import Job, entry_of
 from airflow_lakestream.core.landing.modes import Mode
 from airflow_lakestream.core.landing.plan import TopicState, first_hole
-from airflow_lakestream.core.ledger import TopicEntry, union
+from airflow_lakestream.core.ledger import Engine, TopicEntry, union
 from airflow_lakestream.core.ranges import PartitionKey, RangeSet
 from airflow_lakestream.core.routing import is_pattern
 from airflow_lakestream.exceptions import LakestreamError
@@ -139,7 +139,8 @@ class MicroBatches:
 
         def prepare(job: Job) -> Job:
             reader = job.reader if self.pulse is None else self.pulse.count(job.reader)
-            jobs.append(replace(job, crew=self.crew, within=within, reader=reader, mode=mode or job.mode))
+            changed = replace(job, crew=self.crew, engine=Engine.SPARK, within=within, reader=reader)
+            jobs.append(replace(changed, mode=mode or job.mode))
             return jobs[-1]
 
         report = land_run(

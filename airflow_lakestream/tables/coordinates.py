@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,3 +62,13 @@ def not_among(offsets: Offsets, among: Offsets) -> RangeSet:
         strange = some.filter(pc.invert(known)).to_pylist()
         missing += [OffsetRange(*key, offset, offset + 1) for offset in strange]
     return RangeSet(missing)
+
+
+def ranges_of(key: PartitionKey, offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RangeSet:
+    """Return the set of these offsets of a partition; in any order, each as often as it likes."""
+    if not len(offsets):
+        return RangeSet()
+    rising = np.unique(offsets)
+    breaks = np.flatnonzero(np.diff(rising) != 1)
+    starts, lasts = rising[np.r_[0, breaks + 1]].tolist(), rising[np.r_[breaks, len(rising) - 1]].tolist()
+    return RangeSet(OffsetRange(*key, start, last + 1) for start, last in zip(starts, lasts, strict=True))

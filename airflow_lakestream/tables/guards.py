@@ -64,6 +64,8 @@ def check_replace(table: str, landing: Landing, consumer_group: str, ledgers: Ma
     ]
     if any(ledger.entry(other).landed for other in ledger.others_of(topic, identity)):
         problems.insert(0, f"rows of an earlier topic of the name {topic!r}")
+    if ledger.entry(identity).adopted & ranges:
+        problems.append(f"rows of {topic!r} that were adopted from another tool and say nothing of their records")
     for problem in problems:
         raise CannotReplace(
             f"{table} holds {problem}, too: which rows belong to {ranges} can't be told by topic, partition and "

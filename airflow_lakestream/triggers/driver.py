@@ -105,7 +105,7 @@ class DriverTrigger(BaseTrigger):
             if look.batches:
                 # In a thread: Airflow's metrics may look up their server and read files.
                 await asyncio.to_thread(measure_batches, look.batches, self._tags(look))
-            if look.decision.action is not Action.WAIT:
+            if look.decision.action is not Action.WAIT or self.wants_worker(look):
                 break
             await asyncio.sleep(self.poll_interval)
         if look.decision.action is Action.RESTART:
@@ -118,6 +118,10 @@ class DriverTrigger(BaseTrigger):
         what = await asyncio.to_thread(self._stop)
         await tell(log, logging.INFO, "The task was cleared or marked: %s", what)
         await asyncio.to_thread(self._relink)
+
+    def wants_worker(self, look: Look) -> bool:
+        """Tell whether there is work that only a worker does, although nothing is wrong."""
+        return False
 
     def job(self) -> JobState:
         """Ask the place where the driver runs; UNKNOWN where it can't be asked from the triggerer."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from dev.services.airflow import Airflow
 from dev.services.connect import Connect
+from dev.services.flink import FlinkDaemon
 from dev.services.kafka import Kafka
 from dev.services.metastore import Metastore
 from dev.services.postgres import Postgres
@@ -40,6 +41,9 @@ HANDLES: dict[str, type[Service]] = {
     "spark-worker-2": SparkDaemon,
     "yarn-manager": YarnDaemon,
     "yarn-node": YarnDaemon,
+    "flink-manager": FlinkDaemon,
+    "flink-worker": FlinkDaemon,
+    "flink-gateway": FlinkDaemon,
     "airflow": Airflow,
 }
 SERVICES = tuple(HANDLES)

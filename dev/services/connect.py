@@ -1,21 +1,32 @@
-"""Kafka Connect with Debezium's connector for PostgreSQL: one standalone worker, on the loopback only."""
+"""Kafka Connect with Debezium's connector for PostgreSQL and Iceberg's sink: one worker, on the loopback only.
+
+A distributed worker, although it is alone: a standalone one forgets its connectors when it is killed.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dev.errors import ServiceFailed
 from dev.java import Jdk
+from dev.leash import PIDS_FILE
 from dev.ports import LOOPBACK, free_ports, listening
 from dev.service import Owner, ServiceFolder, clean_environment
 from dev.services.postgres import Postgres
 
 _READY_WITHIN_S = 90
+# While its group rebalances a worker answers 409.
+_BUSY_FOR_S = 30.0
+# Files in its folder: its command line, for another start, and secrets for the config provider `file`.
+_COMMAND = "command.json"
+SECRETS = "secrets"
 
 
 @dataclass(frozen=True)
@@ -32,14 +43,25 @@ class Connect:
         return {"rest": int(self.url.rsplit(":", 1)[1])}
 
     def healthy(self, timeout: float = 2) -> bool:
-        """Whether the worker answers, and knows Debezium."""
+        """Whether the worker answers, and knows Debezium and the sink."""
         if not listening(self.ports["rest"]):
             return False
         try:
-            return any("postgresql" in str(plugin["class"]) for plugin in self._ask("/connector-plugins", timeout))
-        except (OSError, ServiceFailed):
+            known = {str(plugin["class"]) for plugin in self._ask("/connector-plugins", timeout)}
+            # Before it has joined its group it knows its plugins, and no connectors.
+            self._ask("/connectors", timeout)
+        except (OSError, ServiceFailed, ValueError):
             # It answers before its resources are there.
             return False
+        return all(any(name in one for one in known) for name in ("PostgresConnector", "IcebergSinkConnector"))
+
+    def start_again(self, owner: Owner | None) -> Connect:
+        """Start the worker that was killed once more, with the connectors that it had."""
+        folder = ServiceFolder("connect", Path(self.folder))
+        command = json.loads((folder.path / _COMMAND).read_text())
+        # What it says of the worker before would pass for news of this one.
+        (folder.path / PIDS_FILE).unlink(missing_ok=True)
+        return _start(folder, command, owner, self.url)
 
     def capture(self, postgres: Postgres, name: str, tables: str, **settings: str) -> None:
         """Start a connector that sends the changes of `tables` to topics that begin with its name.
@@ -87,12 +109,20 @@ class Connect:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                return json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as e:
-            said = e.read().decode(errors="replace")[:300]
-            raise ServiceFailed("connect", f"refused {path} ({said})", Path(self.folder) / "service.log") from e
+        until = time.monotonic() + _BUSY_FOR_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=timeout) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as e:
+                if e.code == 409 and "rebalanc" in (said := e.read().decode(errors="replace")):
+                    if time.monotonic() < until:
+                        time.sleep(0.2)
+                        continue
+                else:
+                    said = said if e.code == 409 else e.read().decode(errors="replace")
+                problem = f"refused {path} ({said[:300]})"
+                raise ServiceFailed("connect", problem, Path(self.folder) / "service.log") from e
 
 
 @dataclass(frozen=True)
@@ -101,6 +131,7 @@ class Setup:
 
     jars: Path
     debezium: Path
+    iceberg: Path
     jdk: Jdk
     bootstrap: str
     owner: Owner | None
@@ -114,23 +145,37 @@ def start(folder: ServiceFolder, setup: Setup) -> Connect:
     plugins.mkdir()
     (folder.path / "tmp").mkdir()
     (plugins / "debezium").symlink_to(setup.debezium)
+    (plugins / "iceberg").symlink_to(setup.iceberg)
+    (folder.path / SECRETS).mkdir(mode=0o700)
     (folder.path / "log4j2.xml").write_text(_LOG4J)
+    # A worker that is made anew knows nothing of the connectors of one before.
+    name = f"connect-{uuid.uuid4().hex[:8]}"
     properties = {
         "bootstrap.servers": setup.bootstrap,
+        "group.id": name,
         "listeners": f"http://{LOOPBACK}:{port}",
+        "rest.advertised.host.name": LOOPBACK,
         "plugin.path": str(plugins),
-        # Debezium announces its classes: looking into every jar would take seconds.
+        # Both plugins announce their classes: looking into every jar would take seconds.
         "plugin.discovery": "service_load",
-        "offset.storage.file.filename": str(folder.path / "offsets"),
+        **{f"{what}.storage.topic": f"{name}-{what}" for what in ("config", "offset", "status")},
+        **{f"{what}.storage.replication.factor": "1" for what in ("config", "offset", "status")},
+        "offset.storage.partitions": "1",
+        "status.storage.partitions": "1",
+        # Also how long Iceberg's sink waits until it looks at its control topic: see docs/connect.md.
         "offset.flush.interval.ms": "1000",
+        "scheduled.rebalance.max.delay.ms": "0",
         "key.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "topic.creation.enable": "true",
+        "config.providers": "file",
+        "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+        "config.providers.file.param.allowed.paths": str(folder.path / SECRETS),
     }
     (folder.path / "worker.properties").write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     command = [
-        setup.jdk.java,
-        "-Xmx384m",
+        str(setup.jdk.java),
+        "-Xmx768m",
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
         "-XX:-UsePerfData",
@@ -138,11 +183,16 @@ def start(folder: ServiceFolder, setup: Setup) -> Connect:
         f"-Dlog4j2.configurationFile={folder.path / 'log4j2.xml'}",
         "-cp",
         f"{setup.jars}/*",
-        "org.apache.kafka.connect.cli.ConnectStandalone",
+        "org.apache.kafka.connect.cli.ConnectDistributed",
         str(folder.path / "worker.properties"),
     ]
-    leash = folder.start(command, setup.owner, clean_environment(drop=("KAFKA_", "CONNECT_")))
-    connect = Connect(f"http://{LOOPBACK}:{port}", 0, str(folder.path))
+    (folder.path / _COMMAND).write_text(json.dumps(command))
+    return _start(folder, command, setup.owner, f"http://{LOOPBACK}:{port}")
+
+
+def _start(folder: ServiceFolder, command: list[str], owner: Owner | None, url: str) -> Connect:
+    leash = folder.start(command, owner, clean_environment(drop=("KAFKA_", "CONNECT_")))
+    connect = Connect(url, 0, str(folder.path))
     folder.wait_ready(connect.healthy, leash, _READY_WITHIN_S)
     service = folder.process("service")
     assert service is not None

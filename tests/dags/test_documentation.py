@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from airflow_lakestream.cli.app import run
 from airflow_lakestream.spark.app_config import AppConfig
 from dev.services.kafka import Kafka
 from dev.services.registry import Registry
@@ -65,18 +66,23 @@ class Snippet:
 
 SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())]
 IS_EVENT = [s for s in SNIPPETS if s.language == "python" and "once_per_landing" in s.text]
-IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in IS_EVENT]
+# Those of another engine: tests/engines.
+IS_CONNECT = [s for s in SNIPPETS if s.language == "python" and "KafkaConnectOperator(" in s.text]
+IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in [*IS_CONNECT, *IS_EVENT]]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
-IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_EVENT]]
+IS_FLINK = [s for s in SNIPPETS if s.language == "python" and "FlinkSqlOperator(" in s.text and s not in IS_DAG]
+OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_EVENT, *IS_CONNECT, *IS_FLINK]
+IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in OTHERS]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
+IS_YAML = [s for s in SNIPPETS if s.language == "yaml"]
 IS_BASH = [s for s in SNIPPETS if s.language == "bash"]
 
 
 def test_no_snippet_is_left_out() -> None:
-    assert {s.language for s in SNIPPETS} <= {"python", "bash", "json"}
+    assert {s.language for s in SNIPPETS} <= {"python", "bash", "json", "yaml"}
     assert len(IS_DAG) >= 2
     assert len(IS_PYTHON) >= 1
     assert len(IS_BASH) >= 4
@@ -145,6 +151,20 @@ def test_a_documented_configuration_is_one(snippet: Snippet) -> None:
     assert AppConfig.parse(given).app == given["app"]
 
 
+@pytest.mark.parametrize("snippet", IS_YAML, ids=str)
+def test_a_documented_pipeline_is_one(
+    snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_KAFKA_CONNECTION", "kafka_default")
+    (tmp_path / "documented.yaml").write_text(snippet.text)
+    for engine in ("extract", "group", "spark"):
+        (tmp_path / f"{engine}.yaml").write_text(
+            snippet.text.replace("engine: extract", f"engine: {engine}").replace("name: real", f"name: {engine}-real")
+        )
+    (tmp_path / "extract.yaml").unlink()
+    assert run(["pipeline", "validate", str(tmp_path)]) == 0, capsys.readouterr()
+
+
 @pytest.mark.parametrize("snippet", IS_SENSOR, ids=str)
 def test_a_documented_sensor_can_be_made(snippet: Snippet) -> None:
     import airflow_lakestream.sensors as sensors
@@ -154,6 +174,14 @@ def test_a_documented_sensor_can_be_made(snippet: Snippet) -> None:
     ]
     known = {name: kind for module in modules for name, kind in vars(module).items() if name.endswith("Sensor")}
     exec(compile(snippet.text, snippet.page.name, "exec"), known)
+
+
+@pytest.mark.parametrize("snippet", IS_FLINK, ids=str)
+def test_a_documented_landing_by_flink_can_be_made(snippet: Snippet) -> None:
+    # What it does is proven on a real Flink: tests/engines.
+    from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+
+    exec(compile(snippet.text, snippet.page.name, "exec"), {"FlinkSqlOperator": FlinkSqlOperator})
 
 
 @pytest.mark.parametrize("snippet", IS_PYTHON, ids=str)

@@ -101,8 +101,7 @@ def test_rows_of_another_tool_are_not_doubled(lake: Lake, name: str) -> None:
     assert error.rows == 2 * EACH
     assert error.boxes == (Box((0, 1), (0, EACH - 1), 2 * EACH),)
     assert f"{name}[0..1] offsets 0 to {EACH - 1} ({2 * EACH} rows)" in str(error)
-    rebuild = f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}"
-    assert (rebuild if lake.name == TABLE else 'start_offset="committed"') in str(error)
+    assert f"lakestream adopt --table {lake.name} --group {GROUP} --topic {name} --from rows" in str(error)
     assert lake.snapshots() == before
 
 
@@ -140,10 +139,11 @@ def test_a_plan_tells_the_same(
     assert lakestream(["plan", "--table", TABLE, "--group", GROUP, "--topic", name]) == 2
 
     assert "10 rows of" in (told := capsys.readouterr().err)
-    assert f"lakestream ledger rebuild --table {TABLE} --group {GROUP} --topic {name}" in told
+    assert f"lakestream adopt --table {TABLE} --group {GROUP} --topic {name} --from rows" in told
 
     # The way out, as it was told.
-    assert lakestream(["ledger", "rebuild", "--table", TABLE, "--group", GROUP, "--topic", name]) == 0
+    adopt = ["adopt", "--table", TABLE, "--group", GROUP, "--topic", name, "--from", "rows", "--watch", "0s"]
+    assert lakestream([*adopt, "--yes"]) == 0
     assert lakestream(["plan", "--table", TABLE, "--group", GROUP, "--topic", name]) == 0
     assert f"{name}[0] [10,{EACH})" in capsys.readouterr().out
 

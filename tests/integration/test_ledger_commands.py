@@ -228,7 +228,7 @@ def test_a_reset_is_done_when_confirmed_and_the_next_run_begins_anew(
     assert not ledger(connections).topics
     assert len(offsets(connections)) == 25
     # What it landed before is not in the table twice: by default the run is refused, with the way out.
-    with pytest.raises(RowsUnaccounted, match=f"ledger rebuild --table {TABLE} --group {GROUP} --topic {landed}"):
+    with pytest.raises(RowsUnaccounted, match=f"adopt --table {TABLE} --group {GROUP} --topic {landed}"):
         land_it(landed, "r3")
     assert land_it(landed, "r4", start_offset="latest").to_dict()["rows_beside"] == 25
     assert len(offsets(connections)) == 25

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from airflow_lakestream.core.ledger import Counts, Landing, Ledger, Noted, Streamed, TopicEntry, TopicIdentity
+from airflow_lakestream.core.published import Published
 from airflow_lakestream.core.ranges import OffsetRange, RangeSet, coalesce
 
 TOPIC = "orders"
@@ -52,7 +53,11 @@ def _entries(topic: str) -> st.SearchStrategy[TopicEntry]:
         epochs=by_partition(),
         covered=covered(),
         forgotten=range_sets(topic),
+        adopted=range_sets(topic),
         streamed=st.none() | st.builds(Streamed, st.text(max_size=3), st.integers(0, 9), st.integers(0, 99)),
+        published=st.dictionaries(
+            st.text(max_size=3), st.builds(Published, st.integers(), st.integers(0, 99), by_partition()), max_size=2
+        ),
     )
 
 

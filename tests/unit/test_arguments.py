@@ -20,6 +20,7 @@ from airflow_lakestream.config.landing import ExtractConfig
 from airflow_lakestream.config.mirror import MirrorConfig
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.audit import LakestreamAuditOperator
+from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
 from airflow_lakestream.operators.kafka_extract import KafkaExtractOperator
 from airflow_lakestream.operators.kafka_mirror import KafkaMirrorOperator
 from airflow_lakestream.operators.spark_streaming_submit import SparkStreamingSubmitOperator
@@ -28,6 +29,7 @@ from airflow_lakestream.spark.app_config import _OTHERWISE, AppConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATORS: list[tuple[Any, str]] = [
+    (KafkaConnectOperator, "../connect.md"),
     (KafkaExtractOperator, "kafka_extract.md"),
     (KafkaMirrorOperator, "kafka_mirror.md"),
     (LakestreamAuditOperator, "audit.md"),

@@ -25,16 +25,19 @@ PUBLIC = {
     "airflow_lakestream.get_provider_info": ["get_provider_info"],
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
+    "airflow_lakestream.hooks.kafka_connect": ["KafkaConnectHook"],
     "airflow_lakestream.hooks.registry": ["registry_of"],
     "airflow_lakestream.hooks.spark": ["SparkHook"],
     "airflow_lakestream.iceberg.ledger_store": ["read_ledger"],
     # Serialized DAGs name links by their class.
     "airflow_lakestream.links": ["DriverLogLink", "SparkUILink", "TableLink", "TopicLink"],
     "airflow_lakestream.operators.audit": ["LakestreamAuditOperator"],
+    "airflow_lakestream.operators.kafka_connect": ["KafkaConnectOperator"],
     "airflow_lakestream.operators.kafka_extract": ["KafkaExtractOperator"],
     "airflow_lakestream.operators.kafka_extract_group": ["kafka_extract_group"],
     "airflow_lakestream.operators.kafka_mirror": ["KafkaMirrorOperator"],
     "airflow_lakestream.operators.spark_streaming_submit": ["SparkStreamingSubmitOperator"],
+    "airflow_lakestream.pipelines": ["load"],
     "airflow_lakestream.sensors.checkpoint_lag": ["CheckpointLagSensor"],
     "airflow_lakestream.sensors.iceberg_snapshot_freshness": ["IcebergSnapshotFreshnessSensor"],
     "airflow_lakestream.sensors.retention_risk": ["RetentionRiskSensor"],
@@ -54,6 +57,7 @@ PUBLIC = {
     # A deferred task's trigger is kept by this path in Airflow's database, also over an upgrade.
     "airflow_lakestream.triggers.kafka_lag_event": ["KafkaLagEventTrigger"],
     "airflow_lakestream.triggers.landing_event": ["LandingEventTrigger"],
+    "airflow_lakestream.triggers.kafka_connect": ["KafkaConnectTrigger"],
     "airflow_lakestream.triggers.look": ["LookTrigger"],
     "airflow_lakestream.triggers.spark_stream": ["SparkStreamTrigger"],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 from airflow_lakestream.core.landing.job import Job
 from airflow_lakestream.core.ports import Conflict
@@ -26,5 +27,10 @@ class Contention(LakestreamError, Transient):
 
 def give_way(job: Job, conflicts: int) -> None:
     """Wait at random: two tries of one run go in step, and the slower one would lose each time."""
+    pause(job.stop, conflicts)
+
+
+def pause(stop: threading.Event, conflicts: int) -> None:
+    """Wait at random after so many conflicts in a row, or until told to stop."""
     if conflicts > 2:
-        job.stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it
+        stop.wait(random.uniform(0, GIVE_WAY * conflicts))  # noqa: S311  # no secret hangs on it

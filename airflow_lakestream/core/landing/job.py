@@ -93,7 +93,7 @@ class Job:
     `handed` are pieces that other workers read, to be committed by this run; `within` bounds what it reads itself.
     `children` are processes that may read in its place, `crew` are Spark's executors. `committed` is called with each
     commit, and raises nothing. `foresee` may know a new table's columns before a record is read.
-    `careful`: the decoders try to write each row, since some rows can't be written.
+    `careful`: the decoders try to write each row, since some rows can't be written. `engine` is what lands.
     """
 
     run_id: str
@@ -117,6 +117,7 @@ class Job:
     committed: Callable[[Committed], None] | None = None
     foresee: Foresee | None = None
     careful: bool = False
+    engine: Engine = Engine.EXTRACT
 
     def carefully(self, error: RowsNotWritable) -> Job:
         """Return the job that tries each chunk's rows before the sink gets them. Raises the error if that can't help.
@@ -128,11 +129,6 @@ class Job:
             raise error
         log.warning("%s. What is not committed is read again, trying each record, which takes longer.", error)
         return replace(self, careful=True, decoders=self.decoders.trying(error.trial))
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that lands: Spark if its executors may read, else this process."""
-        return Engine.EXTRACT if self.crew is None else Engine.SPARK
 
     @property
     def taking(self) -> TakingSink:

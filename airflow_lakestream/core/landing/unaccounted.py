@@ -145,14 +145,9 @@ def texts(boxes: Sequence[Box], topic: str) -> str:
 
 
 def _way_out(table: str, consumer_group: str, topic: str) -> str:
-    if TableFormat.of(table) is TableFormat.DELTA:
-        return (
-            "Stop the other tool. If its rows hold everything below certain offsets and nothing above, commit "
-            f'these offsets for the group {consumer_group!r} in Kafka and begin with start_offset="committed". '
-            "Otherwise use another table, or delete these rows. (`lakestream ledger rebuild` is for Iceberg tables.)"
-        )
+    conn = "--storage-conn" if TableFormat.of(table) is TableFormat.DELTA else "--iceberg-conn"
     return (
-        "Stop the other tool, then make a ledger from its rows: `lakestream ledger rebuild --table "
-        f"{table} --group {consumer_group} --topic {topic}` (with --kafka-conn and --iceberg-conn where they are not "
-        "the defaults); the next run lands what the rows lack. Or land into another table."
+        f"Stop the other tool, then give its rows a ledger: `lakestream adopt --table {table} --group {consumer_group} "
+        f"--topic {topic} --from rows` (with --kafka-conn and {conn} where they differ from the defaults) says what it "
+        "would write, and with --yes does; the next run lands what the rows lack. Or land into another table."
     )

@@ -184,6 +184,7 @@ class ConnectJsonDecoder:
     :param unknown_fields: see `JsonDecoder`.
     :param out_of_range: what becomes of values that a column's type can't hold.
     :param bare: makes the decoder of what has no schema beside it, of a schema and a policy for unknown fields.
+    :param is_event: see `JsonDecoder`.
     """
 
     def __init__(
@@ -192,17 +193,19 @@ class ConnectJsonDecoder:
         unknown_fields: str,
         out_of_range: OutOfRange = OutOfRange.REJECT,
         bare: Callable[[pa.Schema, str], Any] | None = None,
+        is_event: bool = False,
     ) -> None:
         self.schema = schema
         self._unknown_fields = unknown_fields
         self._out_of_range = out_of_range
         self._bare = bare
+        self._is_event = is_event
         self._prefixes: dict[bytes, str] = {}
         documents = self._documents(schema) if bare is None else bare(schema, unknown_fields)
         self._readers: dict[str | None, _Reader] = {None: _Reader(schema, None, documents, out_of_range)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema, self._unknown_fields, self._out_of_range, self._bare)
+        return type(self), (self.schema, self._unknown_fields, self._out_of_range, self._bare, self._is_event)
 
     def decode(self, batch: RawBatch) -> Decoded:
         """Return the rows of a batch, and its bad records."""
@@ -233,7 +236,7 @@ class ConnectJsonDecoder:
         return reader
 
     def _documents(self, schema: pa.Schema) -> JsonDecoder:
-        return JsonDecoder(schema, self._unknown_fields, out_of_range=self._out_of_range)
+        return JsonDecoder(schema, self._unknown_fields, out_of_range=self._out_of_range, is_event=self._is_event)
 
 
 def _written_by(shape: Shape, schema: pa.Schema) -> pa.Schema:

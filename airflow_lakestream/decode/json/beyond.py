@@ -1,7 +1,7 @@
 """What Debezium writes into JSON for values of a database that JSON, or a column's type, has no place for.
 
 Floats that are no numbers come as text. Instants outside of the years 1 to 9999 come with a sign before the year, or as
-`infinity`. Dates are numbers of days. A UUID that PostgreSQL did not send, of a row before a change, is an empty text.
+`infinity`. Dates are numbers of days. In a row before a change, a UUID that PostgreSQL did not send is an empty text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ def scalars_of(policy: OutOfRange | None) -> Scalars:
         (t.is_floating, _floating),
         (lambda kind: t.is_timestamp(kind) and kind.unit == "us", partial(_timestamp, policy)),
         (t.is_date32, partial(_date, policy)),
-        (is_uuid, _uuid),
     )
+
+
+def scalars_before(policy: OutOfRange | None) -> Scalars:
+    """Return likewise how values of a row before a change are taken."""
+    return () if policy is None else ((is_uuid, _uuid), *scalars_of(policy))
 
 
 def _floating(kind: pa.DataType) -> Coerce:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_lakestream.core.names import RESCUED
 from airflow_lakestream.core.policies import OutOfRange, UnknownFields
 from airflow_lakestream.core.records import RawBatch
-from airflow_lakestream.decode.json.beyond import scalars_of
+from airflow_lakestream.decode.json.beyond import scalars_before, scalars_of
 from airflow_lakestream.decode.json.bulk import BulkParser, NotInBulk
 from airflow_lakestream.decode.json.columns import ShapeParser
 from airflow_lakestream.decode.json.document import Json, parse_object, to_text
@@ -39,6 +39,7 @@ class JsonDecoder(SchemaDecoder):
         the column RESCUED as the text of one object; "evolve" rejects the record and gives what it holds of them.
     :param out_of_range: what becomes of values that a column's type can't hold, where a database sent them as Debezium
         does; see `json_beyond`. None takes JSON as it is.
+    :param is_event: documents are change events of Debezium, whose member `before` is a row before a change.
     :param within: with "evolve" the members in which a field without a column counts; by default it does everywhere.
     :param alone: no other thread has anything to do meanwhile, such as reading from Kafka.
     """
@@ -51,6 +52,7 @@ class JsonDecoder(SchemaDecoder):
         within: Sequence[str] = (),
         alone: bool = False,
         out_of_range: OutOfRange | None = None,
+        is_event: bool = False,
     ) -> None:
         super().__init__(schema, unknown_fields)
         self._rescues = self.unknown_fields is UnknownFields.RESCUE
@@ -60,8 +62,9 @@ class JsonDecoder(SchemaDecoder):
         # What the documents themselves fill.
         self._known = pa.schema(known)
         fails, scalars = self.unknown_fields is UnknownFields.FAIL, scalars_of(out_of_range)
-        self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars)
-        self._out_of_range = out_of_range
+        others = {"before": scalars_before(out_of_range)} if is_event else None
+        self._coerce = fields_coercer(known, fail_unknown=fails, scalars=scalars, others=others)
+        self._out_of_range, self._is_event = out_of_range, is_event
         watched = [field for field in known if field.name in within] if within else known
         self._leftovers = leftovers_of(watched, keep_nulls=self._rescues)
         self._within = tuple(within)
@@ -79,7 +82,13 @@ class JsonDecoder(SchemaDecoder):
             self._bulk = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(type(self), within=self._within, alone=self._alone, out_of_range=self._out_of_range)
+        make = partial(
+            type(self),
+            within=self._within,
+            alone=self._alone,
+            out_of_range=self._out_of_range,
+            is_event=self._is_event,
+        )
         return (make, (self.schema, str(self.unknown_fields)))
 
     def decode(self, batch: RawBatch) -> Decoded:
@@ -231,7 +240,7 @@ class WithoutColumn(Exception):
 
 
 class WatchingDecoder:
-    """Decodes JSON documents. `decode` raises WithoutColumn where a field of them has none, and is not null.
+    """Decodes change events in JSON. `decode` raises WithoutColumn where a field of them has none, and is not null.
 
     :param schema: columns and their types.
     :param within: the members whose fields need a column.
@@ -245,7 +254,7 @@ class WatchingDecoder:
         self.schema = schema
         self._within, self._alone, self._out_of_range = tuple(within), alone, out_of_range
         self._documents = JsonDecoder(
-            schema, UnknownFields.EVOLVE, within=within, alone=alone, out_of_range=out_of_range
+            schema, UnknownFields.EVOLVE, within=within, alone=alone, out_of_range=out_of_range, is_event=True
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

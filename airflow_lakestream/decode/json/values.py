@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any
@@ -48,14 +48,25 @@ def field_coercer(field: pa.Field, *, fail_unknown: bool, path: str = "", scalar
     return coerce_field
 
 
-def fields_coercer(fields: list[pa.Field], *, fail_unknown: bool, path: str = "", scalars: Scalars = ()) -> Coerce:
-    """Return the function that turns a JSON object into a dict with a value for each field."""
+def fields_coercer(
+    fields: list[pa.Field],
+    *,
+    fail_unknown: bool,
+    path: str = "",
+    scalars: Scalars = (),
+    others: Mapping[str, Scalars] | None = None,
+) -> Coerce:
+    """Return the function that turns a JSON object into a dict with a value for each field.
+
+    :param others: by name, the fields that have scalars of their own.
+    """
+    special = others or {}
     for index, field in enumerate(fields):
         if field.name in {other.name for other in fields[:index]}:
             raise InvalidArgument("schema", f"{path}{field.name} stands twice.")
     parts = [
-        (field.name, field_coercer(field, fail_unknown=fail_unknown, path=f"{path}{field.name}", scalars=scalars))
-        for field in fields
+        (name, field_coercer(field, fail_unknown=fail_unknown, path=path + name, scalars=special.get(name, scalars)))
+        for name, field in ((field.name, field) for field in fields)
     ]
     names = frozenset(name for name, _ in parts)
 

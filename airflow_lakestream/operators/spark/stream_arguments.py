@@ -7,11 +7,12 @@ from typing import Any
 
 from airflow_lakestream.config.arguments import between_batches, count
 from airflow_lakestream.config.literals import Check, check_literals
-from airflow_lakestream.core.policies import is_given
+from airflow_lakestream.core.policies import SqlInput, is_given
 from airflow_lakestream.core.secrecy import refuse_shown
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.operators.arguments import templated
 from airflow_lakestream.operators.spark.arguments import SPARK_TEMPLATE_FIELDS, SparkArguments
+from airflow_lakestream.operators.sql_template import check_written_out
 from airflow_lakestream.registry.config import refuse_secrets
 from airflow_lakestream.spark.apps import DELTA_APPS, MAINTAIN_ICEBERG, check_app
 from airflow_lakestream.stores.folders import is_object_store
@@ -53,6 +54,7 @@ class StreamArguments(SparkArguments):
         # As early as can be: a DAG with a secret in it is not written down anywhere.
         refuse_secrets(self.app_config.get("schema_registry") or "")
         refuse_shown("app_config", self.app_config)
+        check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
         self.trigger = trigger
         self.max_batches = max_batches
         self.max_offsets_per_trigger = max_offsets_per_trigger

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,7 @@ from airflow_lakestream.operators.outlets import tell_outlets
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_lakestream.driver.driving import Driving
+    from airflow_lakestream.driver.drives import Drives
     from airflow_lakestream.operators.supervised.task_report import TaskReport
     from airflow_lakestream.triggers.driver import DriverTrigger
 
@@ -44,7 +45,6 @@ _POLL_DEFERRED = 30.0
 _DURATIONS = ("healthy_after", "stall_timeout", "start_timeout", "unknown_timeout", "stop_timeout", "poll_interval")
 _CHECKS: dict[str, Check] = {
     "max_restarts": count_from_zero,
-    "on_kill_action": partial(choose, OnKill),
     **dict.fromkeys(("restart_backoff", *_DURATIONS), seconds),
 }
 
@@ -87,8 +87,11 @@ class SupervisedOperator(BaseOperator):
     # The engine's name in metrics, and links with the address of each, where `{url}` is the lease's.
     engine: ClassVar[str]
     driver_pages: ClassVar[Sequence[tuple[BaseOperatorLink, str]]] = ()
+    # What `on_kill_action` may be; one that lets everything run is "leave". And what a report calls its place.
+    on_kill_actions: ClassVar[type[StrEnum]] = OnKill
+    place: ClassVar[str] = "checkpoint_location"
 
-    _driving: Driving | None = None
+    _driving: Drives | None = None
     # See `links.links_until_run`.
     _has_run = False
     _is_heeding = False
@@ -128,12 +131,18 @@ class SupervisedOperator(BaseOperator):
         self.poll_interval = poll_interval
         self.topic_url = topic_url
         self.table_url = table_url
-        check_literals({name: getattr(self, name) for name in SupervisedOperator.template_fields}, _CHECKS)
+        check_literals({name: getattr(self, name) for name in SupervisedOperator.template_fields}, self._checks())
 
     template_fields: Sequence[str] = templated(__init__, "deferrable")
 
+    def _checks(self) -> dict[str, Check]:
+        return {**_CHECKS, "on_kill_action": partial(choose, self.on_kill_actions)}
+
+    def _on_kill_action(self) -> StrEnum:
+        return choose(self.on_kill_actions, "on_kill_action", self.on_kill_action)
+
     @abstractmethod
-    def driving(self, context: Context, wait: Callable[[float], None]) -> Driving:
+    def driving(self, context: Context, wait: Callable[[float], None]) -> Drives:
         """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
 
     @abstractmethod
@@ -190,16 +199,15 @@ class SupervisedOperator(BaseOperator):
             # In a signal's handler: whatever else is done here may wait for a lock that the interrupted code holds.
             self._signalled = True
         elif self._driving is not None:
-            log.info("execution_timeout: %s", self._driving.stop(choose(OnKill, "on_kill_action", self.on_kill_action)))
+            log.info("execution_timeout: %s", self._driving.stop(self._on_kill_action()))
 
     def _set_up(
         self, context: Context, begun: Mapping[str, Any] | None = None, restarts: int = 0
-    ) -> tuple[Driving, TaskReport]:
+    ) -> tuple[Drives, TaskReport]:
         with late_imports():
             from airflow_lakestream.operators.supervised.task_report import TaskReport
 
-            on_kill = choose(OnKill, "on_kill_action", self.on_kill_action)
-            log.debug("A person's clear or mark is answered by %s.", on_kill)
+            log.debug("A person's clear or mark is answered by %s.", self._on_kill_action())
             self._driving = self.driving(context, self._wait)
         self._has_run = True
         before = self._driving.before()
@@ -212,7 +220,7 @@ class SupervisedOperator(BaseOperator):
         return self._driving, told
 
     def _run(
-        self, context: Context, driving: Driving, told: TaskReport, decision: Decision | None = None
+        self, context: Context, driving: Drives, told: TaskReport, decision: Decision | None = None
     ) -> dict[str, Any]:
         self._is_heeding = True
         try:
@@ -222,10 +230,13 @@ class SupervisedOperator(BaseOperator):
         finally:
             self._is_heeding = False
 
-    def _supervise(self, driving: Driving, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
+    def _supervise(self, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
         history: History | None = None
         if decision is not None:
-            driving.resume()
+            driving.resume(decision.history)
+            if decision.action is Action.WAIT:
+                # The trigger fired for work that is a worker's.
+                decision = driving.follow(told, until_started=True)
         while True:
             if decision is None:
                 driving.begin(history)
@@ -235,17 +246,21 @@ class SupervisedOperator(BaseOperator):
             if decision.action is Action.FINISH:
                 told.finished(driving.finish())
                 told.ended()
-                return {"checkpoint_location": driving.spec.location, **told.report()}
+                return {self.place: driving.spec.location, **told.report()}
             told.failed(decision.reason, driving.log_tail())
             driving.clear_away()
             if decision.action is Action.GIVE_UP:
                 told.ended()
-                if decision.terminal:
-                    raise DriverFailed(driving.spec.location, decision.reason)
-                raise GaveUp(driving.spec.location, decision.reason, decision.history.restarts)
+                raise self.given_up(driving.spec.location, decision)
             driving.pause(decision.at)
             told.restarted(decision.reason)
             history, decision = decision.history.restarted(time.time()), None
+
+    def given_up(self, location: str, decision: Decision) -> LakestreamError:
+        """Return the error with which a stream is given up."""
+        if decision.terminal:
+            return DriverFailed(location, decision.reason)
+        return GaveUp(location, decision.reason, decision.history.restarts)
 
     def _finished(self, context: Context, report: dict[str, Any]) -> dict[str, Any]:
         if report["read"]:
@@ -263,7 +278,7 @@ class SupervisedOperator(BaseOperator):
         batches = f"{report['batches']} batch{'' if report['batches'] == 1 else 'es'}"
         log.log(level, "Landed %s in %s, in %s.%s", figures(report), table, batches, shown)
 
-    def _defer(self, driving: Driving, told: TaskReport, history: History) -> None:
+    def _defer(self, driving: Drives, told: TaskReport, history: History) -> None:
         trigger = self.new_trigger(
             checkpoint_location=driving.spec.location,
             generation=driving.generation,
@@ -288,15 +303,15 @@ class SupervisedOperator(BaseOperator):
             time.sleep(min(_SLICE, left))  # a lock or an event could be held by what the signal interrupted
         raise _Signalled
 
-    def _answer_to_signal(self, context: Context, driving: Driving, told: TaskReport) -> LakestreamError:
+    def _answer_to_signal(self, context: Context, driving: Drives, told: TaskReport) -> LakestreamError:
         """Find out whether the worker ends or a person has ended the task, and do what is promised for it."""
         state = _state_at_server(context["ti"])
         if state in (None, "running"):
             known = "" if state else " (Airflow's API server did not say otherwise)"
             return StreamLeft(f"The worker ends{known}. The stream goes on; a retry of this task finds it again.")
-        action = choose(OnKill, "on_kill_action", self.on_kill_action)
+        action = self._on_kill_action()
         what = driving.stop(action)
-        if action is not OnKill.LEAVE:
+        if action != OnKill.LEAVE:
             told.ended()
         return TaskEnded(f"The task is {state} by now: {what}.{_how_to_stop(context)}")
 

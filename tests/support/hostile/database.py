@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,9 @@ from tests.support.hostile.changes import Sql, fill
 from tests.support.hostile.kinds import PREPARE
 from tests.support.hostile.schema import COMPUTED, HostileTable, definition, quoted
 
-PATIENCE = 240
+# Seconds until all changes have to be in the topics, and until a connector that sends none of them is restarted.
+PATIENCE = 600
+STANDSTILL = 150
 
 
 @dataclass
@@ -112,12 +115,17 @@ class Database:
         slot = f"select 1 from pg_replication_slots where slot_name = '{self.connectors[-1]}' and active"
         is_past = f"{slot} and confirmed_flush_lsn > '{found[0]}'"
 
+        asked = time.monotonic()
+
         def confirmed() -> bool:
+            nonlocal asked
             # Debezium 3.2 ends a connector whose predecessor has not quite gone, or whose snapshot meets a change of a
-            # table's columns. People restart its task, then.
-            if "Exception" in (state := self.connect.state(self.connectors[-1])):
-                self.failures.append(state)
+            # table's columns. It may also stand still while its state is RUNNING. People restart its task, then.
+            state = self.connect.state(self.connectors[-1])
+            if (stands := time.monotonic() - asked > STANDSTILL) or "Exception" in state:
+                self.failures.append(f"no event for {STANDSTILL} s, {state}" if stands else state)
                 self.restart()
+                asked = time.monotonic()
             # It confirms the place of an event, and there may be no other.
             self.sql.execute(f"insert into {quoted(self.name)}.mark default values")
             return self.sql.execute(is_past).fetchone() is not None

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
 from tests.support.delta_lake import DeltaLake
 from tests.support.hostile.changes import Sql
-from tests.support.hostile.oracle import compared_columns, database_rows, row_differences, values_of
+from tests.support.hostile.oracle import compared_columns, database_rows, row_differences, rows_of, values_of
 from tests.support.hostile.schema import NOT_IN_DELTA, HostileTable
 from tests.support.lake import Lake
 
@@ -154,5 +154,5 @@ def _landed(lake: Lake, name: str) -> tuple[pa.Table, list[int]]:
     if isinstance(lake, DeltaLake):
         return lake.scan(), [offset for (offset,) in lake.rejected("_kafka_offset")]
     beside = f"{name}__rejected"
-    rejected = lake.table(beside).scan().to_arrow() if lake.catalog().table_exists(beside) else None
-    return lake.table(name).scan().to_arrow(), rejected["_kafka_offset"].to_pylist() if rejected is not None else []
+    rejected = rows_of(lake.table(beside)) if lake.catalog().table_exists(beside) else None
+    return rows_of(lake.table(name)), rejected["_kafka_offset"].to_pylist() if rejected is not None else []

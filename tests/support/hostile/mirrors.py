@@ -25,6 +25,7 @@ from airflow_lakestream.spark.stream import kafka_to_iceberg
 from tests.support.broker import poll_until
 from tests.support.cdc import mirror_config
 from tests.support.delta_table import live_files
+from tests.support.hostile.oracle import rows_of
 from tests.support.hostile.schema import HostileTable
 from tests.support.lake import GROUP, Lake
 from tests.support.spark import SETTINGS, start_app
@@ -139,7 +140,7 @@ class App:
     def found(self, table: HostileTable) -> pa.Table:
         """Return the rows of a mirror."""
         if not self.is_delta:
-            return self.lake.table(mirror_name(table)).scan().to_arrow()
+            return rows_of(self.lake.table(mirror_name(table)))
         place = self.place(table)
         paths = [Path(place, path) for path in live_files(place)]
         parts = [pq.read_table(path) for path in paths]

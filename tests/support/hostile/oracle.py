@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as t
+from pyiceberg.table import Table
 
 from tests.support.hostile.changes import Sql
 from tests.support.hostile.forms import NOT_SENT
@@ -44,6 +45,11 @@ def _held(column: Column, text: str | None, out_of_range: str) -> Any:
     if value is None or out_of_range == "reject" or form.nearest(value) == value:
         return value
     return form.nearest(value) if out_of_range == "clamp" else None
+
+
+def rows_of(table: Table) -> pa.Table:
+    """Return a table's rows; `to_arrow` fails for an empty table with a list of UUIDs."""
+    return table.scan().to_arrow_batch_reader().read_all()
 
 
 def mirror_rows(table: HostileTable, found: pa.Table) -> Rows:

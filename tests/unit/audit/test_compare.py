@@ -106,3 +106,25 @@ def test_neighbours_with_as_many_rows_are_one_range() -> None:
 
 def test_nothing_at_all_is_clean() -> None:
     assert not compare(PartitionFacts("t", 0)).is_damaged
+
+
+@given(landed=SETS, adopted=SETS, readable=SETS, shown=SETS, rows=SETS)
+def test_an_adopted_offset_needs_no_row_and_is_never_verified(
+    landed: set[int], adopted: set[int], readable: set[int], shown: set[int], rows: set[int]
+) -> None:
+    adopted &= landed
+    facts = PartitionFacts(
+        "t",
+        0,
+        landed=ranges(landed),
+        adopted=ranges(adopted),
+        required=tally(landed),
+        allowed=tally(landed),
+        shown=ranges(shown),
+        readable=tally(readable),
+        rows=tally(rows),
+    )
+    audit = compare(facts)
+    assert offsets_of(audit.missing) == (landed & readable) - rows - adopted
+    assert offsets_of(audit.not_verifiable) == (landed - shown) | adopted
+    assert offsets_of(audit.unexpected) == rows - landed

@@ -61,6 +61,13 @@ def test_rows_deleted_on_purpose_are_left_though_they_are_there_twice() -> None:
     assert only_left(damage, "deleted on purpose")
 
 
+def test_adopted_offsets_are_not_taken_for_those_that_lack_a_row() -> None:
+    counted = RowCount("t", 50, 48, "t")
+    result = look(counted, not_verifiable=of(0, 60))
+    [topic] = damage_of(result, books(adopted=of(0, 50), counts=Counts(50, 50))).topics
+    assert (topic.gone, topic.rows_gone) == (of(50, 60), 2)
+
+
 def test_missing_rows_are_left_where_records_were_skipped() -> None:
     for counts in (Counts(100, 98, skipped=2), Counts(100, 98, filtered=2)):
         assert only_left(damage_of(look(missing=of(3, 5)), books(counts=counts)), "skipped or filtered")

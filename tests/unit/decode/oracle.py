@@ -33,9 +33,19 @@ class Num(NamedTuple):
         return Fraction(self.text)
 
 
-def row(schema: pa.Schema, value: bytes | None, *, fail_unknown: bool = False) -> dict[str, Any]:
-    """Return the row, as `Table.to_pylist` shows it. Raises Rejected."""
+def row(
+    schema: pa.Schema, value: bytes | None, *, fail_unknown: bool = False, unsent: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the row, as `Table.to_pylist` shows it. Raises Rejected.
+
+    :param unsent: the structs in which an empty text says that a UUID was not sent.
+    """
     document = {} if value is None else _load(value)
+    for name in unsent:
+        struct = schema.field(name).type
+        if isinstance(held := document.get(name), dict):
+            uuids = {field.name for field in struct if field.type == pa.uuid() and held.get(field.name) == ""}
+            document[name] = {key: None if key in uuids else one for key, one in held.items()}
     return _struct(list(schema), document, fail_unknown)
 
 

@@ -145,7 +145,7 @@ def debezium(table_format: str) -> Source:
     def row(value: bytes | None) -> dict[str, Any]:
         if value is None:
             return dict.fromkeys(schema.names)
-        found = oracle.row(event, value)
+        found = oracle.row(event, value, unsent=("before",))
         op, beside = found["op"], {"_op": found["op"], "_ts_ms": found["ts_ms"], "_before": found["before"]}
         if op is None:
             raise oracle.Rejected("no event")

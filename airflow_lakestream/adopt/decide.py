@@ -1,0 +1,199 @@
+"""From a tool's claim, the rows and the log to what the ledger is to hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from airflow_lakestream.adopt.claim import CannotAdopt, Claim
+from airflow_lakestream.audit.rebuild import rebuild_topic
+from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.core.landing.plan import TopicState, Watermarks, leader_epochs
+from airflow_lakestream.core.ledger import Counts, TopicEntry, TopicIdentity
+from airflow_lakestream.core.ports import Reader, Source
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet, shown
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one topic's ledger is to hold. `left` are offsets without a row that the next run lands."""
+
+    identity: TopicIdentity
+    entry: TopicEntry
+    left: RangeSet = RangeSet()
+    proved: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """What the rows say of themselves. `all_tell`: each row has topic, partition and offset.
+
+    `in_own_columns`: in the columns that landings write, which audits read.
+    """
+
+    rows: RowsFound
+    all_tell: bool
+    in_own_columns: bool
+    text: str
+    total: int | None = None
+
+
+class Topic:
+    """One topic's decision, from a look at all that is there."""
+
+    def __init__(self, claim: Claim, positions: Positions, held: RangeSet, source: Source, reader: Reader) -> None:
+        self._claim, self._positions, self._held = claim, positions, held
+        self._source, self._reader = source, reader
+        self._state = source.look()
+        self._topic = self._state.identity.topic
+
+    def decide(self) -> Decision:
+        """Return what the ledger is to hold. Raises CannotAdopt, CannotRebuild, and what Kafka raises."""
+        claimed = self._claim.claimed(self._state)
+        self._check_log(claimed)
+        self._check_rows()
+        if self._positions.all_tell:
+            return self._by_rows(claimed)
+        if self._claim.is_by_rows:
+            raise CannotAdopt(
+                f"{self._positions.text}. Which records the table has can't be told by its rows. Name their columns "
+                "(--columns), or take the position of the tool that wrote them (--from group, connect, "
+                "spark-checkpoint, flink-savepoint or ranges)."
+            )
+        if self._claim.open_end:
+            raise CannotAdopt(f"{self._claim.open_end}. ({self._positions.text}.)")
+        return self._by_claim(claimed)
+
+    @property
+    def _own_rows(self) -> RangeSet:
+        found = {key: tally for key, tally in self._positions.rows.tallies.items() if key[0] == self._topic}
+        there = RangeSet(OffsetRange(*key, *interval) for key, tally in found.items() for interval in tally.intervals())
+        return there - self._held
+
+    def _check_log(self, claimed: RangeSet) -> None:
+        """Refuse a position that the topic's log does not have."""
+        ends = self._claim.ends or {p: claimed.intervals(self._topic, p)[-1][1] for _, p in claimed.partitions}
+        for partition, end in sorted(ends.items()):
+            marks = self._state.marks.get(partition)
+            if marks is None:
+                raise CannotAdopt(
+                    f"{self._topic}[{partition}]: {self._claim.source} is at offset {end}, but the topic has no such "
+                    f"partition. {_ANOTHER}"
+                )
+            if end > marks.end:
+                raise CannotAdopt(
+                    f"{self._topic}[{partition}]: {self._claim.source} is at offset {end}, ahead of the log, which "
+                    f"ends at {marks.end}. The next {end - marks.end} records would never be landed. {_ANOTHER}"
+                )
+
+    def _check_rows(self) -> None:
+        """Refuse a position that is behind the rows."""
+        known = self._claim.may_have_rows(self._state)
+        if known is not None and (beyond := self._own_rows - known):
+            raise CannotAdopt(
+                f"the table has rows at {_some(beyond)}, beyond the position of {self._claim.source}: it wrote more "
+                "than its position says, the position is of another table, or another tool wrote them. The next run "
+                "would land these records a second time. Nothing was written. If each row has its position: --from "
+                "rows; else let the tool commit its position, and stop it again."
+            )
+
+    def _by_rows(self, claimed: RangeSet) -> Decision:
+        """Each row says what it is: what Kafka shows without a row is left to the next run."""
+        claim, stop = self._claim, threading.Event()
+        made = rebuild_topic(
+            self._topic, self._positions.rows, self._held, self._source, self._reader, stop, claimed - self._held
+        )
+        entry, rows = made.entry, self._own_rows
+        counted = sum(
+            len(tally.window(start, end))
+            for key, tally in self._positions.rows.tallies.items()
+            if key[0] == self._topic
+            for start, end in rows.intervals(*key)
+        )
+        proved = [
+            f"{counted} rows by partition and offset ({self._positions.text}), at {rows.width} offsets; every other "
+            "offset up to the position was looked up in Kafka"
+        ]
+        if counted > rows.width:
+            proved.append(f"{counted - rows.width} rows too many: the other tool doubled them; an audit names them")
+        if not self._positions.in_own_columns:
+            # Audits read the columns that landings write, so the counts have no row of these.
+            entry = TopicEntry(entry.landed, entry.lost, adopted=entry.landed)
+        return self._decision(entry, made.left, (*claim.proved, *proved), claim.trusted)
+
+    def _by_claim(self, claimed: RangeSet) -> Decision:
+        """Rows that do not say what they are: the tool's word is all there is."""
+        rows = self._own_rows
+        landed = (claimed - self._held) | rows
+        entry = TopicEntry(landed, counts=Counts(rows.width, rows.width), adopted=landed - rows)
+        trusted = [
+            *self._claim.trusted,
+            f"that the table has a row of each record at the {entry.adopted.width} offsets up to the position: "
+            f"{self._positions.text}",
+        ]
+        total = self._positions.total
+        if total is not None and total != landed.width:
+            than = "fewer" if total < landed.width else "more"
+            trusted.append(
+                f"that {abs(total - landed.width)} {than} rows than offsets are right: "
+                + (
+                    "markers, compacted and filtered records have no row, and neither have lost ones"
+                    if total < landed.width
+                    else "they are of other topics, of earlier offsets, or doubled"
+                )
+            )
+        return self._decision(entry, RangeSet(), self._claim.proved, tuple(trusted))
+
+    def _origin(self, landed: RangeSet) -> dict[int, int]:
+        """Return where the group begins: at what the tool has, and below that at nothing."""
+        origin = {}
+        for partition, marks in self._state.marks.items():
+            begins = [start for start, _ in landed.intervals(self._topic, partition)[:1]]
+            if (end := (self._claim.ends or {}).get(partition)) is not None:
+                begins.append(min(self._claim.starts.get(partition, marks.low), end))
+            origin[partition] = min(begins, default=marks.low)
+        return origin
+
+    def _decision(
+        self, entry: TopicEntry, left: RangeSet, proved: tuple[str, ...], trusted: tuple[str, ...]
+    ) -> Decision:
+        if not entry.landed and not entry.lost:
+            raise CannotAdopt(
+                f"there is nothing to adopt of {self._topic}: {self._claim.source} has no offset that no ledger of the "
+                "table holds."
+            )
+        told = [*trusted, f"that {self._topic} was not deleted and created again since: Kafka does not tell by offsets"]
+        told += _by_partition(self._claim, self._state)
+        entry = replace(entry, origin=self._origin(entry.landed), epochs=leader_epochs(self._state))
+        return Decision(identity=self._state.identity, entry=entry, left=left, proved=proved, trusted=tuple(told))
+
+
+_ANOTHER = (
+    "The position is of another topic or cluster, or the topic was created again, or cut short. Nothing was written."
+)
+
+
+def _by_partition(claim: Claim, state: TopicState) -> list[str]:
+    """Name what the position leaves out, or has lost."""
+    if claim.ends is None:
+        return []
+    topic, marks = state.identity.topic, state.marks
+    named = [f"{topic}[{p}] has no position: the next run lands it from its beginning" for p in _without(claim, marks)]
+    return named + [
+        f"{topic}[{p}]: the position {end} is below the log's start {marks[p].low}: retention has taken what is "
+        "between, and the next run's on_data_loss decides"
+        for p, end in sorted(claim.ends.items())
+        if p in marks and end < marks[p].low
+    ]
+
+
+def _without(claim: Claim, marks: Mapping[int, Watermarks]) -> list[int]:
+    return sorted(set(marks) - {*(claim.ends or {}), *claim.maybe})
+
+
+def _some(ranges: RangeSet) -> str:
+    return shown([str(one) for one in ranges], _NAMED)

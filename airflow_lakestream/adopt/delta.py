@@ -1,0 +1,124 @@
+"""A Delta table that another tool filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from obstore.exceptions import BaseError
+
+from airflow_lakestream.adopt.claim import CannotAdopt
+from airflow_lakestream.audit.rows import RowsFound, UnreadableTable
+from airflow_lakestream.core import codec
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.ports import CannotReplace, HeadMoved
+from airflow_lakestream.delta import ledger_store
+from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
+from airflow_lakestream.delta.head import Head
+from airflow_lakestream.delta.replace.takeout import live_files
+from airflow_lakestream.delta.sink import DeltaSink
+from airflow_lakestream.delta.storage import DeltaStorage
+from airflow_lakestream.delta.write.files import read_parts
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.positions import PositionColumns
+
+# Each is one small file to read.
+_COMMITS_LOOKED_AT = 500
+
+
+class _AtHead:
+    """The table as it was looked at: a sink that opens it again is refused where somebody has committed meanwhile."""
+
+    def __init__(self, storage: DeltaStorage, version: int, landing_id: str) -> None:
+        self._storage, self._version, self._landing_id = storage, version, landing_id
+
+    def open(self, table: str) -> Head | None:
+        """Return the table as it was looked at, and with the landing as it is. Raises HeadMoved."""
+        head = self._storage.open(table)
+        if head is None or (head.version != self._version and not self._has_landed(table)):
+            raise HeadMoved(table)
+        return head
+
+    def store(self, table: str) -> Any:
+        """Return the object store whose root is the table's folder."""
+        return self._storage.store(table)
+
+    def _has_landed(self, table: str) -> bool:
+        actions = read_commit(self.store(table), self._version + 1)
+        return info_of(actions or ()).get(codec.SUMMARY_LANDING_ID) == self._landing_id
+
+
+class DeltaFilled:
+    """A Delta table. Raises CannotAdopt if there is none, LedgerTakenAway and UnreadableLedger."""
+
+    def __init__(self, storage: DeltaStorage, name: str, group: str) -> None:
+        head = storage.open(name)
+        if head is None:
+            raise CannotAdopt(f"there is no Delta table at {name}.")
+        self._storage, self._head = storage, head
+        self.name, self.head, self.columns, self.properties = name, head.version, head.schema, head.properties
+        groups = sorted({*ledger_store.groups(head), group})
+        for one in groups:
+            ledger_store.check_not_taken_away(head, one, storage.store(name))
+        self.ledgers = {one: ledger_store.read_ledger(head, one) for one in groups}
+
+    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+        """Count the rows by position."""
+        return RowsFound.of(columns.of(part) for part in self._parts(columns.roots))
+
+    def rows(self) -> int | None:
+        """Return how many rows there are; None if the log does not say."""
+        try:
+            counts = [add["stats"]["numRecords"] for add in live_files(self._head)]
+        except CannotReplace:
+            return None
+        return None if None in counts else sum(counts)
+
+    def marks(self) -> Iterator[Mapping[str, str]]:
+        """Yield what the commits of the head's history say."""
+        for actions in self._history():
+            yield {key: value for key, value in info_of(actions).items() if isinstance(value, str)}
+
+    def transaction(self, app: str) -> int | None:
+        """Return the number of an application's last transaction in the head's history; None if the log has none.
+
+        Not the table's own last one: a RESTORE takes rows away, and leaves that as it was.
+        """
+        for actions in self._history():
+            for one in (action["txn"] for action in actions if "txn" in action):
+                if one.get("appId") == app:
+                    return int(one["version"])
+        return None
+
+    def _history(self) -> Iterator[Sequence[Action]]:
+        """Yield the commits that made the table what it is, newest first, as far as the log tells."""
+        store, version = self._storage.store(self.name), self.head
+        for _ in range(_COMMITS_LOOKED_AT):
+            if version < 0 or (actions := read_commit(store, version)) is None:
+                return
+            info = info_of(actions)
+            if info.get("operation") == "RESTORE":
+                to = info.get("operationParameters", {}).get("version")
+                if to is None:
+                    # By a time: the log does not say which version it was.
+                    return
+                version = int(to)
+                continue
+            yield actions
+            version -= 1
+
+    def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
+        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+        design = TableDesign(metadata=pa.schema([]), notes=notes)
+        sink = DeltaSink(_AtHead(self._storage, self.head, landing.landing_id), self.name, group, design)
+        sink.load(landing.run_id)
+        return sink.commit(landing)
+
+    def _parts(self, roots: tuple[str, ...]) -> Iterator[pa.Table]:
+        store = self._storage.store(self.name)
+        try:
+            for add in live_files(self._head):
+                yield from read_parts(store, add, self._head.schema, roots)
+        except (CannotReplace, OSError, BaseError, pa.ArrowException) as e:
+            raise UnreadableTable(self.name, e) from e

@@ -1,0 +1,139 @@
+"""The table that another tool filled, as adopting needs to see it: one class for each table format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from airflow_lakestream.adopt.claim import CannotAdopt
+from airflow_lakestream.audit.books import groups_seen
+from airflow_lakestream.audit.rows import RowsFound, count_rows
+from airflow_lakestream.audit.run import load
+from airflow_lakestream.core.ledger import Landing, Ledger
+from airflow_lakestream.core.mirrors import refuse_mirror
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.core.ports import HeadMoved
+from airflow_lakestream.iceberg import fitness, ledger_store
+from airflow_lakestream.iceberg.commit.guard import CommitGuard, Refused
+from airflow_lakestream.iceberg.fan_out import books as fan_out_books
+from airflow_lakestream.iceberg.sink import IcebergSink
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.positions import PositionColumns
+
+
+class Filled(Protocol):
+    """A table at one head. `marks` are what commits of other engines say of themselves, newest first."""
+
+    @property
+    def name(self) -> str:
+        """The table's name, or its path or URI."""
+
+    @property
+    def head(self) -> int | None:
+        """The snapshot or version that is looked at."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The table's columns."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+
+    @property
+    def ledgers(self) -> Mapping[str, Ledger]:
+        """The ledgers of all groups, and of the adopting one in any case."""
+
+    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+        """Count the rows by position."""
+
+    def rows(self) -> int | None:
+        """Return how many rows there are; None if the metadata does not say."""
+
+    def marks(self) -> Iterator[Mapping[str, str]]:
+        """Yield what the commits of the head's history say."""
+
+    def transaction(self, app: str) -> int | None:
+        """Return the number of an application's last transaction, as Delta keeps it; None without one."""
+
+    def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
+        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+
+
+class _OnlyAtHead(CommitGuard):
+    """Refuses any head but the one that was looked at: another writer's rows would be adopted unseen."""
+
+    def check_fit(self, current: Table) -> None:
+        """Refuse another head."""
+        super().check_fit(current)
+        if ledger_store.head_of(current.metadata) != ledger_store.head_of(self._written_for):
+            raise Refused(HeadMoved(ledger_store.name_of(current)))
+
+
+class _AdoptingSink(IcebergSink):
+    _append_guard = _OnlyAtHead
+
+
+class IcebergFilled:
+    """An Iceberg table. Raises TableMissing, UndecidedLedger, and what `fitness` raises."""
+
+    def __init__(self, catalog: Catalog, name: str, group: str) -> None:
+        self._catalog, self._table = catalog, load(catalog, name)
+        fitness.check(catalog, self._table)
+        metadata = self._table.metadata
+        if note := fan_out_books.note_on(metadata.properties):
+            raise fan_out_books.PartOfFanOut(name, note)
+        self.name, self.head, self.properties = name, ledger_store.head_of(metadata), metadata.properties
+        self.columns = self._table.schema().as_arrow()
+        groups = sorted({*groups_seen(self._table), group})
+        self.ledgers = {one: ledger_store.read_ledger(self._table, one) for one in groups}
+
+    def count(self, columns: PositionColumns, topic: str) -> RowsFound:
+        """Count the rows by position."""
+        return count_rows(self._table, self.head, columns=columns)
+
+    def rows(self) -> int | None:
+        """Return how many rows there are; None if the metadata does not say."""
+        for summary in self.marks():
+            total = summary.get("total-records")
+            return int(total) if total is not None and not int(summary.get("total-delete-files", 0)) else None
+        return 0
+
+    def marks(self) -> Iterator[Mapping[str, str]]:
+        """Yield what the commits of the head's history say."""
+        return map(ledger_store.summary_of, ledger_store.live_ancestors(self._table.metadata))
+
+    def transaction(self, app: str) -> int | None:
+        """Return nothing: Iceberg keeps no transactions of applications."""
+        return None
+
+    def write(self, group: str, landing: Landing, notes: Mapping[str, str]) -> int:
+        """Commit a landing without rows, on this very head. Raises HeadMoved and what a landing raises."""
+        sink = _AdoptingSink(self._catalog, self.name, group, TableDesign(metadata=pa.schema([]), notes=notes))
+        sink.load(landing.run_id)
+        if ledger_store.head_of(load(self._catalog, self.name).metadata) != self.head:
+            raise HeadMoved(self.name)
+        return sink.commit(landing)
+
+
+def open_filled(lake: Any, table: str, group: str) -> Filled:
+    """Open a table. Raises as its class does, and IsMirror."""
+    if TableFormat.of(table) is TableFormat.DELTA:
+        from airflow_lakestream.adopt.delta import DeltaFilled
+
+        filled: Filled = DeltaFilled(lake, table, group)
+    else:
+        filled = IcebergFilled(lake, table, group)
+    refuse_mirror(table, filled.properties, "adopted by topic, partition and offset")
+    if filled.head is None:
+        raise CannotAdopt(f"{table} is empty: there is nothing to adopt.")
+    return filled
+
+
+def newest(marks: Iterator[Mapping[str, str]], keys: Sequence[str]) -> Mapping[str, str] | None:
+    """Return the newest commit that says all of these."""
+    return next((one for one in marks if all(key in one for key in keys)), None)

@@ -1,0 +1,142 @@
+"""The way back: another tool is set to where the ledger ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_lakestream.adopt.claim import CannotAdopt, StillRunning
+from airflow_lakestream.adopt.filled import open_filled
+from airflow_lakestream.audit.books import NoLedger
+from airflow_lakestream.core.landing.plan import check_identity, check_log, first_hole
+from airflow_lakestream.core.ledger import TopicEntry, union
+from airflow_lakestream.core.ranges import RangeSet, shown
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+
+
+class HolesBelow(LakestreamError, Terminal):
+    """A tool that goes on at one offset would never read what the ledger lacks below it, or would double it."""
+
+    def __init__(self, table: str, group: str, holes: RangeSet) -> None:
+        self.holes = holes
+        super().__init__(
+            f"{table}: the ledger of {group!r} has holes below what it holds: {shown([*map(str, holes)], 10)}. "
+            "Another tool knows one offset for each partition: it would leave the holes out, or land what lies above "
+            'them a second time. Nothing was set. Land the holes first, by a run with mode="resume".'
+        )
+
+
+class NotSet(LakestreamError, Terminal):
+    """The tool shows another position than was set."""
+
+    def __init__(self, name: str, topic: str, wanted: Mapping[int, int], there: Mapping[int, int | None]) -> None:
+        texts = [f"{topic}[{p}] is at {offset} instead of {wanted[p]}" for p, offset in sorted(there.items())]
+        super().__init__(f"{name}: {shown(texts, 10, 'partitions')}. Does something use it? Run it again.")
+
+
+class Takes(Protocol):
+    """A tool whose position can be set."""
+
+    @property
+    def name(self) -> str:
+        """The tool in words."""
+
+    def check_at_rest(self) -> None:
+        """Raise StillRunning while it runs."""
+
+    def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Set its position; return what it shows then."""
+
+
+@dataclass(frozen=True)
+class ToGroup:
+    """A tool that begins at its consumer group's committed offsets."""
+
+    groups: Groups
+    group: str
+
+    @property
+    def name(self) -> str:
+        """The tool in words."""
+        return f"group {self.group}"
+
+    def check_at_rest(self) -> None:
+        """Raise StillRunning while a consumer is in the group."""
+        if members := self.groups.watch.group(self.group).members:
+            raise StillRunning(self.name, f"it has {members} members")
+
+    def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Commit the offsets; return what the group has then. Raises GroupInUse."""
+        self.groups.set_committed(self.group, topic, offsets)
+        return self.groups.committed(self.group, topic)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Where the other tool goes on, by partition; `done` tells whether it was set."""
+
+    table: str
+    to: str
+    topic: str
+    offsets: Mapping[int, int]
+    done: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        offsets = {str(p): offset for p, offset in sorted(self.offsets.items())}
+        return {"table": self.table, "to": self.to, "topic": self.topic, "offsets": offsets, "written": self.done}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandOver:
+    """Which ledger's end is handed over. `kafka` is librdkafka's configuration."""
+
+    table: str
+    consumer_group: str
+    topic: str
+    kafka: Mapping[str, Any]
+    where: str = "the Kafka connection"
+
+    def run(self, lake: Any, to: Takes, *, write: bool) -> HandedOver:
+        """Set the tool's position, or only say it.
+
+        Raises HolesBelow, StillRunning, NotSet, NoLedger, TopicReplaced, LogTruncated, and the errors of Kafka and of
+        the tool.
+        """
+        filled = open_filled(lake, self.table, self.consumer_group)
+        source = KafkaSource(self.kafka, self.topic, self.consumer_group, StartAt(), self.where)
+        state = source.look()
+        ledger = filled.ledgers[self.consumer_group]
+        check_identity(ledger, state.identity, self.table)
+        entry = ledger.entry(state.identity)
+        if not entry.held and not entry.origin:
+            known = tuple(name for name, one in filled.ledgers.items() if one.topics)
+            raise NoLedger(self.table, self.consumer_group, known, self.topic)
+        check_log(entry, state, self.table)
+        if holes := holes_below(entry, self.topic, tuple(state.marks)):
+            raise HolesBelow(self.table, self.consumer_group, holes)
+        offsets = {p: max(first_hole(entry, state.identity, p), entry.origin.get(p, 0)) for p in state.marks}
+        if late := {p: state.marks[p].low for p, offset in offsets.items() if offset < state.marks[p].low}:
+            raise CannotAdopt(
+                f"{self.topic}: the log begins above where the ledger ends, in partitions {sorted(late)}: {to.name} "
+                'would go on wherever its own reset policy says. Nothing was set. Run with on_data_loss="record" first.'
+            )
+        to.check_at_rest()
+        if write:
+            there = to.set(self.topic, offsets)
+            if wrong := {p: there.get(p) for p, offset in offsets.items() if there.get(p) != offset}:
+                raise NotSet(to.name, self.topic, offsets, wrong)
+        return HandedOver(self.table, to.name, self.topic, offsets, write)
+
+
+def holes_below(entry: TopicEntry, topic: str, partitions: tuple[int, ...]) -> RangeSet:
+    """Return what the ledger lacks between the group's beginning and the last offset that it holds."""
+    found = []
+    for partition in partitions:
+        held = entry.held.intervals(topic, partition)
+        if held:
+            found.append(RangeSet.of(topic, partition, entry.origin.get(partition, 0), held[-1][1]))
+    return union(found) - entry.held

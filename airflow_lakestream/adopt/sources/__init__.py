@@ -1,0 +1,1 @@
+"""Where a tool's position is read: one module for each tool."""

@@ -1,0 +1,141 @@
+"""The position of a sink of Kafka Connect: its group's offsets, and for Iceberg's sink its own account."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
+from airflow_lakestream.adopt.filled import Filled, newest
+from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
+from airflow_lakestream.connect.configuration import ICEBERG_SINK
+from airflow_lakestream.connect.events import ends_below, events_of
+from airflow_lakestream.connect.status import State
+from airflow_lakestream.kafka.errors import TopicMissing
+from airflow_lakestream.kafka.groups import Groups
+
+# The sink's own default, and the prefix under which its snapshots say how far it had read that topic.
+_CONTROL, _OFFSETS = "control-iceberg", "kafka.connect.offsets."
+
+
+@dataclass(frozen=True)
+class Connector:
+    """A stopped sink: its configuration, and the group of its tasks."""
+
+    client: ConnectClient
+    groups: Groups
+    name: str
+
+    @property
+    def text(self) -> str:
+        """The connector in words."""
+        return f"connect {self.name}"
+
+    def config(self) -> Mapping[str, str]:
+        """Return the configuration. Raises NoSuchConnector."""
+        found = self.client.config(self.name)
+        if found is None:
+            raise NoSuchConnector(f"Kafka Connect at {self.client.where} knows no connector {self.name!r}.")
+        return found
+
+    def group(self, config: Mapping[str, str]) -> str:
+        """Return the consumer group of its tasks."""
+        return config.get("consumer.override.group.id") or f"connect-{self.name}"
+
+    def check_stopped(self, config: Mapping[str, str]) -> None:
+        """Raise StillRunning unless it is stopped, and its tasks have gone."""
+        status = self.client.status(self.name)
+        if status.state is not State.STOPPED:
+            raise StillRunning(self.text, f"it is {status}. Stop it (PUT /connectors/{self.name}/stop)")
+        if members := self.groups.watch.group(self.group(config)).members:
+            raise StillRunning(self.text, f"its group has {members} members")
+
+
+@dataclass(frozen=True)
+class ConnectSink:
+    """`adopt.claim.ToolPosition` of a connector.
+
+    The group's offsets are committed before the table is: an upper bound, never proof. Iceberg's sink says in its
+    snapshots how far it had read its control topic, and the events below say which offsets its tasks had reached.
+    """
+
+    connector: Connector
+    filled: Filled
+    has_sign_of_life: bool = True
+
+    def read(self, topic: str) -> Claim:
+        """Return where the sink stood.
+
+        Raises StillRunning, CannotAdopt, ConnectUnknown and ConnectRefused, and the errors of requests.
+        """
+        config = self.connector.config()
+        self.connector.check_stopped(config)
+        self._check_config(config, topic)
+        upper = self.connector.groups.committed(self.connector.group(config), topic)
+        if not upper:
+            raise CannotAdopt(f"{self.connector.text} has never read {topic}: its group has no offset of it.")
+        proved = f"{self.connector.text} is stopped, and nobody is in its group"
+        if config.get("connector.class") != ICEBERG_SINK:
+            return Claim(
+                source=self.connector.text,
+                ends=upper,
+                proved=(proved,),
+                trusted=("that the connector commits an offset only after its rows are in the table",),
+            )
+        exact = self._by_events(config, topic)
+        if exact is None:
+            # Only rows can tell: nothing below the bound is certain.
+            why = (
+                f"{self.connector.text}: no snapshot of the table and no event in the control topic says how far the "
+                "table goes. The offsets of its group are committed before the table is, so they prove nothing"
+            )
+            return Claim(source=self.connector.text, ends={}, maybe=upper, open_end=why, proved=(proved,))
+        account = "the last snapshot of the sink names the events in its control topic that say how far it had read"
+        lost = "that no round of the sink was lost: killed before the first commit of its life, it loses one silently"
+        return Claim(source=self.connector.text, ends=exact, maybe=upper, proved=(proved, account), trusted=(lost,))
+
+    def _check_config(self, config: Mapping[str, str], topic: str) -> None:
+        topics = [one.strip() for one in config.get("topics", "").split(",") if one.strip()]
+        if topics and topic not in topics:
+            raise CannotAdopt(f"{self.connector.text} reads {', '.join(topics)}, not {topic}.")
+        branch = config.get("iceberg.tables.default-commit-branch")
+        if branch and branch != "main":
+            raise CannotAdopt(
+                f"{self.connector.text} writes the branch {branch!r}, not main: its rows are not in what readers see. "
+                "KafkaConnectOperator publishes such a branch with its ledger."
+            )
+
+    def _by_events(self, config: Mapping[str, str], topic: str) -> dict[int, int] | None:
+        control = config.get("iceberg.control.topic") or _CONTROL
+        group = config.get("iceberg.connect.group-id") or f"connect-{self.connector.name}"
+        key = f"{_OFFSETS}{control}.{group}"
+        if (last := newest(self.filled.marks(), (key,))) is None:
+            return None
+        try:
+            until = {int(p): int(offset) for p, offset in json.loads(last[key]).items()}
+            events = events_of(self.connector.groups.records(control))
+        except (ValueError, TypeError, AttributeError, TopicMissing):
+            return None
+        return ends_below(events, group, topic, until) or None
+
+
+@dataclass(frozen=True)
+class ToConnector:
+    """`adopt.hand_over.Takes` of a stopped sink."""
+
+    connector: Connector
+
+    @property
+    def name(self) -> str:
+        """The tool in words."""
+        return self.connector.text
+
+    def check_at_rest(self) -> None:
+        """Raise StillRunning unless it is stopped."""
+        self.connector.check_stopped(self.connector.config())
+
+    def set(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """Set where it reads on; return where its group is then."""
+        self.connector.client.set_offsets(self.connector.name, topic, offsets)
+        return self.connector.groups.committed(self.connector.group(self.connector.config()), topic)

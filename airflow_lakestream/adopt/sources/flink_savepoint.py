@@ -1,0 +1,51 @@
+"""The position of a Flink job: a savepoint or checkpoint, and what the table says of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
+from airflow_lakestream.adopt.filled import Filled, newest
+from airflow_lakestream.flink.checkpoints import CHECKPOINT, JOB
+from airflow_lakestream.flink.savepoint import read_savepoint
+
+
+@dataclass(frozen=True)
+class FlinkSavepoint:
+    """`adopt.claim.ToolPosition` of a savepoint that stopped a job, or of its last checkpoint.
+
+    Flink's Iceberg sink says in its snapshots which checkpoint they belong to.
+    """
+
+    location: str
+    filled: Filled
+    properties: Mapping[str, str] | None = None
+    has_sign_of_life: bool = False
+
+    def read(self, topic: str) -> Claim:
+        """Return where the job's sources stood. Raises StillRunning, CannotAdopt and SavepointUnreadable."""
+        source = f"flink-savepoint {self.location}"
+        found = read_savepoint(self.location, topic, self.properties)
+        if not found.ends:
+            raise CannotAdopt(f"{source} has no position of {topic}: the job reads other topics, or by another source.")
+        proved, trusted = [], ["that the job was stopped: a savepoint shows no sign of life"]
+        last = newest(self.filled.marks(), (JOB, CHECKPOINT))
+        if last is None:
+            trusted.append("that the job's rows are in this table: no snapshot names a Flink job")
+        else:
+            committed, job = int(last[CHECKPOINT]), last[JOB]
+            if committed > found.number:
+                raise StillRunning(
+                    source,
+                    f"the table has the job {job} up to its checkpoint {committed}, and this is {found.number}. "
+                    "Either the job went on, or this is not its last savepoint",
+                )
+            if committed == found.number:
+                proved.append(f"the table's last snapshot of Flink is of job {job}, checkpoint {committed}: this one")
+            else:
+                trusted.append(
+                    f"that checkpoints {committed + 1} to {found.number} of job {job} brought no rows, or that "
+                    "these are in the table: its last snapshot of Flink is older than the savepoint"
+                )
+        return Claim(source=source, ends=found.ends, proved=tuple(proved), trusted=tuple(trusted))

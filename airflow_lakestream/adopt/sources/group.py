@@ -1,0 +1,34 @@
+"""The position of a consumer group: what it has committed in Kafka."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_lakestream.adopt.claim import CannotAdopt, Claim, StillRunning
+from airflow_lakestream.kafka.groups import Groups
+
+
+@dataclass(frozen=True)
+class CommittedOffsets:
+    """`adopt.claim.ToolPosition` of any tool that commits what it has written."""
+
+    groups: Groups
+    group: str
+    has_sign_of_life: bool = True
+
+    def read(self, topic: str) -> Claim:
+        """Return the committed offsets. Raises StillRunning, CannotAdopt and the errors of requests."""
+        if members := self.groups.watch.group(self.group).members:
+            raise StillRunning(f"group {self.group}", f"it has {members} members")
+        ends = self.groups.committed(self.group, topic)
+        if not ends:
+            raise CannotAdopt(
+                f"consumer group {self.group!r} has no committed offset on {topic}: it read another topic, its offsets "
+                "have expired, or the name is wrong. Nothing was written."
+            )
+        return Claim(
+            source=f"group {self.group}",
+            ends=ends,
+            proved=(f"no consumer is in the group {self.group}",),
+            trusted=("that the tool commits an offset only after its rows are in the table",),
+        )

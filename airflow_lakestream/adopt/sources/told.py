@@ -1,0 +1,52 @@
+"""Positions that no other system keeps: the rows' own, and ranges that a person knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from airflow_lakestream.adopt.claim import Claim
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.exceptions import InvalidArgument
+
+_RANGE = re.compile(r"([A-Za-z0-9._-]+)\[(\d+)\]:(\d+)-(\d+)")
+
+
+def parse_ranges(texts: Sequence[str], argument: str) -> RangeSet:
+    """Read ranges such as orders[0]:100-250. Raises InvalidArgument."""
+    ranges = []
+    for text in texts:
+        match = _RANGE.fullmatch(text.strip())
+        if match is None or int(match[4]) <= int(match[3]):
+            raise InvalidArgument(argument, f"{text!r} is not a range.", 'Write "orders[0]:100-250", 250 not included.')
+        ranges.append(OffsetRange(match[1], int(match[2]), int(match[3]), int(match[4])))
+    return RangeSet(ranges)
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """`adopt.claim.ToolPosition` where the rows alone tell."""
+
+    has_sign_of_life: bool = False
+
+    def read(self, topic: str) -> Claim:
+        """Return a claim that leaves all to the rows."""
+        return Claim(source="rows", trusted=("that no other tool still writes: the table stood still for a while",))
+
+
+@dataclass(frozen=True)
+class GivenRanges:
+    """`adopt.claim.ToolPosition` of ranges that a person knows."""
+
+    texts: Sequence[str]
+    has_sign_of_life: bool = False
+
+    def read(self, topic: str) -> Claim:
+        """Return the ranges. Raises InvalidArgument for another topic's."""
+        ranges = parse_ranges(self.texts, "--from ranges")
+        if not ranges:
+            raise InvalidArgument("--from ranges", "needs ranges.", 'Write --from ranges "orders[0]:0-250".')
+        if others := sorted({name for name, _ in ranges.partitions} - {topic}):
+            raise InvalidArgument("--from ranges", f"{', '.join(others)} is not the topic {topic!r}.")
+        return Claim(source="ranges", ranges=ranges, trusted=("that the table has exactly these ranges",))

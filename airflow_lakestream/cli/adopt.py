@@ -1,0 +1,215 @@
+"""`lakestream adopt` and `lakestream hand-over`: from another tool to a ledger, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    AnyTable,
+    ConnectConn,
+    Group,
+    IcebergConn,
+    Json,
+    KafkaConn,
+    KafkaConnection,
+    StorageConn,
+    aside,
+    open_connect,
+    open_kafka,
+    open_lake,
+    open_store_properties,
+)
+from airflow_lakestream.core.ranges import RangeSet, shown
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.adopt.claim import ToolPosition
+    from airflow_lakestream.adopt.filled import Filled
+    from airflow_lakestream.adopt.run import Adoption
+
+_SHOWN = 10
+Topic = Annotated[str, typer.Option("--topic", help="the topic that the rows come from")]
+Yes = Annotated[bool, typer.Option("--yes", help="write it; without, only say what would be written")]
+
+
+class Origin(StrEnum):
+    """Where a tool's position is read."""
+
+    ROWS = "rows"
+    GROUP = "group"
+    SPARK_CHECKPOINT = "spark-checkpoint"
+    FLINK_SAVEPOINT = "flink-savepoint"
+    CONNECT = "connect"
+    RANGES = "ranges"
+
+
+# How many words follow --from.
+_ALONE, _MANY = (Origin.ROWS,), (Origin.RANGES,)
+
+
+def adopt(
+    table: AnyTable,
+    group: Group,
+    topic: Topic,
+    origin: Annotated[Origin, typer.Option("--from", help="what says which records the table has")],
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="a group's or connector's name, a checkpoint's path, or ranges such as orders[0]:0-250"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", help='columns with the positions: "topic=a,partition=b,offset=c.d"; topic may go'),
+    ] = None,
+    yes: Yes = False,
+    watch: Annotated[
+        str, typer.Option("--watch", help="how long the table has to stand still where a tool gives no sign of life")
+    ] = "10s",
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    connect_conn: ConnectConn = "kafka_connect_default",
+    as_json: Json = False,
+) -> None:
+    """Give a table that another tool filled its ledger, so that the next run lands exactly what is missing.
+
+    Says first what would be written, what proves it and what is taken on trust; --yes writes it, in one commit without
+    rows. Stop the other tool before.
+    """
+    with aside():
+        from airflow_lakestream.adopt.filled import open_filled
+        from airflow_lakestream.adopt.run import Adopt
+        from airflow_lakestream.core.policies import seconds
+        from airflow_lakestream.run.job import ExtractConfig
+        from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
+
+        # A run must be able to take the names, so the same checks apply.
+        ExtractConfig(topic=topic, table=table, consumer_group=group)
+        names = _names(origin, what or ())
+        kafka = open_kafka(kafka_conn)
+        lake = open_lake(table, iceberg_conn, storage_conn)
+        work = Adopt(
+            table=table,
+            consumer_group=group,
+            topic=topic,
+            kafka=kafka.configuration,
+            where=kafka.where,
+            columns=OWN_COLUMNS if columns is None else PositionColumns.parse(columns, topic),
+            watch=seconds("--watch", watch),
+        )
+        filled = open_filled(lake, table, group)
+        tool = _tool(origin, names, kafka, filled, storage_conn, connect_conn)
+        found = work.write(lake, tool) if yes else work.look(lake, tool, filled)
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
+
+
+def _names(origin: Origin, what: Sequence[str]) -> Sequence[str]:
+    """Return what follows --from. Raises InvalidArgument for too many words, or too few."""
+    if origin in _ALONE and what:
+        raise InvalidArgument(f"--from {origin}", f"takes no {what[0]!r}: the rows alone tell.")
+    if origin not in _ALONE and not what:
+        raise InvalidArgument(f"--from {origin}", "needs a name, a path or ranges behind it.")
+    if origin not in (*_ALONE, *_MANY) and len(what) > 1:
+        raise InvalidArgument(f"--from {origin}", f"takes one name or path, not {len(what)}.")
+    return what
+
+
+def _tool(
+    origin: Origin,
+    names: Sequence[str],
+    kafka: KafkaConnection,
+    filled: Filled,
+    storage_conn: str | None,
+    connect_conn: str,
+) -> ToolPosition:
+    from airflow_lakestream.adopt.sources import connect_sink, flink_savepoint, group, spark_checkpoint, told
+    from airflow_lakestream.kafka.groups import Groups
+
+    match origin:
+        case Origin.ROWS:
+            return told.OwnRows()
+        case Origin.RANGES:
+            return told.GivenRanges(names)
+        case Origin.GROUP:
+            return group.CommittedOffsets(Groups(kafka.configuration, kafka.where), names[0])
+        case Origin.SPARK_CHECKPOINT:
+            return spark_checkpoint.SparkCheckpoint(names[0], filled, open_store_properties(storage_conn))
+        case Origin.CONNECT:
+            sink = connect_sink.Connector(
+                open_connect(connect_conn), Groups(kafka.configuration, kafka.where), names[0]
+            )
+            return connect_sink.ConnectSink(sink, filled)
+        case Origin.FLINK_SAVEPOINT:
+            return flink_savepoint.FlinkSavepoint(names[0], filled, open_store_properties(storage_conn))
+
+
+def _lines(found: Adoption) -> Iterator[str]:
+    entry, left = found.decision.entry, found.decision.left
+    topic, source = found.decision.identity.topic, found.claim.source
+    if found.snapshot_id is None:
+        yield f"{found.table}: nothing is written yet. With --yes, {found.consumer_group} adopts {topic} from {source}:"
+    else:
+        yield f"{found.table}: {found.consumer_group} has adopted {topic} from {source}, in {found.snapshot_id}:"
+    for name, ranges in (
+        ("landed", entry.landed - entry.adopted),
+        ("landed, not verifiable by audits", entry.adopted),
+        ("taken as lost, no longer in Kafka", entry.lost),
+        ("without a row, the next run lands", left),
+    ):
+        if ranges:
+            yield f"  {name}: {_text(ranges)}"
+    yield from (f"  proved: {line}" for line in found.proved)
+    yield from (f"  on trust: {line}" for line in found.trusted)
+    yield "  Rows can't tell which time was covered (mode=interval): intervals that run again look again."
+
+
+def _text(ranges: RangeSet) -> str:
+    return shown([str(one) for one in ranges], _SHOWN)
+
+
+class Heir(StrEnum):
+    """What can be set to where a ledger ends."""
+
+    GROUP = "group"
+    CONNECT = "connect"
+
+
+def hand_over(
+    table: AnyTable,
+    group: Group,
+    topic: Topic,
+    to: Annotated[Heir, typer.Option("--to", help="what is to go on where the ledger ends")],
+    name: Annotated[str, typer.Argument(help="the group's or connector's name")],
+    yes: Yes = False,
+    kafka_conn: KafkaConn = "kafka_default",
+    iceberg_conn: IcebergConn = "iceberg_default",
+    storage_conn: StorageConn = None,
+    connect_conn: ConnectConn = "kafka_connect_default",
+    as_json: Json = False,
+) -> None:
+    """Set another tool's position to where the ledger ends, so that it goes on without a gap or a doubled record.
+
+    Pause the DAG before. Refused while the ledger has holes, and while the other tool runs.
+    """
+    with aside():
+        from airflow_lakestream.adopt.hand_over import HandOver, Takes, ToGroup
+        from airflow_lakestream.adopt.sources.connect_sink import Connector, ToConnector
+        from airflow_lakestream.kafka.groups import Groups
+
+        kafka = open_kafka(kafka_conn)
+        work = HandOver(table=table, consumer_group=group, topic=topic, kafka=kafka.configuration, where=kafka.where)
+        groups = Groups(kafka.configuration, kafka.where)
+        heir: Takes = ToGroup(groups, name)
+        if to is Heir.CONNECT:
+            heir = ToConnector(Connector(open_connect(connect_conn), groups, name))
+        done = work.run(open_lake(table, iceberg_conn, storage_conn), heir, write=yes)
+    if as_json:
+        typer.echo(json.dumps(done.to_dict(), indent=2))
+        return
+    places = ", ".join(f"{topic}[{p}] {offset}" for p, offset in sorted(done.offsets.items()))
+    told = "goes on at" if done.done else "is not set yet; with --yes it goes on at"
+    typer.echo(f"{table}: {done.to} {told} {places}")

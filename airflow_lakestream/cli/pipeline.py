@@ -1,0 +1,194 @@
+"""`lakestream pipeline`: check files of pipelines, show what they come to, and run one without a scheduler."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from airflow_lakestream.cli.connections import (
+    Json,
+    aside,
+    open_catalog,
+    open_kafka,
+    open_lake,
+    open_registry,
+    open_variables,
+)
+from airflow_lakestream.core.policies import TableFormat
+from airflow_lakestream.exceptions import InvalidArgument
+
+if TYPE_CHECKING:
+    from airflow_lakestream.pipelines.compiled import Compiled
+
+app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="a pipeline's file", exists=True, dir_okay=False)]
+Engine = Annotated[str | None, typer.Option("--engine", help="instead of the file's: extract, group or spark")]
+
+
+@app.command()
+def validate(
+    paths: Annotated[list[Path], typer.Argument(help="files, or folders of them", exists=True)],
+) -> None:
+    """Check pipelines as their runs do, SQL too; connect to nothing. Exit code 2: something is wrong."""
+    with aside():
+        from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.pipelines.errors import PipelineError
+
+        problems, good = [], 0
+        for read in _reading(paths):
+            try:
+                for compiled in read():
+                    check(compiled)
+                    good += 1
+            except PipelineError as error:
+                problems += error.problems
+    for problem in sorted(problems):
+        typer.echo(str(problem), err=True)
+    typer.echo(f"{good} pipelines are right, {len(problems)} things are wrong.")
+    raise typer.Exit(2 if problems else 0)
+
+
+@app.command()
+def plan(file: File, as_json: Json = False) -> None:
+    """Print what the next run would change: the table, its columns, and the offsets that it would land."""
+    with aside():
+        from airflow_lakestream.cli.plan import dry_run
+        from airflow_lakestream.pipelines.check import check
+        from airflow_lakestream.run.job import build_job
+
+        compiled = _read(file)
+        if compiled.mode == "replace" or TableFormat(compiled.table_format) is TableFormat.DELTA:
+            problem = f"plan shows pipelines that append to an Iceberg table; this one: {compiled.mode}, "
+            raise InvalidArgument("file", f"{problem}{compiled.table_format}.")
+        config = replace(check(compiled), **_registry(compiled))
+        kafka = open_kafka(_connection(compiled, "kafka"))
+        catalog = open_catalog(_connection(compiled, "iceberg"))
+        job = build_job(config, kafka.configuration, catalog, run_id="dry run", where=kafka.where)
+        found = dry_run(job, catalog)
+        columns = _columns(config, catalog)
+    told = {"pipeline": compiled.name, "engine": compiled.engine, "columns": columns, **found.to_dict()}
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    typer.echo(f"{compiled.name}, by the engine {compiled.engine}")
+    typer.echo("\n".join(f"  {line}" for line in columns))
+    typer.echo(found.render())
+
+
+@app.command()
+def render(file: File, engine: Engine = None) -> None:
+    """Print the DAG that a pipeline comes to, as Python."""
+    with aside():
+        from airflow_lakestream.pipelines.python import python_of
+
+        compiled = _read(file, engine)
+    typer.echo(python_of(compiled), nl=False)
+
+
+@app.command()
+def run(
+    file: File,
+    engine: Engine = None,
+    start: Annotated[str | None, typer.Option("--interval-start", help="of a pipeline that replaces")] = None,
+    end: Annotated[str | None, typer.Option("--interval-end", help="of a pipeline that replaces")] = None,
+) -> None:
+    """Land once, here, without a scheduler: what is missing now. The ledger is that of all other runs."""
+    with aside():
+        from airflow_lakestream.pipelines.check import configured
+        from airflow_lakestream.run.summary import last_line
+        from airflow_lakestream.run.topics import land_run
+
+        compiled = _read(file, engine)
+        if compiled.engine == "spark":
+            raise InvalidArgument(
+                "--engine", "Spark's runs are Airflow's.", "Trigger the DAG, or land here with --engine extract."
+            )
+        config = configured(compiled, **_interval(compiled, start, end), **_registry(compiled))
+        kafka = open_kafka(_connection(compiled, "kafka"))
+        lake = open_lake(config.table, _connection(compiled, "iceberg"), compiled.landing.get("storage_conn_id"))
+        report = land_run(
+            config,
+            kafka.configuration,
+            lake,
+            run_id=_run_id(),
+            where=kafka.where,
+            stop=threading.Event(),
+        )
+        said = last_line(report, config, _connection(compiled, "iceberg"))
+    typer.echo(said)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of pipelines, for editors that complete and check YAML."""
+    from airflow_lakestream.pipelines.model import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _reading(paths: Sequence[Path]) -> Any:
+    """Yield functions that return the pipelines of a path, so that each has its own errors."""
+    from airflow_lakestream.pipelines.folder import read_folder
+
+    for path in paths:
+        if path.is_dir():
+            yield lambda path=path: read_folder(path, _lookup(), None)
+        else:
+            yield lambda path=path: [_read(path)]
+
+
+def _read(file: Path, engine: str | None = None) -> Compiled:
+    from airflow_lakestream.pipelines.folder import read_file
+
+    return read_file(file, _lookup(), engine=engine)
+
+
+@cache
+def _lookup() -> Any:
+    from airflow_lakestream.pipelines.variables import looked_up
+
+    return cache(looked_up(*open_variables()))
+
+
+def _connection(compiled: Compiled, kind: str) -> str:
+    return str(compiled.landing.get(f"{kind}_conn_id", f"{kind}_default"))
+
+
+def _registry(compiled: Compiled) -> dict[str, Any]:
+    return dict(open_registry(compiled.landing, _connection(compiled, "kafka")))
+
+
+def _interval(compiled: Compiled, start: str | None, end: str | None) -> dict[str, Any]:
+    if compiled.mode == "replace":
+        return {"interval_start": start, "interval_end": end}
+    if start or end:
+        raise InvalidArgument("--interval-start", f"is for mode: replace; the pipeline's mode is {compiled.mode}.")
+    return {}
+
+
+def _run_id() -> str:
+    import uuid
+
+    return f"lakestream pipeline run {uuid.uuid4()}"
+
+
+def _columns(config: Any, catalog: Any) -> list[str]:
+    """Return what becomes of the table: made, and with which columns, or there."""
+    from airflow_lakestream.tables.schema.types import schema_text
+
+    made = config.design.schema
+    text = "the first records say the columns" if made is None else schema_text(made)
+    if catalog.table_exists(config.table):
+        there = {field.name for field in catalog.load_table(config.table).schema().fields}
+        lacking = [] if made is None else [field.name for field in made.fields if field.name not in there]
+        new = f"; it lacks {', '.join(lacking)} ({config.schema_evolution=})" if lacking else ""
+        return [f"{config.table} is there{new}"]
+    return [f"{config.table} is made: {text}"]

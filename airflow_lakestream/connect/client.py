@@ -1,0 +1,221 @@
+"""A client of Kafka Connect's REST interface, on the standard library. It logs no body: bodies hold configurations."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+
+from airflow_lakestream.connect.status import ConnectorStatus
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal, Transient
+
+_MOST_BYTES = 16 << 20
+# While the workers rebalance they answer 409 for some seconds.
+_BUSY_FOR_S = 60.0
+_PAUSE_S = 0.5
+_CONFLICT, _NOT_FOUND = 409, 404
+# What a gateway answers for a worker that is not there, and a worker that is busy.
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+
+class ConnectUnknown(LakestreamError, Transient):
+    """No worker gave an answer that could be understood: nothing is known, and nothing follows from it."""
+
+
+class ConnectRefused(LakestreamError, Terminal):
+    """A worker refused a request."""
+
+
+class NoSuchConnector(ConnectRefused):
+    """The workers know no connector of this name."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where the workers of one Connect cluster answer; any of them does.
+
+    :param urls: one after the other is asked until one answers.
+    """
+
+    urls: Sequence[str]
+    username: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: str = ""
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.urls or any(not url.startswith(("http://", "https://")) for url in self.urls):
+            raise InvalidArgument("connect_conn_id", "its host is not an address of http or https.")
+
+
+class ConnectClient:
+    """Asks the workers. All methods raise ConnectUnknown and ConnectRefused."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        is_tls = any(url.startswith("https:") for url in workers.urls)
+        self._context = self._tls(workers.ca_file) if is_tls else None
+
+    @property
+    def where(self) -> str:
+        """The workers' addresses, for messages."""
+        return ", ".join(self._workers.urls)
+
+    def status(self, name: str) -> ConnectorStatus:
+        """Return what connector and tasks are doing. Raises NoSuchConnector."""
+        answer = self._ask("GET", _path(name, "status"))
+        try:
+            return ConnectorStatus.parse(answer)
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
+            raise ConnectUnknown(f"Kafka Connect at {self.where}: the status of {name!r} is not one.") from e
+
+    def config(self, name: str) -> dict[str, str] | None:
+        """Return a connector's configuration as it was given; None where there is no such connector."""
+        try:
+            answer = self._ask("GET", _path(name, "config"))
+        except NoSuchConnector:
+            return None
+        if not isinstance(answer, Mapping):
+            raise ConnectUnknown(f"Kafka Connect at {self.where}: the configuration of {name!r} is not one.")
+        return {str(key): str(value) for key, value in answer.items()}
+
+    def plugins(self) -> set[str]:
+        """Return the classes of the connectors that can be made."""
+        answer = self._ask("GET", "/connector-plugins")
+        if not isinstance(answer, list):
+            raise ConnectUnknown(f"Kafka Connect at {self.where} did not list its plugins.")
+        return {str(one.get("class")) for one in answer if isinstance(one, Mapping)}
+
+    def validate(self, config: Mapping[str, str]) -> tuple[set[str], dict[str, list[str]]]:
+        """Return the names of all settings that the connector's class knows, and what is wrong, by setting."""
+        plugin = urllib.parse.quote(config["connector.class"], safe="")
+        answer = self._ask("PUT", f"/connector-plugins/{plugin}/config/validate", dict(config))
+        try:
+            known = {str(one["definition"]["name"]) for one in answer["configs"]}
+            values = [one["value"] for one in answer["configs"]]
+            return known, {str(one["name"]): [str(e) for e in one["errors"]] for one in values if one["errors"]}
+        except (KeyError, TypeError) as e:
+            raise ConnectUnknown(f"Kafka Connect at {self.where} did not validate a configuration.") from e
+
+    def create_stopped(self, name: str, config: Mapping[str, str]) -> None:
+        """Make a connector that does nothing yet."""
+        self._ask("POST", "/connectors", {"name": name, "config": dict(config), "initial_state": "STOPPED"})
+
+    def configure(self, name: str, config: Mapping[str, str]) -> None:
+        """Give a connector another configuration: its tasks begin anew."""
+        self._ask("PUT", _path(name, "config"), dict(config))
+
+    def restart(self, name: str, only_failed: bool) -> None:
+        """Restart the connector and its tasks: all of them, or those that have failed."""
+        self._ask("POST", _path(name, f"restart?includeTasks=true&onlyFailed={str(only_failed).lower()}"))
+
+    def stop(self, name: str) -> None:
+        """End all tasks; the connector stays, and so do its offsets."""
+        self._ask("PUT", _path(name, "stop"))
+
+    def pause(self, name: str) -> None:
+        """Let the tasks wait."""
+        self._ask("PUT", _path(name, "pause"))
+
+    def resume(self, name: str) -> None:
+        """Let a stopped or paused connector work."""
+        self._ask("PUT", _path(name, "resume"))
+
+    def set_offsets(self, name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set where a stopped sink reads on, by partition."""
+        moved = [
+            {"partition": {"kafka_topic": topic, "kafka_partition": p}, "offset": {"kafka_offset": offset}}
+            for p, offset in sorted(offsets.items())
+        ]
+        self._ask("PATCH", _path(name, "offsets"), {"offsets": moved})
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        until = time.monotonic() + _BUSY_FOR_S
+        while True:
+            try:
+                return self._ask_any(method, path, body)
+            except _Busy as e:
+                if time.monotonic() > until:
+                    raise ConnectUnknown(f"{e} It went on for {_BUSY_FOR_S:.0f} s.") from None
+                time.sleep(_PAUSE_S)
+
+    def _ask_any(self, method: str, path: str, body: Any) -> Any:
+        unknown: ConnectUnknown | None = None
+        for url in self._workers.urls:
+            try:
+                return self._ask_one(method, url.rstrip("/"), path, body)
+            except ConnectUnknown as e:
+                unknown = e
+        assert unknown is not None, "there is at least one worker"
+        raise unknown
+
+    def _ask_one(self, method: str, url: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        # `Workers` allows only http and https.
+        request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310  # http(s) only
+        if self._workers.username:
+            pair = f"{self._workers.username}:{self._workers.password}".encode()
+            # A redirect must not receive the credentials.
+            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+        where = f"Kafka Connect at {url}"
+        try:
+            answering = urllib.request.urlopen(request, timeout=self._workers.timeout, context=self._context)  # noqa: S310  # http(s) only
+            with answering as answer:
+                said = answer.read(_MOST_BYTES)
+        except urllib.error.HTTPError as e:
+            raise _explained(where, path, e) from None
+        except (OSError, ValueError, HTTPException) as e:
+            raise ConnectUnknown(f"{where} gives no answer: {getattr(e, 'reason', e)}. Does a worker run there?") from e
+        return _parsed(said, where)
+
+    @staticmethod
+    def _tls(ca_file: str) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=ca_file or None)
+        except OSError as e:
+            raise InvalidArgument("connect_conn_id", f"its ca_file can't be read: {e.strerror or e}.") from e
+
+
+class _Busy(LakestreamError, Transient):
+    """The workers rebalance: the same request works in a moment."""
+
+
+def _path(name: str, what: str) -> str:
+    return f"/connectors/{urllib.parse.quote(name, safe='')}/{what}"
+
+
+def _parsed(said: bytes, where: str) -> Any:
+    try:
+        return json.loads(said) if said else None
+    except ValueError:
+        # A worker that starts, and many a gateway, answers a page for people.
+        raise ConnectUnknown(f"{where} gives an answer that is no JSON: it starts, or is none of Connect's.") from None
+
+
+def _explained(where: str, path: str, error: urllib.error.HTTPError) -> LakestreamError:
+    """Tell what an error means; only Connect's own JSON counts as its word."""
+    try:
+        answer = json.loads(error.read(_MOST_BYTES))
+        said = str(answer["message"])[:500] if "error_code" in answer else None
+    except (ValueError, OSError, KeyError, TypeError):
+        said = None
+    what = path.partition("?")[0]
+    if said is None or error.code in _PASSING:
+        return ConnectUnknown(f"{where} answers {what} with {error.code}{': ' + said if said else ''}.")
+    if error.code == _CONFLICT and "rebalanc" in said.lower():
+        return _Busy(f"{where} answers {what} with {error.code}: {said}.")
+    if error.code == _NOT_FOUND and what.startswith("/connectors/"):
+        return NoSuchConnector(f"{where}: {said}")
+    if error.code in (401, 403):
+        remedy = "Check login and password of the connection, and what they may do."
+        return ConnectRefused(f"{where} refuses {what} with {error.code}. {remedy}")
+    return ConnectRefused(f"{where} refuses {what} with {error.code}: {said}")

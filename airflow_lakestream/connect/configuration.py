@@ -1,0 +1,96 @@
+"""A connector's configuration: as Connect keeps it, without literal secrets, and without keys that nobody reads."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from airflow_lakestream.core.secrecy import secrets_in
+from airflow_lakestream.exceptions import InvalidArgument, Terminal
+
+log = logging.getLogger(__name__)
+
+ICEBERG_SINK = "org.apache.iceberg.connect.IcebergSinkConnector"
+_REFERENCE = re.compile(r"\$\{[^}]*\}")
+# Settings of clients and converters, which Connect hands on unread.
+_HANDED_ON = (
+    *(f"{client}.override." for client in ("consumer", "producer", "admin")),
+    *(f"{what}.converter." for what in ("key", "value", "header")),
+)
+# How alike an unknown key and a known one are, where one is taken for the other misspelt.
+_ALIKE = 0.86
+
+
+class ConfigRefused(InvalidArgument, Terminal):
+    """A connector's configuration that Connect takes, and that does not do what it says; or that Connect refuses."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__("config", problem, remedy)
+
+
+def as_text(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a configuration as Connect keeps it: all values are text. Raises ConfigRefused."""
+    text = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping | list | tuple | set) or value is None:
+            raise ConfigRefused(f"{key} is a {type(value).__name__}.", "Connect takes text, numbers and true or false.")
+        text[str(key)] = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    return text
+
+
+def refuse_literal_secrets(config: Mapping[str, Any]) -> None:
+    """Refuse secrets that stand in the configuration: Connect shows it to everybody. Raises ConfigRefused.
+
+    References to a config provider, such as `${file:/etc/connect/lake.properties:password}`, are what is wanted.
+    """
+    if found := sorted(set(_literal_secrets(config))):
+        remedy = "Name it by a config provider of the workers', such as ${file:/path/lake.properties:password}."
+        raise ConfigRefused(f"{' and '.join(found)} holds a secret, which Connect would show.", remedy)
+
+
+def _literal_secrets(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in config.items():
+        text = _REFERENCE.sub("", value) if isinstance(value, str) else value
+        if isinstance(text, str) and key.endswith("jaas.config"):
+            # A line of settings, of which only some are secret.
+            yield from (key for _ in secrets_in(text, key, assigned=True))
+        else:
+            yield from secrets_in({key: text})
+
+
+def difference(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Return the names of the settings in which two configurations differ; Connect adds the name to each."""
+    names = (set(wanted) | set(there)) - {"name"}
+    return sorted(name for name in names if wanted.get(name) != there.get(name))
+
+
+def check_keys(config: Mapping[str, str], known: Collection[str], handed_on: Collection[str] = ()) -> None:
+    """Refuse keys that the connector does not know and that look like one it does. Raises ConfigRefused.
+
+    Connect passes them in silence. What is like none is let through with a warning: some connectors hand settings on
+    to a library.
+
+    :param known: the names that Connect tells when it validates.
+    :param handed_on: further prefixes of settings that are read by others.
+    """
+    prefixes = (*_HANDED_ON, *handed_on)
+    for key in sorted(set(config) - set(known) - {"name"}):
+        if key.startswith(prefixes):
+            continue
+        alike = difflib.get_close_matches(key, known, n=1, cutoff=_ALIKE)
+        if alike:
+            raise ConfigRefused(f"{key} is none of the connector's settings.", f"Is {alike[0]} meant?")
+        if key.startswith(("transforms.", "predicates.")):
+            remedy = f"Is it listed in {key.partition('.')[0]}, and does its type have such a setting?"
+            raise ConfigRefused(f"{key} belongs to no transformation or predicate of this connector.", remedy)
+        log.warning("%s is none of the settings that the connector tells of; it may hand it on to a library.", key)
+
+
+def check_errors(errors: Mapping[str, Collection[str]]) -> None:
+    """Refuse what Connect's own validation finds. Raises ConfigRefused, without values: they may be secret."""
+    if errors:
+        told = "; ".join(f"{name}: {' '.join(_REFERENCE.sub('...', one) for one in errors[name])}" for name in errors)
+        raise ConfigRefused(f"Connect refuses {told[:1000]}")

@@ -1,0 +1,112 @@
+"""The events of Iceberg's sink in its control topic: how they are written, and what they say of source offsets."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+from confluent_kafka import Message
+
+from airflow_lakestream.decode.avro.one import Malformed
+from airflow_lakestream.decode.avro.schema import Node, parse
+from airflow_lakestream.decode.avro.value import value_of
+from airflow_lakestream.decode.values.outcome import SchemaRefused
+
+# Iceberg's AvroEncoderUtil: these two bytes, the schema with two bytes of length, then plain Avro.
+_MAGIC = b"\xc2\x01"
+
+
+class EventType(IntEnum):
+    """The kinds of events."""
+
+    START_COMMIT = 0
+    DATA_WRITTEN = 1
+    DATA_COMPLETE = 2
+    COMMIT_TO_TABLE = 3
+    COMMIT_COMPLETE = 4
+
+
+class NotAnEvent(ValueError):
+    """The record is no event of the sink."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event at its place in the control topic.
+
+    `ends` are, of DATA_COMPLETE, the offsets up to which a task's records are in the files that it told of before: by
+    source topic and partition.
+    """
+
+    partition: int
+    offset: int
+    kind: int
+    group: str
+    ends: Mapping[tuple[str, int], int]
+
+
+def parse_event(partition: int, offset: int, value: bytes) -> Event:
+    """Read a record of the control topic. Raises NotAnEvent."""
+    if value[:2] != _MAGIC or len(value) < 4:
+        raise NotAnEvent
+    (length,) = struct.unpack(">H", value[2:4])
+    try:
+        found = value_of(_schema(value[4 : 4 + length]), value[4 + length :])
+        kind = int(found["type"])
+        ends = _ends(found["payload"]) if kind == EventType.DATA_COMPLETE else {}
+        return Event(partition, offset, kind, str(found["group_id"]), ends)
+    except (Malformed, SchemaRefused, KeyError, TypeError, ValueError, AttributeError) as e:
+        raise NotAnEvent from e
+
+
+def events_of(records: Iterable[Message]) -> list[Event]:
+    """Read the records of a control topic.
+
+    What is no event is left out: it is another program's, or of a later version, and what it tells is not proven.
+    """
+    found = []
+    for record in records:
+        try:
+            found.append(parse_event(int(record.partition() or 0), int(record.offset() or 0), record.value() or b""))
+        except NotAnEvent:
+            continue
+    return found
+
+
+def ends_below(events: Iterable[Event], group: str, topic: str, until: Mapping[int, int]) -> dict[int, int]:
+    """Return, by partition, the offset up to which a topic's records are in files told of below some control offsets.
+
+    The highest that a task told of: a commit takes whatever events it has read, also those of an earlier round.
+    """
+    ends: dict[int, int] = {}
+    for event in events:
+        if event.group != group or event.offset >= until.get(event.partition, 0):
+            continue
+        for (source, p), end in event.ends.items():
+            if source == topic:
+                ends[p] = max(ends.get(p, 0), end)
+    return ends
+
+
+def _ends(payload: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    told = payload["assignments"] or ()
+    return {(str(one["topic"]), int(one["partition"])): int(one["offset"]) for one in told if one["offset"] is not None}
+
+
+@lru_cache(maxsize=256)
+def _schema(text: bytes) -> Node:
+    # Java writes names without their namespace within one, and refers to them so from without: all go without.
+    return parse(json.dumps(_without_namespaces(json.loads(text))))
+
+
+def _without_namespaces(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_namespaces(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _without_namespaces(value) for key, value in schema.items() if key != "namespace"}

@@ -1,0 +1,178 @@
+"""The configuration of Iceberg's sink for a table with a ledger: what is added to the user's, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
+
+_PREFIX = "iceberg."
+# Prefixes of settings that the sink hands on to the catalog, to Hadoop, to its Kafka clients, and to tables.
+HANDED_ON = (
+    "iceberg.catalog.",
+    "iceberg.hadoop.",
+    "iceberg.kafka.",
+    "iceberg.tables.auto-create-props.",
+    "iceberg.tables.write-props.",
+)
+_OF_A_TABLE = ("id-columns", "partition-by")
+_TRANSFORM = "lakestreamPosition"
+_INSERT_FIELD = "org.apache.kafka.connect.transforms.InsertField$Value"
+_COLUMNS = {
+    "topic.field": "_kafka_topic",
+    "partition.field": "_kafka_partition",
+    "offset.field": "_kafka_offset",
+    "timestamp.field": "_kafka_timestamp",
+}
+# The columns without which a row has no place in the ledger.
+POSITIONS = ("_kafka_topic", "_kafka_partition", "_kafka_offset")
+_COMMIT_INTERVAL = "iceberg.control.commit.interval-ms"
+_COMMIT_TIMEOUT = "iceberg.control.commit.timeout-ms"
+_SESSION = "iceberg.kafka.session.timeout.ms"
+# Brokers take none below; a coordinator looks at its control topic each time that the worker's flush interval is over.
+_LEAST_SESSION_MS = 6_000
+_REFUSED = {
+    "topics.regex": "A ledger belongs to one topic: give topics, and one connector to each.",
+    "iceberg.tables.route-field": "The sink drops records that match no table without a trace: no ledger could tell.",
+    "iceberg.tables.dynamic-enabled": "The sink drops records that match no table without a trace.",
+    "iceberg.tables.auto-create-enabled": "Let an extract make the table: it knows the columns of positions.",
+    "iceberg.connect.group-id": "The sink's own group, connect-<name>, is the one whose offsets are set.",
+    "iceberg.coordinator.transactional.suffix": "It is the sink's own.",
+    "errors.tolerance": 'Records that are left out are in no table: leave it at "none".',
+    "transforms.lakestreamPosition.type": "That name is taken.",
+}
+# Records of a partition that is added later would be lost by the one, and aborted ones landed by the other.
+_CONSUMER = {
+    "consumer.override.auto.offset.reset": "earliest",
+    "consumer.override.isolation.level": "read_committed",
+}
+_OFF = ("", "false", "none")
+
+
+@dataclass(frozen=True)
+class IcebergSink:
+    """A sink as it is applied: its complete configuration, and what follows from it."""
+
+    connector: str
+    config: Mapping[str, str]
+    topic: str
+    table: str
+    branch: str
+    control_topic: str
+
+    @property
+    def group(self) -> str:
+        """The consumer group of its tasks; its offsets are committed before the table is: an upper bound."""
+        return f"connect-{self.connector}"
+
+    @property
+    def coordinator_group(self) -> str:
+        """The consumer group by which its coordinator reads the control topic."""
+        return f"{self.group}-coord"
+
+    @property
+    def commit_bound(self) -> float:
+        """Seconds within which two rounds are over: that long a sink with records to take has to move."""
+        interval, timeout = (int(self.config[name]) / 1000 for name in (_COMMIT_INTERVAL, _COMMIT_TIMEOUT))
+        return 2 * (interval + timeout)
+
+
+def complete(connector: str, given: Mapping[str, str], catalog: str, publish_interval: float) -> IcebergSink:
+    """Return the sink that writes a branch with positions in its rows. Raises ConfigRefused.
+
+    :param given: the user's configuration.
+    :param catalog: the catalog's name: the id of Airflow's connection, which a SQL catalog keeps with each table.
+    :param publish_interval: seconds between two publications; the sink commits as often, unless told otherwise.
+    """
+    _refuse(given)
+    branch = f"lakestream-{re.sub('[^A-Za-z0-9_-]', '-', connector)}"
+    control = f"lakestream-control-{re.sub('[^A-Za-z0-9._-]', '-', connector)}"
+    config = {
+        "connector.class": ICEBERG_SINK,
+        "iceberg.catalog": catalog,
+        "iceberg.tables.default-commit-branch": branch,
+        "iceberg.control.topic": control,
+        _COMMIT_INTERVAL: str(int(publish_interval * 1000)),
+        _COMMIT_TIMEOUT: "30000",
+        **_CONSUMER,
+        **given,
+    }
+    config |= _with_positions(given)
+    _check(config, catalog)
+    return IcebergSink(
+        connector,
+        config,
+        _one(config, "topics", "A ledger belongs to one topic: give one connector to each."),
+        _one(config, "iceberg.tables", "Each table has a ledger of its own: give one connector to each."),
+        config["iceberg.tables.default-commit-branch"],
+        config["iceberg.control.topic"],
+    )
+
+
+def _with_positions(given: Mapping[str, str]) -> dict[str, str]:
+    names = [name.strip() for name in given.get("transforms", "").split(",") if name.strip()]
+    # Last: others may replace the value by a part of it.
+    added = {f"transforms.{_TRANSFORM}.{field}": column for field, column in _COLUMNS.items()}
+    return {
+        "transforms": ",".join([*names, _TRANSFORM]),
+        f"transforms.{_TRANSFORM}.type": _INSERT_FIELD,
+        **added,
+    }
+
+
+def _refuse(given: Mapping[str, str]) -> None:
+    for name, reason in _REFUSED.items():
+        if given.get(name, "").strip().lower() not in _OFF:
+            raise ConfigRefused(f"{name} does not go with a ledger.", reason)
+    for name, value in given.items():
+        if name.startswith("transforms.") and name.endswith(".type"):
+            _check_transform(name, value)
+        if name.startswith("iceberg.table.") and not name.endswith(_OF_A_TABLE):
+            raise ConfigRefused(f"{name} does not go with a ledger.", "All of a connector's records go to one branch.")
+
+
+def _check_transform(name: str, value: str) -> None:
+    if value.endswith("KafkaMetadataTransform"):
+        remedy = "Leave it out: the columns of positions are added by InsertField."
+        raise ConfigRefused(f"{name}: KafkaMetadataTransform mixes up the columns of two connectors.", remedy)
+    if re.search(r"(RegexRouter|TimestampRouter|ByLogicalTableRouter|ExtractTopic\$?\w*)$", value):
+        raise ConfigRefused(f"{name}: {value} renames topics; the ledger knows them by their names in Kafka.")
+    if re.search(r"\.Filter$", value):
+        # It would be indistinguishable from a record that was lost.
+        raise ConfigRefused(f"{name}: a filter leaves records out that no row stands for.", "Filter in the readers.")
+
+
+def _check(config: Mapping[str, str], catalog: str) -> None:
+    if config["connector.class"] != ICEBERG_SINK:
+        remedy = 'Give kind="sink" to a connector of another class; it is supervised without a ledger.'
+        raise ConfigRefused(f"connector.class is {config['connector.class']}, not {ICEBERG_SINK}.", remedy)
+    kind = f"{config.get('iceberg.catalog.type', '')} {config.get('iceberg.catalog.catalog-impl', '')}".lower()
+    if "jdbc" in kind and config["iceberg.catalog"] != catalog:
+        problem = f"iceberg.catalog is {config['iceberg.catalog']!r}, and a SQL catalog keeps its name with each table."
+        raise ConfigRefused(problem, f"It has to be the id of the Airflow connection, {catalog!r}.")
+    if not any(name.startswith("iceberg.catalog.") for name in config):
+        raise ConfigRefused("iceberg.catalog.* are missing.", "They say how the workers reach the catalog.")
+    if config["iceberg.tables.default-commit-branch"].strip() in ("", "main"):
+        raise ConfigRefused(
+            "iceberg.tables.default-commit-branch is main.", "The sink has a branch of its own, which is published."
+        )
+    for name, needed in _CONSUMER.items():
+        if config[name] != needed:
+            raise ConfigRefused(f"{name} is {config[name]}, not {needed}.", "A ledger needs it so: leave it out.")
+    for name, least in ((_COMMIT_INTERVAL, 1), (_COMMIT_TIMEOUT, 1), (_SESSION, _LEAST_SESSION_MS)):
+        _check_number(config, name, least)
+
+
+def _check_number(config: Mapping[str, str], name: str, least: int) -> None:
+    value = config.get(name)
+    if value is not None and (not value.isdigit() or int(value) < least):
+        raise ConfigRefused(f"{name} is {value!r}.", f"It takes milliseconds, {least} or more.")
+
+
+def _one(config: Mapping[str, str], name: str, remedy: str) -> str:
+    found = [one.strip() for one in config.get(name, "").split(",") if one.strip()]
+    if len(found) != 1:
+        raise ConfigRefused(f"{name} is missing." if not found else f"{name} has {len(found)}.", remedy)
+    return found[0]

@@ -1,0 +1,131 @@
+"""What a look at a connector means. Pure: nothing here asks anybody.
+
+A connector is judged by its tasks: its own state stays RUNNING while one task after the other fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from airflow_lakestream.connect.status import ConnectorStatus, State
+from airflow_lakestream.connect.traces import Culprit, cause_of, culprit_of
+from airflow_lakestream.driver.supervisor import DriverState, Sight
+
+# Tasks that blame a record so often, each time after a restart, fail at it for good.
+_TRACES = 2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look. `status` is None where no worker gave an answer; then `problem` says why.
+
+    :param committed: how far the tasks' consumer group is, by topic and partition, such as `orders[0]`.
+    :param lag: how many offsets are left to them; None where nobody can tell.
+    :param commits: changes with each commit of the sink to its branch.
+    :param coordinators: how many of the sink's coordinators are at work.
+    :param unreadable: the record that a converter can't read, found by a look into the topic; empty where none was.
+    """
+
+    status: ConnectorStatus | None = None
+    problem: str = ""
+    is_gone: bool = False
+    committed: Mapping[str, int] = field(default_factory=dict)
+    lag: int | None = None
+    commits: str = ""
+    coordinators: int = 0
+    unreadable: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one look leaves for the next; plain values, so that it can be handed on.
+
+    `blamed` are the records that failed tasks named before they were restarted, with how often.
+    """
+
+    has_run: bool = False
+    moves: int = 0
+    mark: str = ""
+    blamed: Mapping[str, int] = field(default_factory=dict)
+    published_at: float = 0.0
+    published: str = ""
+    coordinators: int = 0
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Memory:
+        """Read what `to_dict` gave; unknown keys of a later version are ignored."""
+        return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return asdict(self)
+
+    def restarted(self, seen: Seen) -> Memory:
+        """Return what is remembered once the failed tasks are restarted."""
+        counts = dict(self.blamed)
+        for name in blamed(seen):
+            counts[name] = counts.get(name, 0) + 1
+        return replace(self, blamed=counts)
+
+
+def judge(seen: Seen, memory: Memory) -> tuple[Sight, Memory]:
+    """Return what a look means, and what to remember of it."""
+    memory = replace(memory, coordinators=seen.coordinators)
+    if seen.is_gone:
+        return Sight(DriverState.FAILED, memory.moves, "it is gone: somebody has deleted it"), memory
+    if seen.status is None:
+        return Sight(DriverState.UNKNOWN, memory.moves, seen.problem, doing=seen.problem), memory
+    doing = str(seen.status) if seen.lag is None else f"{seen.status}; {seen.lag:,} behind"
+    if seen.status.state is State.STOPPED:
+        return Sight(DriverState.DONE, memory.moves, doing=doing), memory
+    if seen.status.state is State.FAILED or seen.status.failed:
+        return _failed(seen, seen.status, memory, doing), memory
+    memory = _moved(seen, memory)
+    works = seen.status.all_run or seen.status.state is State.PAUSED or memory.has_run
+    memory = replace(memory, has_run=works)
+    return Sight(DriverState.RUNNING if works else DriverState.STARTING, memory.moves, doing=doing), memory
+
+
+def blamed(seen: Seen) -> set[str]:
+    """Return the records that failed tasks name; where they name none, the error and how far the group was."""
+    found = set()
+    for task in seen.status.failed if seen.status else ():
+        if (culprit := culprit_of(task.trace)) is not None:
+            found.add(_name(culprit, seen))
+    return found
+
+
+def _name(culprit: Culprit, seen: Seen) -> str:
+    if culprit.is_placed:
+        return str(culprit)
+    if seen.unreadable:
+        return seen.unreadable
+    # The group has committed nothing of or behind the record: what is not known to move is taken to stand.
+    at = ", ".join(f"{where} {offset}" for where, offset in sorted(seen.committed.items()))
+    return f"a record at or behind {at or 'the beginning'} ({culprit.error})"
+
+
+def _failed(seen: Seen, status: ConnectorStatus, memory: Memory, doing: str) -> Sight:
+    poison = sorted(name for name in blamed(seen) if memory.blamed.get(name, 0) + 1 >= _TRACES)
+    if poison:
+        error = (
+            f"its tasks fail at the same record again and again: {poison[0]}. Correct or skip it: let a transformation "
+            "or another converter take it, or move the connector's offset behind it, while it is stopped"
+        )
+        return Sight(DriverState.FAILED, memory.moves, error, terminal=True, doing=doing)
+    traces = {task.task: task.trace for task in status.failed}
+    causes = dict.fromkeys(cause_of(trace) for trace in (*traces.values(), status.trace) if trace)
+    who = f"task {', '.join(map(str, sorted(traces)))}" if traces else "the connector"
+    error = f"{who} failed: {'; '.join(causes) or 'nobody says why'}"
+    return Sight(DriverState.FAILED, memory.moves, error[:1000], doing=doing)
+
+
+def _moved(seen: Seen, memory: Memory) -> Memory:
+    """Count a sign of life: it got on, or committed, or has nothing to do."""
+    mark = f"{sorted(seen.committed.items())} {seen.commits}"
+    is_idle = not seen.lag or (seen.status is not None and seen.status.state is State.PAUSED)
+    if is_idle or mark != memory.mark:
+        return replace(memory, mark=mark, moves=memory.moves + 1)
+    return memory

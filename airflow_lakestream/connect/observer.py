@@ -1,0 +1,105 @@
+"""Looks at a connector: its tasks by Connect, its offsets by Kafka, its commits by the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from itertools import islice
+
+from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector
+from airflow_lakestream.connect.connector import ConnectorSpec, HeadUnknown
+from airflow_lakestream.connect.judging import Seen
+from airflow_lakestream.connect.status import ConnectorStatus, State
+from airflow_lakestream.connect.traces import culprit_of
+from airflow_lakestream.kafka.errors import KafkaUnavailable
+from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.watch import KafkaWatch
+
+# A sink has read no more than some thousand records beyond what its group has committed; a first look reads no more.
+_MOST_LOOKED_AT = 100_000
+
+
+class Observer:
+    """Looks, and decides nothing.
+
+    :param kafka: None for a source, or where no Kafka connection is given: then no lag is known.
+    :param head: see `Publisher.head`.
+    """
+
+    def __init__(
+        self, spec: ConnectorSpec, client: ConnectClient, kafka: Groups | None, head: Callable[[], str] | None
+    ) -> None:
+        self._spec = spec
+        self._client = client
+        self._kafka = kafka
+        self._head = head
+
+    def see(self) -> Seen:
+        """Look. What gives no answer makes the look an unknown one, and is no error. Raises what is refused."""
+        try:
+            status = self._status()
+            if status is None:
+                return Seen(is_gone=True)
+            if self._kafka is None or not self._spec.topics:
+                return Seen(status)
+            return self._with_offsets(status, self._kafka)
+        except (ConnectUnknown, KafkaUnavailable, HeadUnknown) as e:
+            return Seen(problem=str(e))
+
+    def _status(self) -> ConnectorStatus | None:
+        try:
+            return self._client.status(self._spec.name)
+        except NoSuchConnector:
+            # One that is just made has no status yet.
+            there = self._client.config(self._spec.name) is not None
+            return ConnectorStatus(State.UNASSIGNED) if there else None
+
+    def _with_offsets(self, status: ConnectorStatus, groups: Groups) -> Seen:
+        kafka = groups.watch
+        group = kafka.group(self._spec.group)
+        lag, committed = 0, dict[str, int]()
+        for topic in self._spec.topics:
+            at = group.offsets.get(topic, {})
+            committed |= {f"{topic}[{p}]": offset for p, offset in at.items()}
+            lag += self._lag(kafka, topic, at)
+        coordinating = self._spec.coordinator_group
+        coordinators = kafka.group(coordinating).members if coordinating else 0
+        return Seen(
+            status,
+            committed=committed,
+            lag=lag,
+            commits=self._head() if self._head else "",
+            coordinators=coordinators,
+            unreadable=self._unreadable(status, groups, group.offsets),
+        )
+
+    def _unreadable(self, status: ConnectorStatus, groups: Groups, offsets: Mapping[str, Mapping[int, int]]) -> str:
+        """Look for the record that a converter of JSON can't read: its trace does not name it."""
+        culprits = {culprit_of(task.trace) for task in status.failed}
+        is_json = self._spec.config.get("value.converter", "").endswith(".JsonConverter")
+        if not is_json or not any(one is not None and not one.is_placed for one in culprits):
+            return ""
+        for topic in self._spec.topics:
+            with closing(groups.records(topic, offsets.get(topic, {}))) as records:
+                for message in islice(records, _MOST_LOOKED_AT):
+                    if not _is_json(message.value()):
+                        return f"{topic}[{message.partition()}] offset {message.offset()}"
+        return ""
+
+    @staticmethod
+    def _lag(kafka: KafkaWatch, topic: str, at: Mapping[int, int]) -> int:
+        state = kafka.topic(topic)
+        behind = {p: max(at.get(p, 0), marks.low) for p, marks in state.marks.items()}
+        behind = {p: offset for p, offset in behind.items() if offset < state.marks[p].end}
+        # The ends of transactions are no records: who has read all before them is not behind.
+        readable = {p for p, first in kafka.firsts(state, behind).items() if first is not None} if behind else set()
+        return sum(state.marks[p].end - offset for p, offset in behind.items() if p in readable)
+
+
+def _is_json(value: bytes | None) -> bool:
+    try:
+        json.loads(value or b"null")
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""Publishes the branch of Iceberg's sink: `core.publishing` with the sink's own account of how far it has read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from airflow_lakestream.connect.configuration import ConfigRefused
+from airflow_lakestream.connect.connector import HeadUnknown
+from airflow_lakestream.connect.events import Event, events_of
+from airflow_lakestream.connect.iceberg_sink import POSITIONS, IcebergSink
+from airflow_lakestream.connect.positions import ConnectPositions
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import Counts, Engine
+from airflow_lakestream.core.publishing.publish import Publication, begin, publish
+from airflow_lakestream.core.ranges import OffsetRange, RangeSet
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.driver.progress import BatchProgress, Progress
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.kafka.reader import KafkaReader
+from airflow_lakestream.kafka.source import KafkaSource, StartAt
+from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.tables.design import TableDesign
+
+_POLL_TIMEOUT_S = 30.0
+
+
+def head_of(catalog: Catalog, table: str, branch: str) -> str:
+    """Return the snapshot that a branch is at; empty without such a table or branch. Raises HeadUnknown."""
+    try:
+        refs = catalog.load_table(table).refs()
+    except NoSuchTableError:
+        return ""
+    except Exception as e:
+        # Whatever a catalog's client raises: a look that fails is no reason to end the task.
+        raise HeadUnknown(f"{table}: the catalog gives no answer ({type(e).__name__}).") from e
+    return str(refs[branch].snapshot_id) if branch in refs else ""
+
+
+class BranchPublisher:
+    """Publishes for one task run; see `connector.Publisher`.
+
+    :param kafka: librdkafka's configuration of the connection.
+    :param where: the connection's name, for errors.
+    :param group: whose ledger it is.
+    :param run_id: the same in every try of one task run.
+    """
+
+    def __init__(
+        self, sink: IcebergSink, catalog: Catalog, kafka: Mapping[str, Any], where: str, group: str, run_id: str
+    ) -> None:
+        self._sink = sink
+        self._catalog = catalog
+        self._kafka = dict(kafka)
+        self._where = where
+        self._group = group
+        self._run_id = run_id
+        self._groups = Groups(kafka, where)
+
+    def check_table(self) -> None:
+        """Refuse a table that can't hold what the sink writes with positions. Raises ConfigRefused."""
+        table = self._sink.table
+        try:
+            columns = self._catalog.load_table(table).schema().column_names
+        except NoSuchTableError:
+            remedy = "Let KafkaExtractOperator land the topic's first records there: it makes the columns of positions."
+            raise ConfigRefused(f"there is no table {table}.", remedy) from None
+        if missing := [name for name in POSITIONS if name not in columns]:
+            remedy = "They say which record a row is; an extract makes them with its table."
+            raise ConfigRefused(f"the table {table} has no {' and '.join(missing)}.", remedy)
+
+    def begin(self) -> Mapping[int, int]:
+        """Make table and branch ready; return, by partition, where the sink is to begin."""
+        self.check_table()
+        return begin(self._publication(is_stopped=False))
+
+    def head(self) -> str:
+        """Return what changes with each commit of the sink to its branch; empty without one. Raises HeadUnknown."""
+        return head_of(self._catalog, self._sink.table, self._sink.branch)
+
+    def publish(self, told: Progress, is_stopped: bool) -> BatchProgress | None:
+        """Publish what is new; return what that was, or None for nothing.
+
+        :param told: what this run is known to have published.
+        :param is_stopped: the sink is stopped: what its coordinator has committed is the whole truth.
+        """
+        started = time.monotonic()
+        report = publish(self._publication(is_stopped))
+        return _news(report, told, time.monotonic() - started)
+
+    def _publication(self, is_stopped: bool) -> Publication:
+        sink, group = self._sink, self._group
+        return Publication(
+            run_id=self._run_id,
+            table=sink.table,
+            consumer_group=group,
+            branch=sink.branch,
+            engine=Engine.CONNECT,
+            source=KafkaSource(self._kafka, sink.topic, group, StartAt(), self._where),
+            log=LookIntoLog(KafkaReader(self._kafka, group, poll_timeout=_POLL_TIMEOUT_S, where=self._where)),
+            sink=PublishingSink(
+                self._catalog, sink.table, group, TableDesign(metadata_schema(("topic", "partition", "offset")))
+            ),
+            positions=ConnectPositions(sink, self._events, self._committed if is_stopped else None),
+        )
+
+    def _events(self) -> list[Event]:
+        return events_of(self._groups.records(self._sink.control_topic))
+
+    def _committed(self) -> Mapping[int, int]:
+        return self._groups.committed(self._sink.coordinator_group, self._sink.control_topic)
+
+
+def _news(report: LandingReport, told: Progress, seconds: float) -> BatchProgress | None:
+    """Return what a report says beyond what was told: what this publication did, and an earlier try of the run."""
+    before = Counts(told.rows_in, told.rows_out, rejected=told.rejected, skipped=told.skipped, filtered=told.filtered)
+    new = report.counts - before
+    landed = report.entry.landed - RangeSet(OffsetRange(*one) for one in told.landed)
+    if not landed:
+        return None
+    return BatchProgress(
+        batch_id=told.batches,
+        rows_in=new.read,
+        rows_out=new.written,
+        skipped=new.skipped,
+        filtered=new.filtered,
+        processing_rate=new.read / seconds if seconds else 0.0,
+        duration=seconds,
+        ranges=tuple((one.topic, one.partition, one.from_offset, one.until_offset) for one in landed),
+        lag=report.remaining_lag,
+        snapshot_ids=tuple(map(str, report.snapshot_ids[-1:])),
+        at=time.time(),
+        tables={report.table: new.written},
+    )

@@ -1,0 +1,71 @@
+"""What Kafka Connect says of a connector and its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class State(StrEnum):
+    """A state of a connector or a task. OTHER: one that a later version has."""
+
+    UNASSIGNED = "UNASSIGNED"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+    RESTARTING = "RESTARTING"
+    OTHER = "OTHER"
+
+    @classmethod
+    def of(cls, text: str) -> State:
+        """Return the state of this name."""
+        return cls(text) if text in cls.__members__ else cls.OTHER
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """A task; `trace` says why it failed."""
+
+    task: int
+    state: State
+    worker: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class ConnectorStatus:
+    """A connector and its tasks."""
+
+    state: State
+    tasks: tuple[TaskStatus, ...] = ()
+    trace: str = ""
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> ConnectorStatus:
+        """Read an answer. Raises KeyError, TypeError, AttributeError or ValueError."""
+        tasks = tuple(
+            TaskStatus(int(one["id"]), State.of(one["state"]), str(one.get("worker_id", "")), str(one.get("trace", "")))
+            for one in value["tasks"]
+        )
+        connector = value["connector"]
+        return cls(State.of(connector["state"]), tasks, str(connector.get("trace", "")))
+
+    @property
+    def failed(self) -> tuple[TaskStatus, ...]:
+        """The tasks that have failed."""
+        return tuple(task for task in self.tasks if task.state is State.FAILED)
+
+    @property
+    def all_run(self) -> bool:
+        """Whether the connector and each of its tasks run, of which there is at least one."""
+        return (
+            self.state is State.RUNNING and bool(self.tasks) and all(one.state is State.RUNNING for one in self.tasks)
+        )
+
+    def __str__(self) -> str:
+        counts = {state: sum(task.state is state for task in self.tasks) for state in State}
+        tasks = ", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count)
+        return f"{self.state.lower()}, tasks: {tasks or 'none'}"

@@ -1,0 +1,58 @@
+"""What the trace of a failed task says of the record that it failed at."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# As Iceberg's sink writes it, as Connect's own messages do, and as most other sinks do.
+_PLACES = (
+    re.compile(
+        r"topic:? '?(?P<topic>[\w.-]+)'?, partition:?,? '?(?P<partition>\d+)'?,?"
+        r"(?: and| at)? offset:? '?(?P<offset>\d+)"
+    ),
+    re.compile(
+        r"topic '(?P<topic>[\w.-]+)',? (?:in )?partition (?P<partition>\d+),? (?:and|at) offset (?P<offset>\d+)"
+    ),
+    re.compile(r"\b(?P<topic>[\w.-]+)-(?P<partition>\d+)(?:@| at offset )(?P<offset>\d+)"),
+)
+_NESTED = re.compile(r"^Caused by: ", re.MULTILINE)
+_OF_A_RECORD = "Tolerance exceeded in error handler"
+# A converter that can't reach its schema registry fails at any record.
+_PASSING = re.compile(
+    r"RestClientException|IOException|ConnectException: Connection|Socket|Timeout|Retriable|UnknownHost"
+)
+
+
+@dataclass(frozen=True, order=True)
+class Culprit:
+    """A record that a task failed at; without its place where the trace does not tell it, but then with the error."""
+
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+    error: str = ""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known which record it is."""
+        return self.offset >= 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}" if self.is_placed else self.error
+
+
+def culprit_of(trace: str) -> Culprit | None:
+    """Return the record that a task failed at; None where the trace tells of none."""
+    for place in _PLACES:
+        if found := place.search(trace):
+            return Culprit(found["topic"], int(found["partition"]), int(found["offset"]))
+    if _OF_A_RECORD in trace and not _PASSING.search(trace):
+        return Culprit(error=cause_of(trace))
+    return None
+
+
+def cause_of(trace: str) -> str:
+    """Return the innermost error of a trace, in one line."""
+    innermost = _NESTED.split(trace)[-1].strip()
+    return innermost.splitlines()[0].strip()[:300] if innermost else ""

@@ -1,0 +1,123 @@
+"""What a publication sees: the branch and its new files, the engine's own positions, and Kafka's log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from airflow_lakestream.core.landing.plan import TopicState
+from airflow_lakestream.core.ledger import TopicIdentity
+from airflow_lakestream.core.ports import Sink
+from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.ranges import RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSnapshot:
+    """A snapshot that the engine committed to its branch. `summary` is empty for one that has expired."""
+
+    snapshot_id: int
+    sequence: int
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
+class Positions(Protocol):
+    """What an engine itself says of how far it has read; each engine has its own."""
+
+    def is_own(self, summary: Mapping[str, str]) -> bool:
+        """Tell by its summary whether the engine has made a snapshot."""
+
+    def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
+        """Return, by partition, the offset up to which all records are in the branch as of a snapshot.
+
+        None if nothing proves it (any more). A partition that has not been read is left out.
+        """
+
+    def beyond(self) -> Mapping[int, int] | None:
+        """Return the same for the branch as it is, if more is proven than any snapshot says; else None.
+
+        So it is behind an orderly stop: what the engine read last may be no row, and then no snapshot comes of it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFile:
+    """A data file that the branch's head has and main was not given yet. `file` is the table format's own value."""
+
+    path: str
+    rows: int
+    file: Any = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The positions of a file's rows.
+
+    :param positions: those of the topic.
+    :param repeated: how many of its rows have the position of another one of the file.
+    :param strange: how many have no position, or that of another topic.
+    """
+
+    positions: RangeSet
+    repeated: int = 0
+    strange: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The files of one snapshot of the branch."""
+
+    snapshot: BranchSnapshot
+    files: Sequence[BranchFile] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have."""
+        return sum(file.rows for file in self.files)
+
+
+@runtime_checkable
+class BranchSink(Sink, Protocol):
+    """The sink of a table with branches."""
+
+    def news(self, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
+        """Return what came to the branch since the marker, oldest first; None without such a branch.
+
+        As of the last `load`. Raises what refuses a branch that can't be published.
+        """
+
+    def positions_of(self, file: BranchFile, identity: TopicIdentity) -> FileRows:
+        """Read the positions of a file's rows. Raises BranchFileGone."""
+
+    def take_files(self, files: Sequence[BranchFile], identity: TopicIdentity) -> None:
+        """Take the branch's files for the next commit.
+
+        They are the branch's: `discard` deletes none of them, whatever becomes of the commit.
+        """
+
+    def open_branch(self, branch: str) -> None:
+        """Make the branch at main's head, if there is none."""
+
+    def renew_branch(self, branch: str) -> None:
+        """Set the branch to main's head. The files that it had beyond are left to the removal of orphan files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What Kafka shows at some offsets: records with a value, records without one, and offsets below the log's start.
+
+    At all others there is nothing to read: the ends of transactions, aborted records, what compaction took.
+    """
+
+    values: RangeSet = RangeSet()
+    tombstones: RangeSet = RangeSet()
+    gone: RangeSet = RangeSet()
+
+
+class Log(Protocol):
+    """Looks at single offsets of the topic."""
+
+    def shown(self, ranges: RangeSet, state: TopicState, stop: threading.Event) -> Shown:
+        """Return what Kafka shows at these offsets. Raises Stopped."""

@@ -1,0 +1,273 @@
+"""How what another engine wrote to a branch gets on main, each record once. `publish` has the steps.
+
+The engine's files are taken as they are. What makes it exactly once is what makes every landing so: files and ledger
+are one commit on main, which the guard lets in only while the ledger has none of its offsets. The engine's word for how
+far it has read is checked against the rows themselves, and the offsets without a row against Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from airflow_lakestream.core.landing.contention import MAX_CONFLICTS, Contention, pause
+from airflow_lakestream.core.landing.job import Committed, Stopped
+from airflow_lakestream.core.landing.plan import (
+    LandedByAnotherGroup,
+    TopicReplaced,
+    TopicState,
+    check_identity,
+    check_log,
+    first_hole,
+    leader_epochs,
+    resume_plan,
+)
+from airflow_lakestream.core.landing.refusing import look
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.landing.story import tell_commit
+from airflow_lakestream.core.landing.streamed import LandedBesideStream
+from airflow_lakestream.core.landing.unaccounted import Asked
+from airflow_lakestream.core.ledger import Engine, Landing, TopicEntry, union
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.ports import Conflict, Source, TableState
+from airflow_lakestream.core.publishing.branch import BranchSink, Log, Positions, Step
+from airflow_lakestream.core.publishing.reckoning import Claim, Reckoning, check_rows, reckon
+from airflow_lakestream.core.publishing.refusals import LandedAhead, PositionsUnknown
+from airflow_lakestream.core.ranges import RangeSet
+
+log = logging.getLogger(__name__)
+
+# The positions of so many rows are held at a time; a snapshot with more is published whole.
+MOST_ROWS = 4_000_000
+
+
+class Rowless(StrEnum):
+    """What a record is that the engine has read, by its own account, and of which the branch has no row."""
+
+    FILTERED = "filtered"  # left out on purpose: the engine's program has a condition
+    MISSING = "missing"  # not landed: the next run of the extract lands it
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What to publish: from which branch, of which table, for which group.
+
+    `run_id` is the same in every try of one task run. `source` tells where a group without an origin begins.
+    `committed` is called with each commit, and raises nothing.
+    """
+
+    run_id: str
+    table: str
+    consumer_group: str
+    branch: str
+    engine: Engine
+    source: Source
+    log: Log
+    sink: BranchSink
+    positions: Positions
+    rowless: Rowless = Rowless.MISSING
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    most_rows: int = MOST_ROWS
+    stop: threading.Event = field(default_factory=threading.Event)
+    committed: Callable[[Committed], None] | None = None
+
+
+def begin(job: Publication) -> dict[int, int]:
+    """Make table and branch ready for the engine's first start; return, by partition, where it is to begin.
+
+    That is the first offset which the group lacks. A group without an origin gets one here, in a landing without rows,
+    which creates the table if it is missing. Raises what a landing raises.
+    """
+    while True:
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = _entry_of(job, table, now)
+        if entry.origin:
+            break
+        claim = Claim(now, entry, job.source.starts(now), {})
+        _refuse_others(job, table, claim, RangeSet())
+        try:
+            _commit(job, claim, Reckoning(), None, None)
+        except Conflict as conflict:
+            log.info("%s Looking again.", conflict)
+    job.sink.open_branch(job.branch)
+    return {p: first_hole(entry, now.identity, p) for p in now.marks}
+
+
+def begin_anew(job: Publication) -> dict[int, int]:
+    """Do the same for an engine without a state of its own, which reads again whatever main lacks.
+
+    The branch begins anew at main's head: what it had beyond that is read again. Raises LandedAhead where the ledger
+    has offsets above the first one that it lacks: the engine would land them twice.
+    """
+    starts = begin(job)
+    entry = job.sink.load(job.run_id).ledger.entry(job.source.identity())
+    ahead = union(
+        RangeSet.of(topic, p, max(start, starts.get(p, 0)), end)
+        for topic, p in entry.held.partitions
+        for start, end in entry.held.intervals(topic, p)
+    )
+    if ahead:
+        raise LandedAhead(job.table, job.consumer_group, ahead)
+    job.sink.renew_branch(job.branch)
+    return starts
+
+
+def publish(job: Publication) -> LandingReport:
+    """Put on main what the branch got since its last publication.
+
+    1. Look at the table, its ledger and its branch; look at the topic.
+    2. Take the branch's new snapshots, oldest first, up to one whose position the engine proves.
+    3. Claim the offsets from the last publication to that position. Read the positions of the files' rows, and refuse
+       what contradicts the claim or the ledger.
+    4. Look into Kafka what is at the claimed offsets that have no row.
+    5. Commit files and ledger together, with the marker of the snapshot. Go to 1; also on a conflict.
+
+    Raises LakestreamError; whatever is raised, main has no row that the ledger lacks, and no file is deleted.
+    """
+    report: LandingReport | None = None
+    conflicts = 0
+    while True:
+        if job.stop.is_set():
+            raise Stopped
+        table = job.sink.load(job.run_id)
+        now = job.source.look()
+        entry = _entry_of(job, table, now)
+        report = report or LandingReport(now.identity.topic, job.table, job.consumer_group)
+        report.recover(table.landed_by_run)
+        try:
+            if not _take_step(job, table, now, entry, report):
+                break
+        except Conflict as conflict:
+            job.sink.discard()
+            conflicts += 1
+            if conflicts == MAX_CONFLICTS:
+                raise Contention(job.table, conflict) from conflict
+            log.info("%s Looking again.", conflict)
+            pause(job.stop, conflicts)
+            continue
+        except BaseException:
+            job.sink.discard()
+            raise
+        conflicts = 0
+    return _finish(job, report, entry, now)
+
+
+def _take_step(job: Publication, table: TableState, now: TopicState, entry: TopicEntry, report: LandingReport) -> bool:
+    """Publish the next snapshots; return False if there is nothing (more) to publish."""
+    marker = entry.published.get(job.branch)
+    news = job.sink.news(job.branch, marker, job.positions)
+    if news is None:
+        return False
+    steps, ends = _next_steps(job, news)
+    if ends is None:
+        return False
+    before = {} if marker is None else dict(marker.ends)
+    # What the engine has behind it once stays so: a rescaled or restored job may not have read a partition again yet.
+    ends = {p: max(ends.get(p, 0), before.get(p, 0)) for p in {*ends, *before}}
+    begins = entry.origin or job.source.starts(now)
+    claim = Claim(now, entry, begins, ends, before)
+    claim.check_ends(job.table, job.branch)
+    rows = check_rows(job.sink, steps, claim, job.table, job.branch)
+    shown = job.log.shown(rowless, now, job.stop) if (rowless := claim.new - rows.positions) else None
+    reckoning = reckon(claim, rows, shown, job.rowless is Rowless.FILTERED, job.on_data_loss, job.table)
+    if not (reckoning.changes_the_ledger or rows.files):
+        return False
+    _refuse_others(job, table, claim, reckoning.landed)
+    job.sink.take_files(rows.files, now.identity)
+    _commit(job, claim, reckoning, steps[-1] if steps else None, report)
+    return True
+
+
+def _next_steps(job: Publication, news: Sequence[Step]) -> tuple[Sequence[Step], dict[int, int] | None]:
+    """Return the oldest steps that go together, and how far the engine had read with the last of them.
+
+    Raises PositionsUnknown where there are files and nothing proves what they hold.
+    """
+    known: tuple[Sequence[Step], dict[int, int]] | None = None
+    rows = 0
+    for number, step in enumerate(news, 1):
+        rows += step.rows
+        if known is not None and rows > job.most_rows:
+            return known
+        ends = job.positions.at(step.snapshot) if step.snapshot.summary else None
+        if ends is not None:
+            known = news[:number], dict(ends)
+    beyond = job.positions.beyond()
+    if beyond is not None:
+        return news, dict(beyond)
+    if known is None and any(step.files for step in news):
+        raise PositionsUnknown(job.table, job.branch, news[-1].snapshot.snapshot_id)
+    return known or ((), None)
+
+
+def _entry_of(job: Publication, table: TableState, now: TopicState) -> TopicEntry:
+    check_identity(table.ledger, now.identity, job.table)
+    entry = table.ledger.entry(now.identity)
+    check_log(entry, now, job.table)
+    if entry.streamed is not None:
+        what = f"its rows are made by a streaming query ({entry.streamed}), whose state would lack what is published."
+        raise LandedBesideStream(job.table, job.consumer_group, what)
+    return entry
+
+
+def _refuse_others(job: Publication, table: TableState, claim: Claim, landed: RangeSet) -> None:
+    """Refuse to land what another group has, or what another tool wrote to main without a ledger."""
+    identity = claim.state.identity
+    for other, ledger in table.others.items():
+        if taken := landed & ledger.entry(identity).landed:
+            raise LandedByAnotherGroup(taken, job.consumer_group, other, job.table, table.part)
+    if claim.entry.landed and claim.entry.origin:
+        return
+    ledgers = (table.ledger, *table.others.values())
+    known = union(one.landed for of in ledgers for key, one in of.topics.items() if key.topic == identity.topic)
+    look(table.look_for_rows, Asked(identity.topic, known, claim.begins), job.table, job.consumer_group)
+
+
+def _commit(
+    job: Publication, claim: Claim, reckoning: Reckoning, last: Step | None, report: LandingReport | None
+) -> None:
+    identity = claim.state.identity
+    if (found := job.source.identity()) != identity:
+        raise TopicReplaced(identity, found, job.consumer_group, job.table)
+    entry = TopicEntry(
+        landed=reckoning.landed,
+        lost=reckoning.lost,
+        counts=reckoning.total,
+        origin={} if claim.entry.origin else claim.begins,
+        epochs=leader_epochs(claim.state),
+        published=claim.marker(job.branch, None if last is None else last.snapshot),
+    )
+    lows = {p: marks.low for p, marks in claim.state.marks.items()}
+    by_partition = {identity: reckoning.counts}
+    landing = Landing(uuid.uuid4().hex, job.run_id, {identity: entry}, by_partition, engine=job.engine, lows=lows)
+    started = time.monotonic()
+    snapshot_id = job.sink.commit(landing)
+    seconds = time.monotonic() - started
+    if report is not None:
+        report.add(snapshot_id, landing)
+    if job.committed is not None:
+        job.committed(Committed(job.table, snapshot_id, landing, seconds))
+    tell_commit(job.table, snapshot_id, reckoning.total, reckoning.bad, reckoning.landed, seconds, 0)
+    if reckoning.missing:
+        log.warning(
+            "%s: the branch %r has no row of %s, which Kafka still shows. They stay to be landed: the next run of "
+            "KafkaExtractOperator with group %r lands them.",
+            job.table,
+            job.branch,
+            reckoning.missing,
+            job.consumer_group,
+        )
+
+
+def _finish(job: Publication, report: LandingReport, entry: TopicEntry, now: TopicState) -> LandingReport:
+    report.schema_changes = [text for snapshot in report.snapshot_ids for text in job.sink.schema_changes(snapshot)]
+    if entry.origin:
+        report.remaining_lag = resume_plan(entry, now, {}, OnDataLoss.RECORD, job.table).ranges.width
+        job.source.commit_offsets({p: first_hole(entry, now.identity, p) for p in now.marks})
+    return report

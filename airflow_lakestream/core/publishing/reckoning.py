@@ -1,0 +1,179 @@
+"""What a publication lands: the engine's claim, the rows that the files have, and what Kafka shows of the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from airflow_lakestream.core.bad_records import BadRecords
+from airflow_lakestream.core.landing.plan import DataLoss, TopicState
+from airflow_lakestream.core.ledger import Counts, TopicEntry, union
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.publishing.branch import BranchFile, BranchSink, BranchSnapshot, FileRows, Shown, Step
+from airflow_lakestream.core.publishing.refusals import (
+    BeyondTheLog,
+    BranchHistoryLost,
+    RowsOnMain,
+    RowsTwice,
+    RowsUnproven,
+    RowsWithoutPosition,
+)
+from airflow_lakestream.core.ranges import RangeSet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the engine says it has read, and what the group has.
+
+    :param begins: by partition, where the group begins; 0 for any other.
+    :param ends: by partition, up to where the engine has read.
+    :param before: the same as of the last publication.
+    """
+
+    state: TopicState
+    entry: TopicEntry
+    begins: Mapping[int, int]
+    ends: Mapping[int, int]
+    before: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> RangeSet:
+        """All that the engine has read since the group began."""
+        topic = self.state.identity.topic
+        return union(RangeSet.of(topic, p, self.begins.get(p, 0), end) for p, end in self.ends.items())
+
+    @property
+    def new(self) -> RangeSet:
+        """What it has read since the last publication, and the ledger lacks."""
+        topic = self.state.identity.topic
+        seen = union(RangeSet.of(topic, p, 0, end) for p, end in self.before.items())
+        return self.whole - seen - self.held
+
+    @property
+    def held(self) -> RangeSet:
+        """What the ledger has."""
+        return self.entry.held
+
+    def check_ends(self, table: str, branch: str) -> None:
+        """Refuse an engine that has read what there is not. Raises BeyondTheLog."""
+        topic, marks = self.state.identity.topic, self.state.marks
+        beyond = {p: end for p, end in self.ends.items() if p not in marks or end > marks[p].end}
+        if beyond:
+            ends = {p: marks[p].end if p in marks else "no such partition" for p in beyond}
+            where = ", ".join(f"{topic}[{p}] {end} (log: {ends[p]})" for p, end in sorted(beyond.items()))
+            raise BeyondTheLog(table, branch, where)
+
+    def marker(self, branch: str, last: BranchSnapshot | None) -> dict[str, Published]:
+        """Return the ledger's new marker of the branch; nothing where the engine has not been at work."""
+        known = self.entry.published.get(branch)
+        if last is not None:
+            return {branch: Published(last.snapshot_id, last.sequence, dict(self.ends))}
+        if self.ends:
+            at = (0, 0) if known is None else (known.snapshot_id, known.sequence)
+            return {branch: Published(*at, dict(self.ends))}
+        return {}
+
+
+@dataclass(frozen=True)
+class Reckoning:
+    """What is landed, what is lost, and what stays to be landed; the counts by partition."""
+
+    landed: RangeSet = RangeSet()
+    lost: RangeSet = RangeSet()
+    missing: RangeSet = RangeSet()
+    counts: Mapping[int, Counts] = field(default_factory=dict)
+    bad: BadRecords = BadRecords()
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all partitions."""
+        return sum(self.counts.values(), Counts())
+
+    @property
+    def changes_the_ledger(self) -> bool:
+        """Whether there is anything to write down."""
+        return bool(self.landed or self.lost)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The files to take, and the positions of all their rows; none occurs twice."""
+
+    positions: RangeSet = RangeSet()
+    files: Sequence[BranchFile] = ()
+
+
+def check_rows(sink: BranchSink, steps: Sequence[Step], claim: Claim, table: str, branch: str) -> Rows:
+    """Read the positions of the rows of new files, and refuse those that can't be landed.
+
+    Raises RowsWithoutPosition, RowsTwice, RowsOnMain, RowsUnproven, BranchHistoryLost.
+    """
+    topic, whole, held = claim.state.identity.topic, claim.whole, claim.held
+    positions, twice = RangeSet(), 0
+    files: list[BranchFile] = []
+    places: list[str] = []
+    for step in steps:
+        for file in step.files:
+            found = sink.positions_of(file, claim.state.identity)
+            if _is_on_main(step, file, found, held, table, branch):
+                continue
+            if found.strange:
+                raise RowsWithoutPosition(table, branch, topic, file.path, found.strange)
+            again = found.positions & positions
+            if repeated := found.repeated + again.width:
+                twice += repeated
+                places.append(str(again) if again else file.path)
+            positions |= found.positions
+            files.append(file)
+    if twice:
+        raise RowsTwice(table, branch, twice, "; ".join(places[:5]))
+    if unproven := positions - whole:
+        raise RowsUnproven(table, branch, unproven)
+    return Rows(positions, files)
+
+
+def _is_on_main(step: Step, file: BranchFile, found: FileRows, held: RangeSet, table: str, branch: str) -> bool:
+    """Tell whether a file needs no publication: it came before the branch, and its snapshot has expired.
+
+    Raises RowsOnMain, BranchHistoryLost.
+    """
+    taken = found.positions & held
+    if not taken:
+        return False
+    if step.snapshot.summary:
+        raise RowsOnMain(table, branch, taken)
+    if taken != found.positions or found.strange:
+        raise BranchHistoryLost(table, branch, file.path)
+    return True
+
+
+def reckon(
+    claim: Claim, rows: Rows, shown: Shown | None, filters: bool, on_data_loss: OnDataLoss, table: str
+) -> Reckoning:
+    """Return what the publication lands.
+
+    :param shown: what Kafka shows at the new offsets without a row; None if there are none.
+    :param filters: a record without a row was left out on purpose.
+
+    Raises DataLoss where records are gone of which nobody knows whether they were left out.
+    """
+    shown = shown or Shown()
+    topic = claim.state.identity.topic
+    lost = RangeSet() if filters else shown.gone
+    if lost and on_data_loss is OnDataLoss.FAIL:
+        raise DataLoss(lost, table)
+    if shown.gone and filters:
+        log.info("%s: whether there were records at %s is not known: they count as none.", table, shown.gone)
+    missing = RangeSet() if filters else shown.values
+    filtered = shown.values | shown.tombstones if filters else RangeSet()
+    skipped = RangeSet() if filters else shown.tombstones
+    counts = {}
+    for p in sorted({p for part in (rows.positions, filtered, skipped) for _, p in part.partitions}):
+        written, left, passed = (part.of_partition(topic, p).width for part in (rows.positions, filtered, skipped))
+        counts[p] = Counts(written + left + passed, written, skipped=passed, filtered=left)
+    # Rows may come late, at offsets that an earlier publication called missing.
+    return Reckoning((claim.new - missing - lost) | rows.positions, lost, missing, counts)

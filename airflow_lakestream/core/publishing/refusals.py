@@ -1,0 +1,136 @@
+"""Why a branch is not published. Main is as it was, whichever of them is raised."""
+
+from __future__ import annotations
+
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.exceptions import LakestreamError, Terminal, Transient
+
+ANEW = (
+    "Stop the engine's job. What main lacks is in Kafka: drop the branch (ALTER TABLE ... DROP BRANCH) and start the "
+    "job without state, which begins where the ledger ends; or let KafkaExtractOperator go on with the same group."
+)
+
+
+class PublicationRefused(LakestreamError, Terminal):
+    """The branch contradicts the ledger, or what the engine itself says; main is unchanged."""
+
+    def __init__(self, table: str, branch: str, what: str, remedy: str = ANEW) -> None:
+        self.table, self.branch = table, branch
+        super().__init__(f"{table}: the branch {branch!r} can't be published: {what} Main is unchanged. {remedy}")
+
+
+class RowsOnMain(PublicationRefused):
+    """Rows of the branch's new files are on main already: the engine went back, or another run landed them."""
+
+    def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        what = (
+            f"its new files have rows of {ranges}, which the ledger has already. The engine began again at an older "
+            "checkpoint or savepoint, or at offsets that were set back; or another run landed these meanwhile."
+        )
+        super().__init__(table, branch, what)
+
+
+class RowsTwice(PublicationRefused):
+    """The branch's new files have records more than once."""
+
+    def __init__(self, table: str, branch: str, rows: int, where: str) -> None:
+        self.rows = rows
+        what = (
+            f"its new files have {rows} rows of records that they have already ({where}). Two jobs write to the "
+            "branch, or one began again at an older checkpoint."
+        )
+        super().__init__(table, branch, what)
+
+
+class RowsUnproven(PublicationRefused):
+    """Rows of the branch's new files lie where the engine has not been, by its own account."""
+
+    def __init__(self, table: str, branch: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        what = (
+            f"its new files have rows of {ranges}, which lie below where the group began, or beyond what the engine "
+            "had read when it wrote them. Two jobs write to the branch, or it reads another topic than it says."
+        )
+        super().__init__(table, branch, what)
+
+
+class RowsWithoutPosition(PublicationRefused):
+    """Rows carry no position in the topic."""
+
+    def __init__(self, table: str, branch: str, topic: str, path: str, rows: int) -> None:
+        what = (
+            f"{rows} rows of {path} have no _kafka_topic, _kafka_partition and _kafka_offset, or those of another "
+            f"topic than {topic}."
+        )
+        remedy = "Let the engine write these columns; a topic of its own needs a branch, and a group, of its own."
+        super().__init__(table, branch, what, remedy)
+
+
+class BranchRewritten(PublicationRefused):
+    """Something else than the engine's appends has changed the branch."""
+
+    def __init__(self, table: str, branch: str, snapshot_id: int, what: str) -> None:
+        told = f"snapshot {snapshot_id} of it {what}. Only appends of the one engine can be published."
+        super().__init__(table, branch, told)
+
+
+class MainHasBranch(PublicationRefused):
+    """Main was set to the branch by hand, past the ledger."""
+
+    def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
+        what = f"main has snapshot {snapshot_id} of it in its own history: somebody set main to the branch by hand."
+        remedy = (
+            "Roll main back to before that, and publish. Or keep the rows, and make the ledger from them: "
+            "`lakestream ledger rebuild`."
+        )
+        super().__init__(table, branch, what, remedy)
+
+
+class BranchHistoryLost(PublicationRefused):
+    """Snapshots between the last publication and the branch's oldest one have expired."""
+
+    def __init__(self, table: str, branch: str, path: str) -> None:
+        what = (
+            f"the snapshot that added {path} has expired before it was published, and some of the file's rows are on "
+            "main."
+        )
+        super().__init__(table, branch, what)
+
+
+class BranchFileGone(PublicationRefused):
+    """A file of the branch is not there any more."""
+
+    def __init__(self, table: str, branch: str, path: str) -> None:
+        super().__init__(table, branch, f"{path} is gone, which the branch's head still has.")
+
+
+class BeyondTheLog(PublicationRefused):
+    """The engine says it has read what the log does not have."""
+
+    def __init__(self, table: str, branch: str, where: str) -> None:
+        what = f"the engine says that it has read beyond the log's end: {where}. It reads another topic, or another"
+        super().__init__(table, branch, f"{what} cluster; or records of transactions that are still open.")
+
+
+class PositionsUnknown(LakestreamError, Transient):
+    """Nothing says any more how far the engine had read when it wrote the branch's newest files."""
+
+    def __init__(self, table: str, branch: str, snapshot_id: int) -> None:
+        super().__init__(
+            f"{table}: what the engine had read for snapshot {snapshot_id} of the branch {branch!r} can't be found: "
+            "its checkpoint is gone, or is not written yet. Nothing was published; the next publication looks "
+            "again. Keep more checkpoints, or publish more often. " + ANEW
+        )
+
+
+class LandedAhead(LakestreamError, Terminal):
+    """The ledger has holes, and offsets above them: an engine that begins at the first hole would land those again."""
+
+    def __init__(self, table: str, consumer_group: str, ranges: RangeSet) -> None:
+        self.ranges = ranges
+        super().__init__(
+            f"{table} holds {ranges}, and lacks offsets below. Another engine begins at one offset of a partition, and "
+            "would land these again. Run KafkaExtractOperator once with the group "
+            f"{consumer_group!r}: it lands the holes alone."
+        )

@@ -1,0 +1,108 @@
+"""What Flink's checkpoints say of Kafka, read without a JVM: up to where each partition had been read.
+
+A checkpoint's `_metadata` holds the splits of Kafka's source as `SimpleVersionedSerialization` writes them: the
+version (int 0), the length (int), the topic (`writeUTF`), the partition (int), the next offset (long), and where the
+split stops (long; the least one: nowhere). A match has to fit in all of these; the enumerator's list of partitions has
+another length. State above `execution.checkpointing.data-inline-threshold` lies in files beside it: a landing sets that
+to 1 MB, which is room for some ten thousand partitions of one subtask.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.core.publishing.branch import BranchSnapshot
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.stores.folders import Store, open_folder
+
+JOB, CHECKPOINT = "flink.job-id", "flink.max-committed-checkpoint-id"
+METADATA = "_metadata"
+_NOWHERE = -(2**63)
+
+
+class TwoSources(LakestreamError, Terminal):
+    """A job reads a topic by two sources, so that its checkpoint says two things of a partition."""
+
+    def __init__(self, topic: str, partition: int, offsets: tuple[int, int]) -> None:
+        super().__init__(
+            f"{topic}[{partition}]: the checkpoint says both {offsets[0]} and {offsets[1]}: the job reads the topic "
+            "twice. What it writes can't be published: give each table a job of its own."
+        )
+
+
+def offsets_in(metadata: bytes, topic: str) -> dict[int, int]:
+    """Return, by partition, the next offset in a checkpoint's `_metadata`; without those that were not read yet.
+
+    Raises TwoSources.
+    """
+    name = topic.encode()
+    head = struct.pack(">iiH", 0, 2 + len(name) + 20, len(name)) + name
+    found: dict[int, int] = {}
+    for match in re.finditer(re.escape(head), metadata):
+        if match.end() + 20 > len(metadata):
+            continue
+        partition, offset, stops = struct.unpack_from(">iqq", metadata, match.end())
+        if partition < 0 or (stops != _NOWHERE and stops < 0):
+            continue
+        if found.setdefault(partition, offset) != offset:
+            raise TwoSources(topic, partition, (found[partition], offset))
+    # Below 0 are commands, such as "the earliest": nothing was read yet.
+    return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints below a folder, as Flink writes them: `<job>/chk-<number>/_metadata`."""
+
+    location: str
+    properties: Mapping[str, str] | None = None
+
+    def newest(self, job: str) -> str | None:
+        """Return the place of a job's newest complete checkpoint; None without one."""
+        store, numbers = self._store(), []
+        for name in store.names(job):
+            # One without metadata was not completed, or is being removed.
+            if (match := re.fullmatch(r"chk-(\d+)", name)) and METADATA in store.names(f"{job}/{name}"):
+                numbers.append(int(match[1]))
+        return f"{self.location.rstrip('/')}/{job}/chk-{max(numbers)}" if numbers else None
+
+    def offsets(self, job: str, number: int, topic: str) -> dict[int, int] | None:
+        """Return the offsets of a checkpoint; None if it is not there (any more)."""
+        content = self._store().read(f"{job}/chk-{number}/{METADATA}")
+        return None if content is None else offsets_in(content, topic)
+
+    def offsets_at(self, place: str, topic: str) -> dict[int, int] | None:
+        """Return the offsets of a checkpoint or savepoint by its place; None if it is not there."""
+        content = open_folder(place, self.properties).read(METADATA)
+        return None if content is None else offsets_in(content, topic)
+
+    def _store(self) -> Store:
+        return open_folder(self.location, self.properties)
+
+
+@dataclass
+class FlinkPositions:
+    """`core.publishing.branch.Positions` of Flink: a snapshot names the checkpoint whose rows it has.
+
+    :param savepoint: of the job that was stopped in order, if nothing was started since: all that it read is in the
+        branch. With it Flink removes the job's checkpoints.
+    """
+
+    checkpoints: Checkpoints
+    topic: str
+    savepoint: str | None = None
+
+    def is_own(self, summary: Mapping[str, str]) -> bool:
+        """Tell whether Flink's sink has made a snapshot."""
+        return JOB in summary
+
+    def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
+        """Return the offsets of the snapshot's checkpoint; None where it is gone."""
+        return self.checkpoints.offsets(snapshot.summary[JOB], int(snapshot.summary.get(CHECKPOINT, -1)), self.topic)
+
+    def beyond(self) -> Mapping[int, int] | None:
+        """Return the offsets of the savepoint."""
+        return None if self.savepoint is None else self.checkpoints.offsets_at(self.savepoint, self.topic)

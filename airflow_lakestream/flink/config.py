@@ -1,0 +1,160 @@
+"""The configuration of a landing by Flink, validated at once: what its operator tells the driver, in a private file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.schema import Schema
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.names import check_group, check_table_name, check_topic
+from airflow_lakestream.core.policies import OnDataLoss, StartOffset, choose, is_given
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.driver.lease_record import fingerprint_of
+from airflow_lakestream.exceptions import InvalidArgument, UnknownValue
+from airflow_lakestream.flink.rest import Address
+from airflow_lakestream.flink.statements import FORMATS, METADATA, type_of
+from airflow_lakestream.kafka.source import StartAt
+from airflow_lakestream.spark.configuration import Configuration, check_keys, read_object
+from airflow_lakestream.spark.settings.catalog import identity_of
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.ddl import parse_schema
+
+APP = "flink_sql"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlinkConfig(Configuration):
+    """What to land, and by which Flink. See `FlinkSqlOperator` for the arguments of the landing.
+
+    :param kafka: librdkafka settings; may hold secrets.
+    :param gateway: of the SQL Gateway, the fields of `Address`; may hold secrets.
+    :param manager: of the JobManager likewise.
+
+    Raises InvalidArgument, which names the key, for settings that can't work.
+    """
+
+    app: str = APP
+    kafka: Mapping[str, Any]
+    gateway: Mapping[str, str]
+    manager: Mapping[str, str]
+    topic: str
+    table: str
+    consumer_group: str
+    columns: str
+    checkpoint_location: str
+    sql: str | None = None
+    schema: str | None = None
+    format: str = "json"
+    branch: str = ""
+    checkpoint_interval: float = 60.0
+    publish_interval: float = 60.0
+    parallelism: int | None = None
+    start_offset: str = StartOffset.EARLIEST
+    start_timestamp: str | int | None = None
+    partition_by: Sequence[str] | str | None = None
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    on_data_loss: str = OnDataLoss.FAIL
+
+    def __post_init__(self) -> None:
+        self.check_sections("kafka", "gateway", "manager")
+        check_topic(self.topic)
+        check_table_name(self.table)
+        check_group(self.consumer_group)
+        if self.format not in FORMATS:
+            raise UnknownValue("format", self.format, FORMATS)
+        choose(OnDataLoss, "on_data_loss", self.on_data_loss)
+        for one in self.source_columns.fields:
+            type_of(one.field_type, one.name)
+        if is_given(self.schema) and not is_given(self.sql):
+            raise InvalidArgument("schema", "goes with sql: without it the table has the columns.", "Leave it out.")
+        _ = self.start, self.design
+
+    @cached_property
+    def source_columns(self) -> Schema:
+        """The columns of the records."""
+        return parse_schema(self.columns, "columns")
+
+    @property
+    def design(self) -> TableDesign:
+        """How the table is created when missing, and what an existing one is held to."""
+        payload = parse_schema(str(self.schema)) if is_given(self.schema) else None
+        return TableDesign(
+            metadata=metadata_schema(METADATA),
+            schema=payload if is_given(self.sql) else self.source_columns,
+            partition_by=arguments.items("partition_by", self.partition_by),
+            properties=arguments.properties(self.table_properties),
+            argument="schema" if is_given(self.sql) else "columns",
+        )
+
+    @property
+    def start(self) -> StartAt:
+        """Where a group without an origin begins."""
+        offset = choose(StartOffset, "start_offset", self.start_offset)
+        if (offset is StartOffset.TIMESTAMP) != is_given(self.start_timestamp):
+            raise InvalidArgument("start_timestamp", 'goes with start_offset="timestamp", and is needed there.')
+        at = arguments.milliseconds("start_timestamp", self.start_timestamp) if is_given(self.start_timestamp) else None
+        return StartAt(offset, at)
+
+    @property
+    def on_branch(self) -> str:
+        """The branch that Flink writes."""
+        return self.branch or f"flink-{self.consumer_group}"
+
+    @property
+    def gateway_address(self) -> Address:
+        """Where the SQL Gateway is."""
+        return Address(**self.gateway)
+
+    @property
+    def manager_address(self) -> Address:
+        """Where the JobManager is."""
+        return Address(**self.manager)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the checkpoint belongs to for good."""
+        return {"app": APP, "topic": self.topic, "table": self.table, "group": self.consumer_group}
+
+    @property
+    def program(self) -> str:
+        """A text that is equal for two configurations if a job of one goes on with the state of the other."""
+        told = {name: getattr(self, name) for name in ("topic", "table", "columns", "sql", "format", "parallelism")}
+        return fingerprint_of({**told, "branch": self.on_branch, **self._places})
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal for two configurations if a driver of one may serve the other."""
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("kafka", "catalog", "gateway", "manager", "owner"):
+            told.pop(name)
+        return fingerprint_of({**told, **self._places})
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        return {
+            "kafka": self.kafka.get("bootstrap.servers"),
+            "catalog": identity_of(self.catalog_name, self.catalog_properties),
+            "flink": [self.gateway.get("url"), self.manager.get("url")],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values, secrets included."""
+        loaded: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return loaded
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> FlinkConfig:
+        """Read a mapping. Raises InvalidArgument."""
+        check_keys("", given, [one.name for one in fields(cls)])
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: str | Path) -> FlinkConfig:
+        """Read a file. Raises InvalidArgument without the file's content, which may hold passwords."""
+        return cls.parse(read_object(path))

@@ -1,0 +1,243 @@
+"""The job of a stream: found again, submitted with the state of the one before, stopped with a savepoint.
+
+`flink-job.json` in the driver's folder says which job it is. It is written before the job is submitted, under an id
+that we choose, so whoever comes next finds the job, whatever became of the one that submitted it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from airflow_lakestream.core.ranges import shown
+from airflow_lakestream.driver.driver_folder import DriverFolder
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Transient
+from airflow_lakestream.flink import statements
+from airflow_lakestream.flink.checkpoints import Checkpoints
+from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.rest import Address, FlinkRefused, JobManager, JobState, SqlSession
+
+log = logging.getLogger(__name__)
+
+_NOTE = "flink-job.json"
+# An idle stream commits each tenth checkpoint only: with fewer that one would be gone by then.
+LEAST_KEPT = 20
+_ENDS_WITHIN = 120.0
+_PAUSE = 0.5
+
+
+class JobEnded(LakestreamError, Transient):
+    """The job is not running any more, and nobody asked it to end."""
+
+    def __init__(self, job: str, state: JobState, why: str) -> None:
+        told = {
+            JobState.GONE: "is gone: the JobManager was restarted, and has no high availability",
+            JobState.CANCELED: "was canceled by somebody else",
+            JobState.FINISHED: "was stopped by somebody else",
+        }.get(state, "failed")
+        super().__init__(f"Flink's job {job} {told}{f': {why}' if why else '.'}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is known of a stream's job.
+
+    :param program: fingerprint of what it does: only the same goes on with its state.
+    :param restored: the checkpoint or savepoint that it began with; empty without one.
+    :param savepoint: the one by which it was stopped; empty for a job that was not.
+    :param finished: the same, once the job has ended well behind it: then all that it read is in the branch.
+    """
+
+    job: str
+    program: str
+    restored: str = ""
+    savepoint: str = ""
+    finished: str = ""
+
+
+class Jobs:
+    """The job of one stream, after the other."""
+
+    def __init__(self, config: FlinkConfig) -> None:
+        self._config = config
+        self._folder = DriverFolder(config.checkpoint_location, config.store_properties)
+        self.manager = JobManager(config.manager_address)
+        place = _as_uri(config.checkpoint_location)
+        self.checkpoints = Checkpoints(f"{place}/checkpoints", config.store_properties)
+        self._savepoints = f"{place}/savepoints"
+
+    def note(self) -> Note | None:
+        """Return what is noted of the newest job."""
+        found: Mapping[str, Any] = self._folder.read(_NOTE) or {}
+        known = {name: str(found[name]) for name in Note.__dataclass_fields__ if name in found}
+        return Note(**known) if {"job", "program"} <= known.keys() else None
+
+    def running(self) -> str | None:
+        """Return the newest job if it runs and does what is wanted; one that does something else is canceled."""
+        note = self.note()
+        if note is None or note.savepoint or self.manager.state(note.job) not in (JobState.RUNNING, JobState.STARTING):
+            return None
+        if note.program == self._config.program:
+            return note.job
+        log.info("Job %s does what is not wanted any more. It is canceled.", note.job)
+        self.cancel(note.job)
+        return None
+
+    def state_for(self, holes: Mapping[int, int]) -> str:
+        """Return the checkpoint or savepoint to begin with; empty where a job has to begin without.
+
+        Never one that is behind the ledger: its job would land again what another engine has landed meanwhile.
+
+        :param holes: by partition, the first offset that the ledger lacks.
+        """
+        note = self.note()
+        if note is None:
+            return ""
+        if note.program != self._config.program:
+            log.info("The program was changed: the new job begins where the ledger ends, without the old one's state.")
+            return ""
+        place = note.savepoint or self.checkpoints.newest(note.job) or note.restored
+        offsets = self.checkpoints.offsets_at(place, self._config.topic) if place else None
+        if offsets is None:
+            log.info("There is no complete checkpoint: the job begins where the ledger ends.")
+            return ""
+        if behind := [
+            f"[{p}] {offsets.get(p, 'nothing')} < {at}" for p, at in holes.items() if offsets.get(p, -1) < at
+        ]:
+            log.info("%s is behind the ledger (%s): the job begins there.", place, shown(behind, 5, "partitions"))
+            return ""
+        return place
+
+    def submit(self, starts: Mapping[int, int], state: str, columns: Callable[[], list[str]]) -> str:
+        """Submit a job; return its id. Raises InvalidArgument for what Flink's cluster or statement can't do.
+
+        :param starts: by partition, where it begins without a state.
+        :param columns: returns those of the table.
+        """
+        config = self._config
+        if (kept := self.manager.kept_checkpoints()) < LEAST_KEPT:
+            raise InvalidArgument(
+                "flink_conn_id",
+                f"the cluster keeps {kept} checkpoints of a job; an idle stream commits each tenth, and {LEAST_KEPT} "
+                "are needed to publish it.",
+                f"Set execution.checkpointing.num-retained: {LEAST_KEPT} in the JobManager's own configuration.",
+            )
+        note = Note(uuid.uuid4().hex, config.program, state)
+        self._folder.write(_NOTE, asdict(note))
+        with SqlSession(config.gateway_address) as session:
+            for statement in statements.settings(self._settings(note)):
+                session.run(statement)
+            session.run(statements.catalog(config.catalog_name, config.catalog_properties))
+            source = statements.source(
+                config.topic, config.source_columns, config.kafka, config.consumer_group, config.format, starts
+            )
+            session.run(source)
+            rows = self._rows(session)
+            self._check(rows, columns())
+            self._insert(session, rows)
+        log.info(
+            "Submitted job %s%s.", note.job, f", from {state}" if state else f", at {dict(sorted(starts.items()))}"
+        )
+        return note.job
+
+    def stop(self, job: str, within: float) -> str:
+        """Stop a job with a savepoint, note it, and return its place once the job has ended. Raises FlinkRefused."""
+        place = self.manager.stop(job, self._savepoints, within)
+        deadline = time.monotonic() + _ENDS_WITHIN
+        while (state := self.manager.state(job)) in (JobState.RUNNING, JobState.STARTING):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE)  # The API has no call that waits.
+        note = self.note()
+        if note is not None and note.job == job:
+            whole = place if state is JobState.FINISHED else ""
+            self._folder.write(_NOTE, asdict(replace(note, savepoint=place, finished=whole)))
+        if state is not JobState.FINISHED:
+            # The savepoint is complete; but its files may not be in the branch: who restores it commits them.
+            raise JobEnded(job, state, self.manager.why_failed(job))
+        return place
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job; its checkpoints stay. Raises nothing: who comes next finds the job, and adopts it."""
+        try:
+            self.manager.cancel(job)
+        except LakestreamError as e:
+            log.warning("Job %s could not be canceled: %s", job, e)
+
+    def _rows(self, session: SqlSession) -> list[str]:
+        """Return the columns of the rows to land. Raises InvalidArgument for a statement that Flink refuses."""
+        try:
+            session.run(statements.view(self._config.sql))
+            described, _ = session.run(f"DESCRIBE {statements.LANDED}")
+        except FlinkRefused as e:
+            if self._config.sql is None:
+                raise
+            told = e.causes[-1] if e.causes else str(e)
+            raise InvalidArgument("sql", f"Flink refuses it: {told}", "It is a SELECT from `source`.") from e
+        return [str(row[0]) for row in described]
+
+    def _insert(self, session: SqlSession, rows: list[str]) -> None:
+        config = self._config
+        try:
+            session.run(statements.insert(config.catalog_name, config.table, config.on_branch, rows))
+        except FlinkRefused as e:
+            # Rows that do not fit the table's types; whatever else may be so for a while.
+            if told := next((cause for cause in e.causes if "ValidationException" in cause), None):
+                raise InvalidArgument("sql" if config.sql else "columns", f"Flink refuses the rows: {told}") from e
+            raise
+
+    def _check(self, rows: list[str], table: list[str]) -> None:
+        if lacking := [name for name in statements.COLUMNS[:3] if name not in rows]:
+            raise InvalidArgument(
+                "sql",
+                f"its rows lack {', '.join(lacking)}: what they came from can't be told, so they can't be published.",
+                "Select these columns along; rows that are made of several records, as windows are, have none.",
+            )
+        if strange := [name for name in rows if name not in table]:
+            raise InvalidArgument(
+                "sql" if self._config.sql else "columns",
+                f"{self._config.table} has no column {', '.join(strange)}.",
+                "Add it to the table, or leave it out.",
+            )
+
+    def _settings(self, note: Note) -> dict[str, str]:
+        config = self._config
+        found = {
+            "pipeline.name": f"lakestream {config.topic} to {config.table} ({config.consumer_group})",
+            "$internal.pipeline.job-id": note.job,
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.interval": f"{int(config.checkpoint_interval * 1000)} ms",
+            "execution.checkpointing.dir": self.checkpoints.location,
+            "execution.checkpointing.savepoint-dir": self._savepoints,
+            "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+            "execution.checkpointing.data-inline-threshold": "1 mb",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": "3",
+            "restart-strategy.fixed-delay.delay": "2 s",
+            # Times without a zone in records are not moved by where the cluster stands.
+            "table.local-time-zone": "UTC",
+        }
+        if config.parallelism is not None:
+            found["parallelism.default"] = str(config.parallelism)
+        if note.restored:
+            found["execution.state-recovery.path"] = note.restored
+        return found
+
+
+def _as_uri(location: str) -> str:
+    """Return a location as Flink takes it."""
+    return (location if ":" in location.split("/")[0] else f"file://{location}").rstrip("/")
+
+
+def cancel_noted(location: str, properties: Mapping[str, str], manager: Address) -> None:
+    """Cancel the job of a stream, whose checkpoints stay; raises nothing."""
+    try:
+        found = DriverFolder(location, properties).read(_NOTE) or {}
+        if found.get("job") and not found.get("savepoint"):
+            JobManager(manager).cancel(str(found["job"]))
+    except (LakestreamError, OSError) as e:
+        log.warning("The job of %s could not be canceled: %s", location, e)

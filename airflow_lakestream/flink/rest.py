@@ -1,0 +1,197 @@
+"""Clients of Flink's SQL Gateway and of its JobManager, by the REST APIs of Flink 2.0. All waits are bounded."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+
+_TIMEOUT = 60.0
+_PAUSE = 0.2
+_API = "v4"
+_NOT_FOUND = 404
+
+
+class FlinkUnreachable(LakestreamError, Transient):
+    """Flink's REST API does not answer."""
+
+    def __init__(self, url: str, cause: BaseException) -> None:
+        super().__init__(f"Flink at {url} does not answer ({cause}). Check flink_conn_id, and whether it is up.")
+
+
+class FlinkRefused(LakestreamError, Transient):
+    """Flink answered with an error; `causes` are the innermost ones of its stack trace."""
+
+    def __init__(self, doing: str, status: int, body: str) -> None:
+        self.status = status
+        self.causes = causes_in(body)
+        super().__init__(f"Flink refused {doing} ({status}): {' | '.join(self.causes) or body[:500]}")
+
+
+class JobState(StrEnum):
+    """The state of a job, as far as it matters here; GONE: the JobManager knows no such job."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    GONE = "gone"
+
+
+_STATES = {
+    "RUNNING": JobState.RUNNING,
+    "FINISHED": JobState.FINISHED,
+    "FAILED": JobState.FAILED,
+    "FAILING": JobState.FAILED,
+    "CANCELED": JobState.CANCELED,
+    "CANCELLING": JobState.CANCELED,
+}
+
+
+def causes_in(trace: str) -> tuple[str, ...]:
+    """Return the innermost causes of one of Flink's stack traces, the deepest last."""
+    found = re.findall(r"(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Exception|Error): [^\\\n]*)", trace)
+    told = [line.strip() for line in found if "Failed to fetch next results" not in line]
+    return tuple(dict.fromkeys(told))[-3:]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an API answers, and the login that it wants; `token` wins over the others."""
+
+    url: str
+    login: str = ""
+    password: str = ""
+    token: str = ""
+
+    def call(self, method: str, path: str, body: object = None, timeout: float = _TIMEOUT) -> Any:
+        """Call the API. Raises FlinkUnreachable, FlinkRefused."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self._authorization()}
+        request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers, method=method)  # noqa: S310  # http(s) is checked by the hook
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310  # as above
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as e:
+            # The path alone: statements may hold secrets.
+            raise FlinkRefused(f"{method} {path}", e.code, e.read().decode(errors="replace")) from None
+        except (OSError, ValueError) as e:
+            raise FlinkUnreachable(self.url, e) from e
+
+    def _authorization(self) -> Mapping[str, str]:
+        if self.token:
+            return {"Authorization": f"Bearer {self.token}"}
+        if self.login:
+            both = base64.b64encode(f"{self.login}:{self.password}".encode()).decode()
+            return {"Authorization": f"Basic {both}"}
+        return {}
+
+
+class SqlSession:
+    """One session of the SQL Gateway; as a context manager it is closed at the end. Jobs go on without it."""
+
+    def __init__(self, gateway: Address) -> None:
+        self._gateway = gateway
+        self._path = ""
+
+    def __enter__(self) -> SqlSession:
+        opened = self._gateway.call("POST", f"/{_API}/sessions", {"sessionName": "lakestream"})
+        self._path = f"/{_API}/sessions/{opened['sessionHandle']}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._gateway.call("DELETE", self._path)
+        except LakestreamError:
+            # It times out by itself.
+            return
+
+    def run(self, statement: str, within: float = 120.0) -> tuple[list[list[Any]], str | None]:
+        """Run a statement; return its first rows, and the id of its job. Raises FlinkRefused, FlinkUnreachable."""
+        handle = self._gateway.call("POST", f"{self._path}/statements", {"statement": statement})["operationHandle"]
+        place, deadline = f"{self._path}/operations/{handle}", time.monotonic() + within
+        while self._gateway.call("GET", f"{place}/status")["status"] in ("PENDING", "RUNNING", "INITIALIZED"):
+            if time.monotonic() > deadline:
+                raise FlinkUnreachable(self._gateway.url, TimeoutError(f"a statement runs for more than {within:g} s"))
+            time.sleep(_PAUSE)  # The API has no call that waits.
+        rows: list[list[Any]] = []
+        job: str | None = None
+        token = 0
+        while time.monotonic() < deadline:
+            answer = self._gateway.call("GET", f"{place}/result/{token}?rowFormat=JSON")
+            job = answer.get("jobID") or job
+            rows += [row["fields"] for row in answer.get("results", {}).get("data", ())]
+            if answer["resultType"] == "EOS":
+                break
+            if answer["resultType"] == "NOT_READY":
+                time.sleep(_PAUSE)  # As above.
+                continue
+            token = int(answer["nextResultUri"].split("/result/")[1].split("?")[0])
+        return rows, job
+
+
+class JobManager:
+    """The jobs of a cluster."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def state(self, job: str) -> JobState:
+        """Return a job's state. Raises FlinkUnreachable."""
+        try:
+            return _STATES.get(self._address.call("GET", f"/jobs/{job}", timeout=10)["state"], JobState.STARTING)
+        except FlinkRefused as e:
+            if e.status == _NOT_FOUND:
+                return JobState.GONE
+            raise
+
+    def completed(self, job: str) -> int:
+        """Return the number of a job's newest completed checkpoint; 0 without one."""
+        newest = (self._address.call("GET", f"/jobs/{job}/checkpoints", timeout=10).get("latest") or {}).get(
+            "completed"
+        )
+        return int(newest["id"]) if newest else 0
+
+    def why_failed(self, job: str) -> str:
+        """Return the innermost cause of a job's failure, as far as the JobManager tells it."""
+        try:
+            told = self._address.call("GET", f"/jobs/{job}/exceptions?maxExceptions=1", timeout=10)
+        except LakestreamError:
+            return ""
+        entries: list[dict[str, Any]] = (told.get("exceptionHistory") or {}).get("entries") or [{}]
+        causes = causes_in(str(entries[0].get("stacktrace", "")))
+        return causes[-1] if causes else ""
+
+    def kept_checkpoints(self) -> int:
+        """Return how many checkpoints of a job the cluster keeps."""
+        settings = {one["key"]: one["value"] for one in self._address.call("GET", "/jobmanager/config", timeout=10)}
+        names = ("execution.checkpointing.num-retained", "state.checkpoints.num-retained")
+        return next((int(settings[name]) for name in names if name in settings), 1)
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job; its checkpoints stay."""
+        self._address.call("PATCH", f"/jobs/{job}?mode=cancel", timeout=30)
+
+    def stop(self, job: str, folder: str, within: float) -> str:
+        """Stop a job with a savepoint below a folder; return the savepoint's place. Raises FlinkRefused."""
+        deadline = time.monotonic() + within
+        body = {"drain": False, "targetDirectory": folder}
+        asked = self._address.call("POST", f"/jobs/{job}/stop", body)["request-id"]
+        while time.monotonic() < deadline:
+            answer = self._address.call("GET", f"/jobs/{job}/savepoints/{asked}")
+            if answer["status"]["id"] == "COMPLETED":
+                if failure := answer["operation"].get("failure-cause"):
+                    raise FlinkRefused("the savepoint", 200, str(failure.get("stack-trace", failure)))
+                return str(answer["operation"]["location"])
+            time.sleep(_PAUSE)  # As above.
+        raise FlinkUnreachable(self._address.url, TimeoutError(f"no savepoint within {within:g} s"))

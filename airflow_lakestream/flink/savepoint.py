@@ -1,0 +1,70 @@
+"""One savepoint or checkpoint of Flink by its place: its number, and where its Kafka sources stood.
+
+`_metadata` begins with a magic number, the version of its form, and the checkpoint's number. A cluster with its own
+setting keeps larger state (20 KiB for each subtask, some 500 partitions) in files beside it, written the same way: all
+files of the folder are looked through.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_lakestream.exceptions import LakestreamError, Terminal
+from airflow_lakestream.flink.checkpoints import METADATA, TwoSources, offsets_in
+from airflow_lakestream.stores.folders import open_folder
+
+_MAGIC = 0x4960672D
+_HEAD = struct.Struct(">iiq")
+
+
+class SavepointUnreadable(LakestreamError, Terminal):
+    """The folder is no complete savepoint, or says two things of a partition."""
+
+    def __init__(self, location: str, problem: str) -> None:
+        super().__init__(f"Flink's savepoint {location}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A complete savepoint or checkpoint: its number, and the next offset of each partition that was read."""
+
+    location: str
+    number: int
+    ends: Mapping[int, int]
+
+
+def read_savepoint(location: str, topic: str, properties: Mapping[str, str] | None = None) -> Savepoint:
+    """Read where the sources of a topic stood.
+
+    :param location: the folder of a savepoint or of `chk-N`, or the `_metadata` in it.
+    :param properties: opens its object store, see `open_folder`.
+
+    Raises SavepointUnreadable.
+    """
+    folder = location.removesuffix(METADATA).rstrip("/") or location
+    store = open_folder(folder, properties)
+    content = store.read(METADATA)
+    if content is None:
+        raise SavepointUnreadable(folder, "there is no _metadata in it: it was never completed, or is another folder.")
+    number = _number(content, folder)
+    ends: dict[int, int] = {}
+    try:
+        for state in (content, *filter(None, (store.read(name) for name in store.names() if name != METADATA))):
+            for partition, offset in offsets_in(state, topic).items():
+                if ends.setdefault(partition, offset) != offset:
+                    raise TwoSources(topic, partition, (ends[partition], offset))
+    except TwoSources as e:
+        problem = f"two sources of the job read {topic}, and which of them fills the table can't be told."
+        raise SavepointUnreadable(folder, f"{problem} Take --from rows, or ranges.") from e
+    return Savepoint(folder, number, ends)
+
+
+def _number(content: bytes, folder: str) -> int:
+    if len(content) < _HEAD.size:
+        raise SavepointUnreadable(folder, "its _metadata was written in part.")
+    magic, _, number = _HEAD.unpack_from(content)
+    if magic != _MAGIC:
+        raise SavepointUnreadable(folder, "its _metadata is none of Flink's.")
+    return int(number)

@@ -1,0 +1,56 @@
+"""A connection of type `http` as Flink's two addresses: the SQL Gateway's, and in its extra the JobManager's."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook, mask_secret
+
+from airflow_lakestream.exceptions import InvalidArgument
+
+DEFAULT = "flink_default"
+_HOW = (
+    'Add one of type http: host and port are the SQL Gateway\'s, the extra is {"jobmanager_url": '
+    '"http://jobmanager:8081"}; login and password, or a "token" in the extra, if a proxy before them wants such.'
+)
+
+
+class FlinkHook(BaseHook):
+    """Reads the connection of a Flink cluster."""
+
+    def __init__(self, flink_conn_id: str = DEFAULT) -> None:
+        super().__init__()
+        self.flink_conn_id = flink_conn_id
+
+    def addresses(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the fields of `flink.rest.Address` for gateway and JobManager, secrets included.
+
+        Raises InvalidArgument.
+        """
+        try:
+            connection = self.get_connection(self.flink_conn_id)
+        except AirflowNotFoundException as e:
+            raise InvalidArgument("flink_conn_id", f"there is no connection {self.flink_conn_id!r}.", _HOW) from e
+        extra: dict[str, Any] = connection.extra_dejson
+        host = connection.host or ""
+        if host and "://" not in host:
+            scheme = connection.schema or "http"
+            host = f"{scheme}://{host}" + (f":{connection.port}" if connection.port else "")
+        login = {"login": connection.login or "", "password": connection.password or ""}
+        login["token"] = str(extra.get("token", ""))
+        for secret in (login["password"], login["token"]):
+            if secret:
+                mask_secret(secret)
+        gateway = self._checked("host", host)
+        return {"url": gateway, **login}, {"url": self._checked("jobmanager_url", extra.get("jobmanager_url")), **login}
+
+    def _checked(self, name: str, url: object) -> str:
+        parts = urlsplit(str(url or ""))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            problem = f"{name} of connection {self.flink_conn_id!r} is no address of http."
+            raise InvalidArgument("flink_conn_id", problem, _HOW)
+        if parts.password:
+            remedy = "Put it into the field of the connection."
+            raise InvalidArgument("flink_conn_id", f"{name} has a password in it, which would be shown.", remedy)
+        return str(url).rstrip("/")

@@ -1,0 +1,58 @@
+"""A connection of type `http` (or any other with a host), as a client of Kafka Connect's REST interface."""
+
+from __future__ import annotations
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+
+from airflow_lakestream.connect.client import ConnectClient, Workers
+from airflow_lakestream.exceptions import InvalidArgument
+
+
+class KafkaConnectHook(BaseHook):
+    """Opens the workers of a Connect cluster: no official provider has a hook for it.
+
+    The host may name several workers, divided by commas; each may be a whole address, such as
+    `https://connect-1:8083`. The schema is `http` or `https`; login and password are those of basic authentication;
+    the extra may have `ca_file` and `timeout`, in seconds.
+    """
+
+    conn_name_attr = "connect_conn_id"
+    default_conn_name = "kafka_connect_default"
+
+    def __init__(self, connect_conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.connect_conn_id = connect_conn_id
+
+    def open_client(self) -> ConnectClient:
+        """Return the client. Raises InvalidArgument for a connection that is missing or can't work."""
+        try:
+            connection = self.get_connection(self.connect_conn_id)
+        except AirflowNotFoundException as e:
+            raise InvalidArgument(
+                "connect_conn_id",
+                f"there is no connection {self.connect_conn_id!r}.",
+                "Add one of type http, with the workers' host and port.",
+            ) from e
+        extra = connection.extra_dejson
+        scheme = connection.schema or "http"
+        hosts = [host for one in (connection.host or "").split(",") if (host := one.strip())]
+        try:
+            timeout = float(extra.get("timeout", 30.0))
+        except ValueError:
+            raise InvalidArgument("connect_conn_id", "the timeout in its extra is not a number of seconds.") from None
+        return ConnectClient(
+            Workers(
+                [_url(host, scheme, connection.port) for host in hosts],
+                connection.login or "",
+                connection.password or "",
+                str(extra.get("ca_file", "")),
+                timeout,
+            )
+        )
+
+
+def _url(host: str, scheme: str, port: int | None) -> str:
+    given, divider, rest = host.rpartition("://")
+    name, slash, path = rest.partition("/")
+    where = f"{name}:{port}" if port and ":" not in name else name
+    return f"{given or scheme}{divider or '://'}{where}{slash}{path}"

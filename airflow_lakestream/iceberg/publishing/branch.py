@@ -1,0 +1,132 @@
+"""A branch of an Iceberg table that another engine appends to: its new files, found from the branch's head.
+
+The files are those of the head's manifests, so none is missed because a snapshot between has expired. Which of them are
+new is told by their sequence numbers: these rise along a branch, whatever expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
+
+from airflow_lakestream.core.published import Published
+from airflow_lakestream.core.publishing.branch import BranchFile, BranchSnapshot, Positions, Step
+from airflow_lakestream.core.publishing.refusals import BranchRewritten, MainHasBranch
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.iceberg import fitness, ledger_store
+
+
+def news(table: Table, branch: str, marker: Published | None, positions: Positions) -> Sequence[Step] | None:
+    """Return what came to the branch since the marker, oldest first; None without such a branch.
+
+    Raises BranchRewritten where something else than the engine's appends has changed it.
+    """
+    head = _head(table.metadata, branch)
+    if head is None:
+        return None
+    known = _own_since(table, branch, 0 if marker is None else marker.sequence, positions)
+    floor = _floor(table.metadata, head, known, marker)
+    steps = {s.snapshot_id: Step(_told(s), []) for s in known}
+    for snapshot_id, sequence, file in _files_above(table, branch, head, floor):
+        step = steps.setdefault(snapshot_id, Step(BranchSnapshot(snapshot_id, sequence), []))
+        steps[snapshot_id] = Step(step.snapshot, [*step.files, file])
+    return sorted(steps.values(), key=lambda step: step.snapshot.sequence)
+
+
+def open_branch(catalog: Catalog, name: str, branch: str) -> None:
+    """Make the branch at main's head, if there is none."""
+    table = catalog.load_table(name)
+    if _head(table.metadata, branch) is not None:
+        return
+    try:
+        _set(catalog, table, branch, None)
+    except CommitFailedException:
+        # Another task has made it meanwhile, or another landing came first.
+        if _head(catalog.load_table(name).metadata, branch) is None:
+            open_branch(catalog, name, branch)
+
+
+def renew_branch(catalog: Catalog, name: str, branch: str) -> None:
+    """Set the branch to main's head. Raises CommitFailedException if it moves meanwhile."""
+    table = catalog.load_table(name)
+    at = _head(table.metadata, branch)
+    if at is not None and at.snapshot_id != ledger_store.head_of(table.metadata):
+        _set(catalog, table, branch, at.snapshot_id)
+
+
+def _set(catalog: Catalog, table: Table, branch: str, before: int | None) -> None:
+    head = ledger_store.head_of(table.metadata)
+    update = {"ref-name": branch, "type": SnapshotRefType.BRANCH, "snapshot-id": head}
+    where = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": before}
+    requirements = (AssertRefSnapshotId.model_validate(where),)
+    fitness.commit_table(catalog, table, requirements, (SetSnapshotRefUpdate.model_validate(update),))
+
+
+def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
+    ref = metadata.refs.get(branch)
+    if ref is None:
+        return None
+    if ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
+        raise InvalidArgument("branch", f"{branch!r} is a tag.", "Name another one.")
+    return metadata.snapshot_by_id(ref.snapshot_id)
+
+
+def _own_since(table: Table, branch: str, published: int, positions: Positions) -> list[Snapshot]:
+    """Return the engine's snapshots since the marker, newest first, up to where the branch came off main.
+
+    Raises BranchRewritten for one of the engine's that is no append, and for another's in the midst of them;
+    MainHasBranch where one is in main's own history.
+    """
+    metadata = table.metadata
+    name, at = ledger_store.name_of(table), metadata.refs[branch].snapshot_id
+    chain = [s for s in ledger_store.ancestors(metadata, at) if (s.sequence_number or 0) > published]
+    main = {s.snapshot_id for s in ledger_store.live_ancestors(metadata)}
+    own: list[Snapshot] = []
+    strange: Snapshot | None = None
+    for snapshot in chain:
+        if not positions.is_own(ledger_store.summary_of(snapshot)):
+            strange = strange or snapshot
+            continue
+        if snapshot.snapshot_id in main:
+            raise MainHasBranch(name, branch, snapshot.snapshot_id)
+        if strange is not None:
+            raise BranchRewritten(name, branch, strange.snapshot_id, "was made by something else than the engine")
+        if snapshot.summary is not None and snapshot.summary.operation is not Operation.APPEND:
+            what = f"is no append, but one of kind {snapshot.summary.operation.value!r}"
+            raise BranchRewritten(name, branch, snapshot.snapshot_id, what)
+        own.append(snapshot)
+    return own
+
+
+def _floor(metadata: TableMetadata, head: Snapshot, own: Sequence[Snapshot], marker: Published | None) -> int:
+    """Return the sequence number up to which all files of the branch are on main, or were there when it was made."""
+    mine = {s.snapshot_id for s in own}
+    others = (s for s in ledger_store.ancestors(metadata, head.snapshot_id) if s.snapshot_id not in mine)
+    return max([0 if marker is None else marker.sequence, *(s.sequence_number or 0 for s in others)])
+
+
+def _files_above(table: Table, branch: str, head: Snapshot, floor: int) -> Iterator[tuple[int, int, BranchFile]]:
+    """Yield the head's data files with a sequence number above, each with the snapshot that added it."""
+    for manifest in head.manifests(table.io):
+        if (manifest.sequence_number or 0) <= floor:
+            continue
+        if manifest.content == ManifestContent.DELETES:
+            what = "has deleted rows"
+            raise BranchRewritten(ledger_store.name_of(table), branch, manifest.added_snapshot_id or 0, what)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            sequence = entry.sequence_number or 0
+            if sequence > floor:
+                file = entry.data_file
+                yield entry.snapshot_id or 0, sequence, BranchFile(file.file_path, file.record_count, file)
+
+
+def _told(snapshot: Snapshot) -> BranchSnapshot:
+    return BranchSnapshot(snapshot.snapshot_id, snapshot.sequence_number or 0, ledger_store.summary_of(snapshot))

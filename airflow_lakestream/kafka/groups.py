@@ -1,0 +1,155 @@
+"""Consumer groups and topics of another program: read, and set while nobody is in the group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stubs miss it
+
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.kafka.client import ClientErrors, consumer_config, open_client
+from airflow_lakestream.kafka.errors import KafkaRefused, KafkaUnavailable, ReadFailed
+from airflow_lakestream.kafka.requests import REQUEST_TIMEOUT, Requests
+from airflow_lakestream.kafka.watch import KafkaWatch
+
+# The group's name in brokers' logs; nothing is ever committed for it.
+_GROUP = "lakestream-groups"
+_PAUSE = 0.5
+# Of a coordinator that has just become one.
+_COORDINATOR_BUSY = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+_EMPTY_WITHIN_S = 60.0
+
+
+class GroupInUse(LakestreamError, Transient):
+    """A group's offsets can't be set while somebody is in it."""
+
+    def __init__(self, group: str, where: str) -> None:
+        super().__init__(
+            f"{where}: the offsets of group {group!r} can't be set: somebody is still in it. A retry looks again."
+        )
+
+
+class Groups(Requests):
+    """A connection's groups; `watch` tells what they have committed.
+
+    All methods raise KafkaRefused, KafkaUnavailable, KafkaMisconfigured and TopicMissing.
+    """
+
+    def __init__(self, connection: Mapping[str, Any], where: str) -> None:
+        super().__init__(connection, where)
+        self.watch = KafkaWatch(connection, where)
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Return the offsets that a group has committed of a topic, by partition."""
+        return dict(self.watch.group(group).offsets.get(topic, {}))
+
+    def set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the offsets of a group that nobody is in. Raises GroupInUse."""
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in sorted(offsets.items())])
+
+        def ask() -> Future[Any]:
+            asked = self._client().alter_consumer_group_offsets([wanted], request_timeout=REQUEST_TIMEOUT)
+            future: Future[Any] = asked[group]
+            return future
+
+        self.await_empty(group)
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            answer = self._ask(f"setting the offsets of group {group!r}", ask)
+            errors = [tp.error for tp in answer.topic_partitions if tp.error is not None]
+            if not errors:
+                return
+            if errors[0].code() not in _COORDINATOR_BUSY or time.monotonic() > deadline:
+                raise GroupInUse(group, self._where)
+            time.sleep(_PAUSE)
+
+    def await_empty(self, group: str) -> None:
+        """Wait until nobody is in a group. Raises GroupInUse."""
+        deadline = time.monotonic() + _EMPTY_WITHIN_S
+        while self.watch.group(group).members:
+            # Those of a worker that was killed are in it until their session is over.
+            if time.monotonic() > deadline:
+                raise GroupInUse(group, self._where)
+            time.sleep(_PAUSE)
+
+    def make_topic(self, topic: str) -> bool:
+        """Make a topic of one partition, replicated as the broker has it; False if it is there already."""
+
+        def ask() -> Future[Any]:
+            new = NewTopic(topic, num_partitions=1, replication_factor=-1)
+            made: Future[Any] = self._client().create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic]
+            return made
+
+        try:
+            self._ask(f"making topic {topic!r}", lambda: _unless_there(ask()))
+        except _Exists:
+            return False
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        # Brokers hear of it one after the other.
+        while topic not in self._client().list_topics(timeout=REQUEST_TIMEOUT).topics:
+            if time.monotonic() > deadline:
+                raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
+            time.sleep(_PAUSE)
+        return True
+
+    def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:
+        """Yield what a topic has now, of committed transactions only.
+
+        :param starts: by partition, where to begin; default: the log's start.
+        """
+        marks = self.watch.topic(topic).marks
+        begins = {p: max(one.low, (starts or {}).get(p, 0)) for p, one in marks.items()}
+        reach = {p: begin for p, begin in begins.items() if begin < marks[p].end}
+        if not reach:
+            return
+        errors = ClientErrors()
+        config = {**consumer_config(self._connection, _GROUP, errors), "isolation.level": "read_committed"}
+        consumer = open_client(Consumer, config, self._where)
+        doing = f"reading topic {topic!r}"
+        try:
+            consumer.assign([TopicPartition(topic, p, begin) for p, begin in reach.items()])
+            left, deadline = set(reach), time.monotonic() + REQUEST_TIMEOUT
+            while left:
+                message = consumer.poll(0.2)
+                if message is None:
+                    if errors.fatal is not None:
+                        raise KafkaRefused(self._where, doing, errors.fatal.str())
+                    if time.monotonic() > deadline or errors.are_all_down:
+                        raise KafkaUnavailable(self._where, doing, REQUEST_TIMEOUT, errors.last)
+                    continue
+                deadline = time.monotonic() + REQUEST_TIMEOUT
+                if (error := message.error()) is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(int(message.partition() or 0))
+                else:
+                    raise ReadFailed(topic, int(message.partition() or 0), int(message.offset() or 0), error.str())
+        finally:
+            consumer.close()
+
+
+class _Exists(Exception):
+    """The topic is there already."""
+
+
+def _unless_there(future: Future[Any]) -> Future[Any]:
+    found: Future[Any] = Future()
+
+    def hand_on(done: Future[Any]) -> None:
+        error = done.exception()
+        is_there = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+        if error is not None:
+            found.set_exception(_Exists() if is_there else error)
+        else:
+            found.set_result(done.result())
+
+    future.add_done_callback(hand_on)
+    return found

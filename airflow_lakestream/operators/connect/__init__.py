@@ -1,0 +1,1 @@
+"""What KafkaConnectOperator is made of."""

@@ -1,0 +1,116 @@
+"""The parts of a task that has a landing by Flink, put together from the operator's arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.core.policies import is_given, seconds
+from airflow_lakestream.driver.backend import Handle
+from airflow_lakestream.driver.detached import DetachedBackend, Job
+from airflow_lakestream.driver.driving import Driving, StreamSpec
+from airflow_lakestream.driver.job_folder import DriverConfig, new_folder
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.job import cancel_noted
+from airflow_lakestream.hooks.flink import FlinkHook
+from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.operators.base import run_key
+
+if TYPE_CHECKING:
+    from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
+
+_SAME = ("topic", "table", "columns", "format", "start_offset", "on_data_loss")
+_OPTIONAL = ("sql", "schema", "start_timestamp", "partition_by", "branch")
+
+
+class FlinkBackend(DetachedBackend):
+    """Drivers beside the worker. A driver that is killed while it lives takes its job along.
+
+    One that has ended without a word leaves its job, which the next driver adopts.
+    """
+
+    def __init__(self, config: FlinkConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def kill(self, handle: Handle) -> None:
+        """Kill the driver, and cancel its job."""
+        lives = handle.process is not None and handle.process.alive is True
+        super().kill(handle)
+        if lives:
+            config = self._config
+            cancel_noted(config.checkpoint_location, config.store_properties, config.manager_address)
+
+
+def driving_of(operator: FlinkSqlOperator, context: Any, wait: Callable[[float], None]) -> Driving:
+    """Check all arguments, and return what finds or submits the driver. Raises InvalidArgument."""
+    owner = run_key(context)
+    config = configured(operator, owner)
+    spec = StreamSpec(
+        location=config.checkpoint_location,
+        fingerprint=config.fingerprint,
+        inputs=config.inputs,
+        limits=operator.limits(),
+        poll_interval=operator.seconds_between_looks(),
+        by=owner,
+        properties=config.store_properties,
+    )
+    return Driving(spec, FlinkBackend(config), _Launch(config, _folder_of(operator)).prepare, wait)
+
+
+def configured(operator: FlinkSqlOperator, owner: str) -> FlinkConfig:
+    """Return what the driver is told. Raises InvalidArgument."""
+    if not is_given(operator.checkpoint_location):
+        raise InvalidArgument(
+            "checkpoint_location",
+            "is missing.",
+            "Give a path or URI that the workers, the triggerer and Flink's processes share.",
+        )
+    gateway, manager = FlinkHook(operator.flink_conn_id).addresses()
+    given = {name: value for name in _OPTIONAL if is_given(value := getattr(operator, name))}
+    return FlinkConfig(
+        kafka=KafkaHook(operator.kafka_conn_id).configuration(),
+        catalog={"name": operator.iceberg_conn_id, "properties": IcebergHook(operator.iceberg_conn_id).properties()},
+        gateway=gateway,
+        manager=manager,
+        owner=owner,
+        consumer_group=operator.consumer_group or operator.dag_id,
+        checkpoint_location=str(operator.checkpoint_location).rstrip("/"),
+        checkpoint_interval=seconds("checkpoint_interval", operator.checkpoint_interval),
+        publish_interval=seconds("publish_interval", operator.publish_interval),
+        parallelism=arguments.count("parallelism", operator.parallelism, "subtasks"),
+        table_properties=dict(operator.table_properties or {}),
+        **{name: getattr(operator, name) for name in _SAME},
+        **given,
+    )
+
+
+@dataclass
+class _Launch:
+    """Makes what is launched, anew for each launch."""
+
+    config: FlinkConfig
+    folder: Path
+
+    def prepare(self) -> Job:
+        folder = new_folder(self.folder, self.config.checkpoint_location)
+        file = DriverConfig(self.config.to_dict(), self.config.fingerprint, self.config.inputs).write(folder)
+        command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
+        # Connections and settings of Airflow are not for the driver: what it needs of them is in its file.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW_", "_AIRFLOW_"))}
+        return Job(command, environment, folder)
+
+
+def _folder_of(operator: FlinkSqlOperator) -> Path:
+    if is_given(operator.driver_folder):
+        return Path(str(operator.driver_folder))
+    from airflow.configuration import AIRFLOW_HOME
+
+    return Path(AIRFLOW_HOME) / "lakestream"

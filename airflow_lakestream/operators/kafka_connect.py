@@ -1,0 +1,180 @@
+"""KafkaConnectOperator: a connector of Kafka Connect, applied once and watched from Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+# Nothing that imports PyIceberg, Arrow or Kafka's client up here: Airflow parses DAG files anew every half minute.
+from airflow_lakestream.config.arguments import positive_seconds
+from airflow_lakestream.config.literals import Check, check_literals, is_literal
+from airflow_lakestream.connect.configuration import as_text, refuse_literal_secrets
+from airflow_lakestream.connect.connector import ConnectorKind, OnKillConnector
+from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.core.policies import choose, is_given, seconds
+from airflow_lakestream.driver.supervisor import Decision, Limits
+from airflow_lakestream.exceptions import InvalidArgument, LakestreamError
+from airflow_lakestream.links import TableLink, TopicLink, links_until_run
+from airflow_lakestream.operators.arguments import templated
+from airflow_lakestream.operators.supervised.operator import SupervisedOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_lakestream.connect.connector import ConnectorSpec
+    from airflow_lakestream.connect.driving import ConnectDriving
+    from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
+
+# Without a ledger nothing tells how often a connector commits.
+_STALL = 1_800.0
+
+_CHECKS: dict[str, Check] = {
+    "kind": partial(choose, ConnectorKind),
+    "publish_interval": positive_seconds,
+}
+
+
+class KafkaConnectOperator(SupervisedOperator):
+    """Run a connector on Kafka Connect, and see to it that its tasks work and that it gets on.
+
+    Makes the connector where there is none, adopts it where it is there, and sends a configuration only where it
+    differs: Connect restarts all tasks of one that is sent. Restarts failed tasks. Of Iceberg's sink it publishes the
+    branch that the sink writes: files and ledger get on the table's main branch in one commit. Ends well when somebody
+    stops the connector. The worker's death leaves it running, and the retry adopts it: give the task retries.
+
+    Returns, and puts on the event of each outlet asset, a report of what all tries published: `batches` (publications),
+    `read`, `rows`, `skipped`, `ranges` as [partition, from, until], `lag`, `snapshot_ids`, `restarts`.
+
+    Raises AirflowFailException where only a change of input helps, and errors that Airflow retries otherwise.
+
+    .. seealso:: docs/connect.md
+
+    :param connector: its name in Connect (templated)
+    :param config: its configuration, without literal secrets: name those by the workers' config providers (templated)
+    :param kind: `"iceberg_sink"`, published with a ledger; `"sink"` and `"source"`, supervised without one (templated)
+    :param connect_conn_id: connection of type `http`: the workers' host and port (templated)
+    :param kafka_conn_id: connection of type `kafka`, for lag and offsets; None for a source (templated)
+    :param iceberg_conn_id: connection of type `iceberg`, where the sink's table is (templated)
+    :param consumer_group: whose ledger the sink's rows belong to; default: the DAG's id (templated)
+    :param publish_interval: time between two publications, by default also between two commits of the sink (templated)
+    :param stall_timeout: tasks that run, and have records to take, and neither get on nor commit for so long are
+        restarted; default: two commits of the sink with their time-outs, else half an hour (templated)
+    :param on_kill_action: what a person's clear or "mark failed" does to the connector: `"stop"`, `"pause"` or
+        `"leave"` (templated)
+    :param kwargs: of `SupervisedOperator`: restarts, time-outs, deferring; `checkpoint_location`, `stop_timeout` and
+        `healthy_after` among them belong to drivers, and the first two are refused
+    """
+
+    engine = "connect"
+    on_kill_actions = OnKillConnector
+    place = "connector"
+    template_fields_renderers = {"config": "json"}
+    operator_extra_links = links_until_run(TopicLink(), TableLink())
+    ui_color = "#d3e4f4"
+
+    _handed_on: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        *,
+        connector: str,
+        config: Mapping[str, Any],
+        kind: str = ConnectorKind.ICEBERG_SINK.value,
+        connect_conn_id: str = "kafka_connect_default",
+        kafka_conn_id: str | None = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        consumer_group: str | None = None,
+        publish_interval: float | str = "60s",
+        stall_timeout: float | str | None = None,
+        on_kill_action: str = OnKillConnector.STOP.value,
+        **kwargs: Any,
+    ) -> None:
+        for name in ("checkpoint_location", "stop_timeout"):
+            if name in kwargs:
+                raise InvalidArgument(name, "belongs to drivers with checkpoints; Connect keeps a connector's place.")
+        super().__init__(stall_timeout=stall_timeout, on_kill_action=on_kill_action, **kwargs)
+        # As early as can be: a DAG with a secret in it is not written down anywhere.
+        refuse_literal_secrets(config)
+        self.connector = connector
+        self.config = dict(config)
+        self.kind = kind
+        self.connect_conn_id = connect_conn_id
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.consumer_group = consumer_group
+        self.publish_interval = publish_interval
+        check_literals({name: getattr(self, name) for name in (*_CHECKS, "consumer_group")}, _CHECKS)
+        if all(map(is_literal, (connector, self.config, kind, iceberg_conn_id, publish_interval))):
+            self.spec()
+
+    template_fields = tuple(dict.fromkeys((*templated(__init__), *SupervisedOperator.template_fields)))
+
+    def spec(self) -> ConnectorSpec:
+        """Check the arguments, and return what the connector is to be. Raises InvalidArgument."""
+        from airflow_lakestream.connect.connector import ConnectorSpec
+
+        if not is_given(self.connector):
+            raise InvalidArgument("connector", "is missing: Connect knows a connector by its name.")
+        kind, config = choose(ConnectorKind, "kind", self.kind), as_text(self.config)
+        refuse_literal_secrets(config)
+        interval = positive_seconds("publish_interval", self.publish_interval)
+        sink = None
+        if kind is ConnectorKind.ICEBERG_SINK:
+            sink = complete(str(self.connector), config, str(self.iceberg_conn_id), interval)
+            config = dict(sink.config)
+        elif not config.get("connector.class"):
+            raise InvalidArgument("config", "connector.class is missing.", "It says what the connector is.")
+        return ConnectorSpec(
+            name=str(self.connector),
+            kind=kind,
+            config=config,
+            limits=self._limits_of(sink.commit_bound if sink else _STALL),
+            poll_interval=self.seconds_between_looks(),
+            publish_interval=interval,
+            sink=sink,
+            coordinator_group=sink.coordinator_group if sink else "",
+        )
+
+    def driving(self, context: Context, wait: Callable[[float], None]) -> ConnectDriving:
+        """Check all arguments, and return what looks after the connector. Raises InvalidArgument."""
+        from airflow_lakestream.operators.connect.set_up import driving_of
+
+        return driving_of(self, context, wait, self._handed_on)
+
+    def what(self) -> Mapping[str, Any]:
+        """Return topic, table and group of a sink with a ledger."""
+        sink = self.spec().sink
+        return {"topic": sink.topic, "table": sink.table, "consumer_group": self.group()} if sink else {}
+
+    def group(self) -> str:
+        """Return whose ledger the rows belong to."""
+        return str(self.consumer_group) if is_given(self.consumer_group) else self.dag_id
+
+    def new_trigger(self, **watched: Any) -> KafkaConnectTrigger:
+        """Return what watches the connector in the triggerer."""
+        from airflow_lakestream.connect.driving import ConnectDriving
+        from airflow_lakestream.operators.connect.set_up import watched_by
+        from airflow_lakestream.triggers.kafka_connect import KafkaConnectTrigger
+
+        assert isinstance(self._driving, ConnectDriving), "it was made by `driving`"
+        connect = watched_by(self, self._driving.spec)
+        return KafkaConnectTrigger(**watched, connect=connect, handed_on=self._driving.to_hand_on())
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger fired: publish, report, restart, or give up."""
+        self._handed_on = event["handed_on"]
+        return super().execute_complete(context, event)
+
+    def given_up(self, location: str, decision: Decision) -> LakestreamError:
+        """Return the error with which a connector is given up."""
+        from airflow_lakestream.connect.failures import ConnectorFailed, ConnectorGaveUp
+
+        if decision.terminal:
+            return ConnectorFailed(location, decision.reason)
+        return ConnectorGaveUp(location, decision.reason, decision.history.restarts)
+
+    def _limits_of(self, stall: float) -> Limits:
+        limits = self.limits()
+        given = seconds("stall_timeout", self.stall_timeout) if is_given(self.stall_timeout) else stall
+        return Limits(**{**vars(limits), "stall_timeout": given, "stop_timeout": None})

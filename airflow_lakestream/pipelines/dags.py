@@ -1,0 +1,62 @@
+"""Compiled pipelines as DAGs of Airflow."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from airflow.sdk import DAG, CronDataIntervalTimetable
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.hooks.variables import airflow_variables
+from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.errors import PipelineError, Problem
+from airflow_lakestream.pipelines.folder import read_folder
+from airflow_lakestream.pipelines.operator import operator_of
+from airflow_lakestream.pipelines.variables import looked_up
+
+
+def load_folder(folder: Path) -> dict[str, DAG]:
+    """Make the DAGs; see `airflow_lakestream.pipelines.load`."""
+    dags: dict[str, DAG] = {}
+    problems: list[Problem] = []
+    for compiled in read_folder(folder, cache(looked_up(*airflow_variables()))):
+        try:
+            dags[compiled.name] = make_dag(compiled)
+        except InvalidArgument as error:
+            # Only what is wrong needs the model, whose import takes a tenth of a second.
+            from airflow_lakestream.pipelines.compiling import problem_of
+
+            problems.append(problem_of(compiled, error))
+    if problems:
+        raise PipelineError(problems)
+    return dags
+
+
+def make_dag(compiled: Compiled) -> DAG:
+    """Make a pipeline's DAG. Raises InvalidArgument."""
+    call = operator_of(compiled)
+    make = getattr(import_module(call.module), call.name)
+    cron = compiled.cron
+    schedule = CronDataIntervalTimetable(cron, timezone="UTC") if compiled.mode == "replace" and cron else cron
+    with DAG(
+        compiled.name,
+        description=compiled.description,
+        schedule=schedule,
+        start_date=datetime.combine(date.fromisoformat(compiled.start_date), time(), UTC),
+        catchup=compiled.catchup,
+        # Runs of one consumer group take turns.
+        max_active_runs=1,
+        tags=list(compiled.tags),
+        doc_md=f"{compiled.description or ''}\n\nThe pipeline `{compiled.file}`, by the engine `{compiled.engine}`.",
+        default_args={
+            "retries": compiled.retries,
+            "retry_delay": timedelta(seconds=compiled.retry_delay),
+            **({"owner": compiled.owner} if compiled.owner else {}),
+            **({"pool": compiled.pool} if compiled.pool else {}),
+        },
+    ) as dag:
+        make(**call.first, **call.arguments)
+    return dag

@@ -1,0 +1,142 @@
+"""All pipelines of a folder, checked; those that have not changed since the last look come from a memory on disk.
+
+Airflow parses a DAG file anew every half minute, in a new process. Reading and checking 500 files takes seconds of a
+processor, the memory of them a tenth of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from airflow_lakestream import __version__
+from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.errors import PipelineError, Problem
+
+_SUFFIXES = (".yaml", ".yml")
+# Larger than any pipeline; a file of that size is something else that ends with .yaml.
+_MOST_BYTES = 1 << 20
+
+
+def read_folder(folder: Path, lookup: Callable[[str], str], memory: Path | None = None) -> list[Compiled]:
+    """Return the pipelines of a folder and the folders in it, in the order of their files.
+
+    :param lookup: returns what `${NAME}` stands for; see `variables.looked_up`.
+    :param memory: file that remembers what was read; default: below AIRFLOW_HOME.
+
+    Raises PipelineError with all that is wrong in all files.
+    """
+    if not folder.is_dir():
+        raise PipelineError([Problem(str(folder), 0, 0, "there is no such folder of pipelines.")])
+    remembered = _Memory(memory or _memory_of(folder), lookup)
+    found: list[Compiled] = []
+    problems: list[Problem] = []
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in _SUFFIXES and one.is_file()):
+        try:
+            found.append(remembered.read(path, str(path.relative_to(folder))))
+        except PipelineError as error:
+            problems += error.problems
+    problems += _clashes(found)
+    if problems:
+        raise PipelineError(problems)
+    remembered.write()
+    return found
+
+
+def read_file(path: Path, lookup: Callable[[str], str], *, engine: str | None = None) -> Compiled:
+    """Return the pipeline of a file. Raises PipelineError.
+
+    :param engine: instead of the file's own.
+    """
+    return _read(_text(path, str(path)), str(path), lookup, engine)[0]
+
+
+def _clashes(found: list[Compiled]) -> Iterator[Problem]:
+    first: dict[str, Compiled] = {}
+    for one in found:
+        other = first.setdefault(one.name, one)
+        if other is not one:
+            text = f"metadata.name: {one.name!r} is the pipeline of {other.file} already."
+            yield Problem(one.file, *one.places.get("name", (1, 1)), text)
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PipelineError([Problem(name, 0, 0, f"it can't be read ({error.strerror}).")]) from None
+    if len(data) > _MOST_BYTES:
+        raise PipelineError([Problem(name, 0, 0, f"it has {len(data):,} bytes; a pipeline has less than a mebibyte.")])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PipelineError([Problem(name, 0, 0, f"it is no UTF-8 text (byte {error.start}).")]) from None
+
+
+def _read(
+    text: str, name: str, lookup: Callable[[str], str], engine: str | None = None
+) -> tuple[Compiled, frozenset[str]]:
+    # Here, since nothing of it is needed for files that are remembered.
+    from airflow_lakestream.pipelines.compiling import compile_document
+    from airflow_lakestream.pipelines.yaml_file import read_document
+
+    document = read_document(name, text, lookup)
+    return compile_document(document, engine), document.variables
+
+
+def _memory_of(folder: Path) -> Path:
+    home = Path(os.environ.get("AIRFLOW_HOME") or Path.home() / "airflow").expanduser()
+    return home / "lakestream" / "pipelines" / f"{_digest(str(folder.resolve()))}.json"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class _Memory:
+    """What files came to, by their content and the variables in them. A memory that is damaged is an empty one."""
+
+    def __init__(self, path: Path, lookup: Callable[[str], str]) -> None:
+        self._path = path
+        self._lookup = lookup
+        self._before: Mapping[str, Any] = {}
+        self._now: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_bytes())
+            if isinstance(found, dict) and found.get("version") == __version__:
+                self._before = found["files"]
+
+    def read(self, path: Path, name: str) -> Compiled:
+        """Return a file's pipeline. Raises PipelineError."""
+        text = _text(path, name)
+        entry = self._before.get(name)
+        if entry is not None and entry["key"] == self._key(text, entry["variables"]):
+            self._now[name] = entry
+            return Compiled.of_dict(entry["compiled"])
+        compiled, variables = _read(text, name, self._lookup)
+        names = sorted(variables)
+        self._now[name] = {"key": self._key(text, names), "variables": names, "compiled": compiled.to_dict()}
+        return compiled
+
+    def write(self) -> None:
+        """Remember what was read. Where the disk does not let us, the next parse reads again."""
+        if self._now == self._before:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"version": __version__, "files": self._now}, file)
+            Path(name).replace(self._path)
+
+    def _key(self, text: str, variables: list[str]) -> str:
+        try:
+            return _digest(text, *(f"{name}={self._lookup(name)}" for name in variables))
+        except LookupError:
+            return ""

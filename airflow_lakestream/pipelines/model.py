@@ -1,0 +1,176 @@
+"""What a pipeline's file may say: the model that checks it, and from which its JSON Schema is made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from airflow_lakestream.core.formats import Envelope, Format, KeyFormat
+from airflow_lakestream.core.policies import (
+    MergeMode,
+    OnDataLoss,
+    OnError,
+    OutOfRange,
+    SchemaEvolution,
+    StartOffset,
+    Tombstones,
+    UnknownFields,
+)
+
+EngineName = Literal["extract", "group", "spark"]
+_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$"
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_listed)]
+# Airflow and the operators read a number of seconds, or a text such as "60s".
+Duration = Annotated[str | float, Field(description='seconds, or a text such as "60s", "5m"')]
+
+
+class Part(BaseModel):
+    """A part of a pipeline's file: keys that it does not know are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
+
+
+class Metadata(Part):
+    """What people see of the pipeline."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="the DAG's id, and the default consumer group")
+    version: str | None = Field(default=None, description="of this file; a tag of the DAG")
+    owner: str | None = Field(default=None, description="the DAG's owner")
+    description: str | None = None
+    tags: Names = []
+
+
+class Source(Part):
+    """A Kafka topic, and how its records are decoded; the arguments of KafkaExtractOperator."""
+
+    type: Literal["kafka"]
+    topic: str = Field(description="a topic, or a regex that begins with ^")
+    connection: str = Field(default="kafka_default", description="id of an Airflow connection of type kafka")
+    consumer_group: str | None = Field(default=None, description="names the ledger; default: the pipeline's name")
+    format: Format = Format.JSON
+    key_format: KeyFormat | None = None
+    envelope: Envelope | None = None
+    schema_registry: str | None = Field(
+        default=None, description="a URL or a connection's id, for formats with schemas"
+    )
+    writer_schemas: Names | None = None
+    csv_delimiter: str | None = None
+    start_offset: StartOffset = StartOffset.EARLIEST
+    start_timestamp: str | int | None = None
+    schema_: str | None = Field(default=None, alias="schema", description="DDL of what transformations read")
+    tombstones: Tombstones | None = None
+    on_data_loss: OnDataLoss | None = None
+    poll_timeout: Duration | None = None
+
+
+class Transformation(Part):
+    """A SELECT that turns each record into a row, or leaves it out."""
+
+    name: str = Field(pattern=_NAME)
+    type: Literal["sql_transform"]
+    input: str = Field(description="the source, or the transformation before")
+    sql: str = Field(description="reads from {{ input }}; see docs/sql.md")
+
+
+class Sink(Part):
+    """The table."""
+
+    type: Literal["iceberg", "delta"]
+    table: str = Field(description="namespace.table; of a Delta table its path or URI")
+    connection: str | None = Field(
+        default=None, description="id of an Airflow connection: of type iceberg, or that of a Delta table's store"
+    )
+    mode: Literal["append", "replace", "mirror"] = Field(
+        default="append",
+        description="replace: each run lands its data interval anew; mirror: by Debezium's events",
+    )
+    schema_: str | None = Field(default=None, alias="schema", description='DDL, such as "id bigint not null"')
+    schema_evolution: SchemaEvolution | None = None
+    unknown_fields: UnknownFields | None = None
+    metadata_columns: Names | None = None
+    partition_by: Names | None = None
+    sort_order: Names | None = None
+    properties: dict[str, str] | None = None
+    key: Names | None = Field(default=None, description="of a mirror: the columns of the primary key")
+    soft_delete: bool | None = None
+    out_of_range: OutOfRange | None = None
+    merge_mode: MergeMode | None = None
+    rename_columns: dict[str, str] | None = None
+    source_tables: str | None = None
+
+
+class Spark(Part):
+    """What only Spark has."""
+
+    connection: str = Field(default="spark_default", description="id of an Airflow connection of type spark")
+    checkpoint_location: str | None = None
+    conf: dict[str, str] | None = None
+    packages: str | None = None
+    driver_memory: str | None = None
+    executor_memory: str | None = None
+    num_executors: int | None = None
+    executor_cores: int | None = None
+
+
+class Orchestration(Part):
+    """Who lands, and when."""
+
+    engine: EngineName = "extract"
+    schedule: str | None = Field(
+        default=None, description="cron, a preset such as @hourly, continuous, or never; default: by the engine"
+    )
+    start_date: str = Field(default="2026-01-01", description="a date; matters with catchup, and for data intervals")
+    catchup: bool = False
+    checkpoint_interval: Duration | None = Field(default=None, description="commit at least so often")
+    parallelism: int | None = Field(default=None, ge=1, description="processes, or tasks of a group")
+    max_records: int | None = Field(default=None, ge=1, description="most records of a run; on Spark, of a batch")
+    max_batch_bytes: int | str | None = None
+    idle_timeout: Duration | None = None
+    retries: int = Field(default=3, ge=0)
+    retry_delay: Duration = 60.0
+    pool: str | None = None
+    deferrable: bool | None = None
+    spark: Spark | None = None
+
+
+class Quality(Part):
+    """What becomes of bad records."""
+
+    on_error: OnError | None = None
+    max_rejected: int | float | str | None = Field(default=None, description="most bad records: a count or a share")
+
+
+class Pipeline(Part):
+    """A pipeline: a topic into a table, by one of the engines."""
+
+    metadata: Metadata
+    sources: dict[str, Source] = Field(min_length=1)
+    transformations: list[Transformation] = []
+    sinks: dict[str, Sink] = Field(min_length=1)
+    orchestration: Orchestration = Orchestration()
+    quality: Quality = Quality()
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of files; numbers and choices may also be `${VARIABLES}`."""
+    found = Pipeline.model_json_schema(by_alias=True)
+    found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    found["title"] = "airflow_lakestream pipeline"
+    for part in found["$defs"].values():
+        for name, value in part.get("properties", {}).items():
+            if "const" not in value and value.get("type") not in ("string", "array", "object"):
+                part["properties"][name] = _or_variable(value)
+    return found
+
+
+def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {key: value[key] for key in ("description", "default", "title") if key in value}
+    rest = {key: one for key, one in value.items() if key not in said}
+    return {**said, "anyOf": [rest, {"type": "string", "pattern": r"\$\{[^}]+\}"}]}

@@ -1,0 +1,81 @@
+"""A compiled pipeline as the Python of a DAG file: what `load` makes, to be read, or to be taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_lakestream.pipelines.compiled import Compiled
+from airflow_lakestream.pipelines.operator import operator_of
+
+_TEMPLATE = '''\
+"""The pipeline {file}."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from airflow.sdk import {imports}
+
+from {module} import {name}
+
+with DAG(
+{settings}):
+    {name}(
+{arguments}    )
+'''
+
+
+def python_of(compiled: Compiled) -> str:
+    """Return the text of the file."""
+    call = operator_of(compiled)
+    replaces = compiled.mode == "replace" and compiled.cron
+    year, month, day = (int(part) for part in compiled.start_date.split("-"))
+    default_args = {"retries": compiled.retries, "retry_delay": _Code(f"timedelta(seconds={compiled.retry_delay:g})")}
+    for name in ("owner", "pool"):
+        if getattr(compiled, name):
+            default_args[name] = getattr(compiled, name)
+    cron = _Code(f"CronDataIntervalTimetable({compiled.cron!r}, timezone='UTC')") if replaces else compiled.cron
+    settings = {
+        "dag_id": compiled.name,
+        "description": compiled.description,
+        "schedule": cron,
+        "start_date": _Code(f"datetime({year}, {month}, {day}, tzinfo=UTC)"),
+        "catchup": compiled.catchup,
+        "max_active_runs": 1,
+        "tags": list(compiled.tags),
+        "default_args": default_args,
+    }
+    return _TEMPLATE.format(
+        # It stands in triple quotes.
+        file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
+        imports="DAG, CronDataIntervalTimetable" if replaces else "DAG",
+        module=call.module,
+        name=call.name,
+        settings=_keywords(settings, 4),
+        arguments=_keywords({**call.first, **call.arguments}, 8),
+    )
+
+
+class _Code(str):
+    """Python that stands as it is."""
+
+    __slots__ = ()
+
+
+def _keywords(given: Mapping[str, Any], indent: int) -> str:
+    return "".join(f"{' ' * indent}{name}={_python(value, indent)},\n" for name, value in given.items())
+
+
+def _python(value: Any, indent: int) -> str:
+    if isinstance(value, _Code):
+        return str(value)
+    if isinstance(value, Mapping) and value:
+        inner = " " * (indent + 4)
+        rows = "".join(f"{inner}{name!r}: {_python(one, indent + 4)},\n" for name, one in value.items())
+        return f"{{\n{rows}{' ' * indent}}}"
+    if isinstance(value, str) and "\n" in value:
+        inner = " " * (indent + 4)
+        rows = "".join(f"{inner}{line!r}\n" for line in value.splitlines(keepends=True))
+        return f"(\n{rows}{' ' * indent})"
+    return repr(value)

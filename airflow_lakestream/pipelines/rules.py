@@ -1,0 +1,93 @@
+"""What the keys of a pipeline's file do not go together with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+
+from airflow_lakestream.core.formats import Envelope
+from airflow_lakestream.pipelines.errors import Problem
+from airflow_lakestream.pipelines.model import Pipeline, Sink, Source
+from airflow_lakestream.pipelines.statement import check_chain
+from airflow_lakestream.pipelines.yaml_file import Document, Path
+
+_OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
+_NOT_OF_MIRRORS = {
+    "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
+    "sinks": ("schema_evolution", "unknown_fields", "metadata_columns"),
+}
+# What only a landing in a worker has.
+_NOT_ON_SPARK = {
+    "idle_timeout": "is not for Spark: a continuous query follows the topic by itself. Leave it out.",
+    "max_batch_bytes": "is not for Spark: max_records bounds a batch. Leave it out.",
+}
+
+
+def contradictions(document: Document, pipeline: Pipeline) -> Iterator[Problem]:
+    """Yield what is wrong with a file whose keys and values are right one by one."""
+    for part, found in (("sources", pipeline.sources), ("sinks", pipeline.sinks)):
+        for name in list(found)[1:]:
+            problem = f"{name}: a pipeline has one of the {part}, and one ledger. Write a file for each more."
+            yield document.problem((part, name), problem)
+    (source_name, source), (sink_name, sink) = next(iter(pipeline.sources.items())), next(iter(pipeline.sinks.items()))
+    source_at: Path = ("sources", source_name)
+    sink_at: Path = ("sinks", sink_name)
+    yield from check_chain(document, source_name, pipeline.transformations)
+    yield from _of_schedule(document, pipeline, sink)
+    yield from _of_engine(document, pipeline, sink, sink_at)
+    yield from _of_columns(document, pipeline, (source, source_at), (sink, sink_at))
+    if sink.mode == "mirror":
+        yield from _of_mirror(document, pipeline, (source, source_at), (sink, sink_at))
+        return
+    for key in _OF_MIRRORS:
+        if getattr(sink, key) is not None:
+            yield document.problem((*sink_at, key), f"{key} goes with mode: mirror; the mode is {sink.mode!r}.")
+
+
+def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator[Problem]:
+    told = pipeline.orchestration
+    if sink.mode == "replace" and (told.schedule or "continuous") in ("continuous", "never"):
+        problem = "mode: replace lands a run's data interval anew, so it needs a cron schedule."
+        yield document.problem(("orchestration", "schedule"), problem)
+    try:
+        date.fromisoformat(told.start_date)
+    except ValueError:
+        yield document.problem(("orchestration", "start_date"), "start_date is not a date such as 2026-01-31.")
+
+
+def _of_engine(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path) -> Iterator[Problem]:
+    told = pipeline.orchestration
+    if told.engine == "group" and sink.mode != "append":
+        yield document.problem((*sink_at, "mode"), f"{sink.mode!r} is for the engines extract and spark.")
+    if told.engine == "spark":
+        for key, why in _NOT_ON_SPARK.items():
+            if getattr(told, key) is not None:
+                yield document.problem(("orchestration", key), f"{key} {why}")
+
+
+def _of_columns(
+    document: Document, pipeline: Pipeline, of_source: tuple[Source, Path], of_sink: tuple[Sink, Path]
+) -> Iterator[Problem]:
+    (source, source_at), (sink, sink_at) = of_source, of_sink
+    if source.schema_ is None:
+        return
+    if not pipeline.transformations:
+        problem = "it is of the columns that transformations read; there are none. The table's belong to the sink."
+        yield document.problem((*source_at, "schema"), problem)
+    if sink.schema_ is not None:
+        yield document.problem((*sink_at, "schema"), "the table's columns are those that the transformations make.")
+
+
+def _of_mirror(
+    document: Document, pipeline: Pipeline, of_source: tuple[Source, Path], of_sink: tuple[Sink, Path]
+) -> Iterator[Problem]:
+    if pipeline.transformations:
+        yield document.problem(("transformations",), "a mirror has the rows of the database's table; leave them out.")
+    if of_source[0].envelope not in (None, Envelope.DEBEZIUM):
+        yield document.problem((*of_source[1], "envelope"), "a mirror follows Debezium's events.")
+    for part, path in (of_source, of_sink):
+        for key in _NOT_OF_MIRRORS[str(path[0])]:
+            if key in part.model_fields_set:
+                yield document.problem((*path, key), f"{key} is not for a mirror. Leave it out.")
+    if pipeline.orchestration.parallelism is not None and pipeline.orchestration.engine == "extract":
+        yield document.problem(("orchestration", "parallelism"), "a mirror is merged by one process. Leave it out.")

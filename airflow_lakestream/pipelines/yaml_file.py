@@ -1,0 +1,147 @@
+"""YAML with the place of each value, so that an error can say where it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import yaml
+
+from airflow_lakestream.pipelines.errors import PipelineError, Problem
+
+# Keys and indexes from the top to a value.
+Path: TypeAlias = tuple[str | int, ...]
+Place: TypeAlias = tuple[int, int]
+
+_VARIABLE = re.compile(r"\$\$|\$\{([^}]*)\}")
+# Deeper than any pipeline; the composer of YAML calls itself for each level.
+_MOST_NESTED = 50
+# C's reader is ten times as fast, and is in all wheels of PyYAML.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file's content: mappings, lists, texts, numbers, booleans and None; and where each of them stands.
+
+    :param variables: the names that `${...}` asks for.
+    """
+
+    file: str
+    content: Any
+    places: Mapping[Path, Place]
+    variables: frozenset[str]
+
+    def place(self, path: Path) -> Place:
+        """Return where a value stands; of one that is missing, where its parent does."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, (1, 1))
+
+    def problem(self, path: Path, text: str) -> Problem:
+        """Return a problem of a value."""
+        return Problem(self.file, *self.place(path), text)
+
+
+def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Document:
+    """Read a file's text; `${NAME}` becomes what `lookup` returns for the name, `$$` a dollar sign.
+
+    Dates stay text. Raises PipelineError for what is no YAML, for keys that are there twice, for aliases, merges and
+    tags, and for a variable that `lookup` does not find (it raises LookupError, whose text says why).
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+        raise PipelineError([Problem(file, line, column, f"no YAML: {error.problem or error.context}")]) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise PipelineError([Problem(file, 1, 1, f"no YAML: {' '.join(str(error).split())}")]) from None
+    reader = _Reader(file, lookup)
+    content = reader.value(node, ()) if node is not None else None
+    if reader.problems:
+        raise PipelineError(reader.problems)
+    return Document(file, content, reader.places, frozenset(reader.variables))
+
+
+class _Reader:
+    def __init__(self, file: str, lookup: Callable[[str], str]) -> None:
+        self._file = file
+        self._lookup = lookup
+        self.places: dict[Path, Place] = {}
+        self.variables: set[str] = set()
+        self.problems: list[Problem] = []
+        self._seen: set[int] = set()
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        """Return a node's value, and note where it stands."""
+        place = self.places[path] = _place(node)
+        if id(node) in self._seen or len(path) > _MOST_NESTED:
+            # An alias may hold itself, or unfold to more than the memory holds.
+            self._wrong(place, "aliases and deep nesting are not for pipelines; write the value out.")
+            return None
+        self._seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, at)) for at, item in enumerate(node.value)]
+        return self._scalar(node, place)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
+                self._wrong(_place(key_node), "a key has to be a name.")
+                continue
+            name = key_node.value
+            if name in found:
+                self._wrong(_place(key_node), f"{name} is there twice.")
+                continue
+            found[name] = self.value(value_node, (*path, name))
+            # Errors of a value are looked for at its key: that is where a person looks.
+            self.places[(*path, name)] = _place(key_node)
+        return found
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return node.value.lower() in ("true", "yes", "on")
+        if kind in ("int", "float"):
+            return _number(node.value, kind)
+        if kind not in ("str", "timestamp"):
+            self._wrong(place, f"the tag {node.tag} is not for pipelines.")
+            return None
+        return self._filled_in(node.value, place)
+
+    def _filled_in(self, text: str, place: Place) -> str:
+        def found(match: re.Match[str]) -> str:
+            name = match[1]
+            if name is None:
+                return "$"
+            self.variables.add(name)
+            try:
+                return self._lookup(name)
+            except LookupError as error:
+                self._wrong(place, str(error.args[0]) if error.args else f"there is no variable {name}.")
+                return ""
+
+        return _VARIABLE.sub(found, text) if "$" in text else text
+
+    def _wrong(self, place: Place, text: str) -> None:
+        self.problems.append(Problem(self._file, *place, text))
+
+
+def _place(node: yaml.Node) -> Place:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _number(text: str, kind: str) -> int | float | str:
+    try:
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        # Such as 0x1F, 1_000 and 1:30, which mean something else to each reader of YAML.
+        return text

@@ -1,0 +1,105 @@
+"""The columns in which a table's rows say which record they come from, under whatever names a tool gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.tables.coordinates import COORDINATES, OFFSET, PARTITION, TOPIC
+
+_PARTS = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class PositionColumns:
+    """Paths of columns, with dots into structs.
+
+    Without a column for the topic (`topic` is None), all rows with an offset are of `only_topic`.
+    """
+
+    topic: str | None = TOPIC
+    partition: str = PARTITION
+    offset: str = OFFSET
+    only_topic: str = ""
+
+    @classmethod
+    def parse(cls, text: str, only_topic: str) -> PositionColumns:
+        """Read "partition=p,offset=meta.offset" or the same with "topic=t". Raises InvalidArgument."""
+        given: dict[str, str] = {}
+        for part in filter(None, (one.strip() for one in text.split(","))):
+            name, equals, path = part.partition("=")
+            if name not in _PARTS or not equals or not path or name in given:
+                raise InvalidArgument(
+                    "--columns", f"{part!r} names no column.", 'Write "topic=a,partition=b,offset=c.d"; topic may go.'
+                )
+            given[name] = path
+        if lacking := [name for name in _PARTS[1:] if name not in given]:
+            raise InvalidArgument("--columns", f"{' and '.join(lacking)} is missing: rows are told by both.")
+        return cls(given.get("topic"), given["partition"], given["offset"], only_topic)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether they are the columns that landings write."""
+        return (self.topic, self.partition, self.offset) == COORDINATES
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The paths by the names of the columns that landings write."""
+        named = zip(COORDINATES, (self.topic, self.partition, self.offset), strict=True)
+        return {name: path for name, path in named if path is not None}
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The table's own columns that have to be read."""
+        return tuple(dict.fromkeys(path.split(".")[0] for path in self.paths.values()))
+
+    def missing(self, schema: pa.Schema) -> Sequence[str]:
+        """Return the paths that the schema lacks. Raises InvalidArgument for one of a type that has no positions."""
+        lacking = []
+        for name, path in self.paths.items():
+            kind = _type_at(schema, path)
+            if kind is None:
+                lacking.append(path)
+                continue
+            fits = (arrow.is_string, arrow.is_large_string) if name == TOPIC else (arrow.is_integer,)
+            if not any(is_(kind) for is_ in fits):
+                raise InvalidArgument("--columns", f"{path} is of type {kind}, which can't be a record's {name[7:]}.")
+        return lacking
+
+    def of(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
+        """Return the rows' positions, under the names that landings use."""
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        found = {name: _column(table, path) for name, path in self.paths.items()}
+        if self.topic is None:
+            lacks = pc.is_null(found[OFFSET])
+            nothing = pa.scalar(None, pa.string())
+            found[TOPIC] = pc.if_else(lacks, nothing, pa.scalar(self.only_topic))
+        return pa.table({name: found[name] for name in COORDINATES})
+
+
+OWN_COLUMNS = PositionColumns()
+
+
+def _type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
+    first, *rest = path.split(".")
+    if first not in schema.names:
+        return None
+    kind = schema.field(first).type
+    for name in rest:
+        if not arrow.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return kind
+
+
+def _column(rows: pa.Table, path: str) -> pa.ChunkedArray:
+    first, *rest = path.split(".")
+    column = rows[first]
+    for name in rest:
+        column = pc.struct_field(column, name)
+    return column

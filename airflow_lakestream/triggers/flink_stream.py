@@ -1,0 +1,40 @@
+"""Waits for the driver of a landing by Flink. Airflow's database keeps the triggers of waiting tasks by this path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_lakestream.driver.supervisor import OnKill
+from airflow_lakestream.hooks.flink import DEFAULT, FlinkHook
+from airflow_lakestream.hooks.store import store_properties
+from airflow_lakestream.triggers.driver import DriverTrigger
+
+
+class FlinkStreamTrigger(DriverTrigger):
+    """Watches a driver of Flink's, see `DriverTrigger`.
+
+    :param flink_conn_id: connection of the cluster, where a killed driver's job is canceled.
+    """
+
+    engine = "flink"
+
+    def __init__(self, flink_conn_id: str = DEFAULT, **watched: Any) -> None:
+        super().__init__(**watched)
+        self.flink_conn_id = flink_conn_id
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what rebuilds this trigger, without secrets."""
+        path, told = super().serialize()
+        return path, {**told, "flink_conn_id": self.flink_conn_id}
+
+    def _stop(self) -> str:
+        told = super()._stop()
+        if self.on_kill_action != OnKill.KILL:
+            return told
+        # Nothing that imports PyIceberg up there: the triggerer loads all triggers.
+        from airflow_lakestream.flink.job import cancel_noted
+        from airflow_lakestream.flink.rest import Address
+
+        _, manager = FlinkHook(self.flink_conn_id).addresses()
+        cancel_noted(self.checkpoint_location, store_properties(self.storage_conn_id) or {}, Address(**manager))
+        return f"{told}, and its job was canceled"

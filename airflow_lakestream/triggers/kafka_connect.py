@@ -1,0 +1,85 @@
+"""Waits for a connector. Airflow's database keeps the triggers of waiting tasks by this path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
+from airflow_lakestream.connect.driving import stop_connector
+from airflow_lakestream.connect.judging import Memory
+from airflow_lakestream.connect.observer import Observer
+from airflow_lakestream.connect.publishing import head_of
+from airflow_lakestream.connect.watch import ConnectorWatch
+from airflow_lakestream.driver.supervisor import History
+from airflow_lakestream.driver.watch import Look
+from airflow_lakestream.hooks.iceberg import IcebergHook
+from airflow_lakestream.hooks.kafka import KafkaHook
+from airflow_lakestream.hooks.kafka_connect import KafkaConnectHook
+from airflow_lakestream.kafka.groups import Groups
+from airflow_lakestream.metrics import tags_of
+from airflow_lakestream.triggers.driver import DriverTrigger
+
+
+class KafkaConnectTrigger(DriverTrigger):
+    """Watches a connector, see `DriverTrigger`. Publishing is a worker's: it fires with "wait" when that is due.
+
+    :param connect: what to look at, without secrets: `connector`, `kind`, `config` as far as looks need it, the ids of
+        the connections, `publish_interval`, and of a sink with a ledger what `commits_of` needs.
+    :param handed_on: what the task remembers; the event has it, as it is by then.
+    """
+
+    engine = "connect"
+
+    def __init__(self, *, connect: Mapping[str, Any], handed_on: Mapping[str, Any], **watched: Any) -> None:
+        super().__init__(**watched)
+        self.connect = dict(connect)
+        self.handed_on = dict(handed_on)
+        self._watched: ConnectorWatch | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what rebuilds this trigger, without secrets."""
+        path, arguments = super().serialize()
+        return path, {**arguments, "connect": self.connect, "handed_on": self.handed_on}
+
+    def wants_worker(self, look: Look) -> bool:
+        """Tell whether there is something to publish."""
+        assert self._watched is not None, "it has looked"
+        return self._watched.is_due(float(self.connect["publish_interval"]))
+
+    def _watch(self) -> Any:
+        told, limits = self.connect, self._limits()
+        kafka = KafkaHook(told["kafka_conn_id"]) if told["kafka_conn_id"] else None
+        spec = ConnectorSpec(
+            name=told["connector"],
+            kind=ConnectorKind(told["kind"]),
+            config=told["config"],
+            limits=limits,
+            poll_interval=self.poll_interval,
+            publish_interval=float(told["publish_interval"]),
+            coordinator_group=told["coordinator_group"],
+        )
+        head = None
+        if told["table"]:
+            catalog = IcebergHook(told["iceberg_conn_id"]).open_catalog()
+            head = partial(head_of, catalog, told["table"], told["branch"])
+        groups = None if kafka is None else Groups(kafka.configuration(), kafka.where)
+        observer = Observer(spec, KafkaConnectHook(told["connect_conn_id"]).open_client(), groups, head)
+        memory = Memory.parse(self.handed_on["memory"])
+        self._watched = ConnectorWatch(observer.see, limits, History.parse(self.history), memory)
+        return self._watched
+
+    def _stop(self) -> str:
+        client = KafkaConnectHook(self.connect["connect_conn_id"]).open_client()
+        return stop_connector(client, self.connect["connector"], OnKillConnector(self.on_kill_action))
+
+    def _tags(self, look: Look) -> dict[str, str]:
+        # Airflow sets the trigger's task.
+        stream = {name: self.connect.get(name) for name in ("topic", "table", "consumer_group")}
+        return tags_of(getattr(self, "task_instance", None), stream, engine=self.engine)
+
+    def _told(self, look: Look) -> dict[str, Any]:
+        assert self._watched is not None, "it has looked"
+        memory = self._watched.memory.to_dict()
+        return {**super()._told(look), "handed_on": {**self.handed_on, "memory": memory}}

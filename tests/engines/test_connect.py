@@ -1,0 +1,236 @@
+"""Iceberg's sink on a real Connect: topic, branch, main; the ledger equals the topic, whatever happens between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from pyiceberg.exceptions import NoSuchTableError
+
+from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.connect.configuration import ConfigRefused
+from airflow_lakestream.connect.driving import ConnectDriving
+from airflow_lakestream.connect.events import EventType
+from airflow_lakestream.core.publishing.refusals import PublicationRefused
+from airflow_lakestream.driver.supervisor import Action, DriverState
+from airflow_lakestream.driver.watch import Look
+from dev.services.kafka import Kafka
+from tests.support.broker import Producing, TopicOf, poll_until
+from tests.support.connecting import PATIENCE, Sinks
+from tests.support.lake import Lake, events
+from tests.support.transactions import Transaction
+
+
+def _positions(counts: dict[int, int]) -> list[tuple[int, int]]:
+    return [(p, offset) for p, count in sorted(counts.items()) for offset in range(count)]
+
+
+def test_extract_and_connect_take_turns_on_one_group(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 50), events(1, 0, 40))
+    sinks.extract(topic)
+    produce(topic, 0, events(0, 50, 300))
+    produce(topic, 1, events(1, 40, 200))
+    driving = sinks.run(topic, 590)
+    assert (driving.finish().rows_in, driving.finish().rows_out) == (500, 500)
+    assert lake.offsets() == _positions({0: 350, 1: 240})
+    produce(topic, 0, events(0, 350, 10))
+    sinks.extract(topic)
+    produce(topic, 1, events(1, 240, 25))
+    # It begins where the extract ended, not where it was itself.
+    again = sinks.run(topic, 625)
+    assert again.finish().rows_out == 25
+    produce(topic, 0, events(0, 360, 5))
+    sinks.extract(topic)
+    assert lake.offsets() == _positions({0: 365, 1: 265})
+    assert lake.landed(topic) == {0: [(0, 365)], 1: [(0, 265)]}
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothing(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    driving = sinks.driving(topic)
+    driving.begin()
+    sinks.await_running()
+    # The task of the other partition has no record, and does not answer the first round: it stays open for a while.
+    produce(topic, 0, events(0, 5, 400))
+
+    def kinds() -> list[int]:
+        return [one.kind for one in sinks.events(topic)]
+
+    poll_until(lambda: EventType.DATA_COMPLETE in kinds(), "the first data", PATIENCE)
+    sinks.kill_the_worker()
+    assert EventType.COMMIT_TO_TABLE not in kinds()
+    # Nothing answers: unknown, and nothing is made anew.
+    look = _one_look(driving)
+    assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
+    sinks.start_the_worker_again()
+    made = sinks.driving(topic, run_id="another")
+    made.begin()
+    sinks.follow_until(made, lambda _: len(lake.offsets()) >= 410)
+    assert lake.offsets() == _positions({0: 405, 1: 5})
+    assert lake.landed(topic) == {0: [(0, 405)], 1: [(0, 5)]}
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def _one_look(driving: ConnectDriving) -> Look:
+    looks: list[Look] = []
+
+    class Enough(Exception):
+        pass
+
+    def tell(look: Look) -> None:
+        looks.append(look)
+        raise Enough
+
+    with pytest.raises(Enough):
+        driving.follow(tell)
+    return looks[0]
+
+
+def test_what_is_as_it_is_wanted_is_left_alone(sinks: Sinks, topic_of: TopicOf) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    sinks.driving(topic).begin()
+    sinks.await_running()
+    made = sinks.tasks_made()
+    assert made == 2
+    sinks.driving(topic).begin()
+    assert _one_look(sinks.driving(topic)).sight.driver is DriverState.RUNNING
+    assert sinks.tasks_made() == made
+    # Another configuration is sent.
+    other = sinks.driving(topic, interval=3.0)
+    other.begin()
+    poll_until(lambda: sinks.tasks_made() > made, "new tasks", PATIENCE)
+    assert sinks.client.config(sinks.name)["iceberg.control.commit.interval-ms"] == "3000"  # type: ignore[index]  # it is there
+
+
+@pytest.mark.parametrize("value", [json.dumps({"id": "no number"}), "{no json"], ids=["unfit", "unreadable"])
+def test_a_record_that_no_task_gets_past_is_named(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing, value: str
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    driving = sinks.driving(topic)
+    driving.begin()
+    produce(topic, 1, [*events(1, 5, 3), value])
+    decision, restarts = driving.follow(lambda _: None), 0
+    while decision.action is Action.RESTART:
+        restarts += 1
+        driving.clear_away()
+        driving.begin(decision.history.restarted(0.0 + decision.at))
+        decision = driving.follow(lambda _: None)
+    assert (decision.action, decision.terminal) == (Action.GIVE_UP, True)
+    assert f"{topic}[1] offset 8" in decision.reason
+    assert 1 <= restarts <= 2
+
+
+def test_offsets_that_were_set_back_are_refused_and_main_stays(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    produce(topic, 0, events(0, 5, 100))
+    sinks.run(topic, 110)
+    head = lake.table().current_snapshot()
+    # By hand: at the REST interface, behind the operator's back.
+    sinks.client.set_offsets(sinks.name, topic, {0: 50, 1: 5})
+    sinks.client.resume(sinks.name)
+    produce(topic, 0, events(0, 105, 1))
+    driving = sinks.driving(topic)
+    driving.begin()
+    with pytest.raises(PublicationRefused, match="drop the branch") as refused:
+        sinks.follow_until(driving, lambda _: False)
+    assert f"{topic}[0]" in str(refused.value)
+    assert lake.table().current_snapshot() == head
+    # The remedy that the error names.
+    sinks.client.stop(sinks.name)
+    table, branch = lake.table(), sinks.sink(topic).branch
+    table.manage_snapshots().remove_branch(branch).commit()
+    sinks.run(topic, 111)
+    assert lake.offsets() == _positions({0: 106, 1: 5})
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_tasks_that_run_and_do_not_get_on_are_found(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    # It commits once in an hour: all tasks run, and nothing is heard of them.
+    driving = sinks.driving(topic, interval=3600, limits={"stall_timeout": 6.0})
+    driving.begin()
+    sinks.await_running()
+    idle = [_one_look(driving).decision.action for _ in range(3)]
+    assert idle == [Action.WAIT] * 3
+    produce(topic, 0, events(0, 5, 10))
+    decision = driving.follow(lambda _: None)
+    assert decision.action is Action.RESTART
+    assert "made no progress" in decision.reason
+
+
+def test_no_aborted_record_is_landed(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, kafka: Kafka, admin: AdminClient
+) -> None:
+    name = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(name)
+    transaction = Transaction(kafka, admin)
+    transaction.begin(name, 0, events(0, 5, 10))
+    transaction.abort()
+    transaction.begin(name, 0, events(0, 15, 7))
+    transaction.commit()
+    sinks.run(name, 17)
+    found = lake.column("name")
+    assert found == [f"p0-{n}" for n in (*range(5), *range(15, 22))] + [f"p1-{n}" for n in range(5)]
+    assert lake.audit().verdict is AuditVerdict.CLEAN
+
+
+def test_a_table_that_is_not_there_is_refused_before_the_sink_starts(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf
+) -> None:
+    topic = topic_of(events(0, 0, 5))
+    with pytest.raises(ConfigRefused, match="there is no table"):
+        sinks.driving(topic).begin()
+    with pytest.raises(NoSuchTableError):
+        lake.table()
+    assert sinks.client.config(sinks.name) is None
+
+
+def test_a_worker_killed_at_random_lands_each_record_once(
+    sinks: Sinks, lake: Lake, topic_of: TopicOf, produce: Producing
+) -> None:
+    kills, seed = int(os.environ.get("LAKESTREAM_KILLS", "2")), int(os.environ.get("LAKESTREAM_SEED", "0"))
+    chance = random.Random(seed)
+    print(f"LAKESTREAM_SEED={seed} LAKESTREAM_KILLS={kills}")
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    sinks.extract(topic)
+    driving = sinks.driving(topic)
+    driving.begin()
+    sent = {0: 5, 1: 5}
+    left, next_kill = kills, time.monotonic() + chance.uniform(1, 12)
+
+    def produce_and_kill(_: Look) -> bool:
+        nonlocal left, next_kill
+        if not left:
+            return len(lake.offsets()) >= sum(sent.values())
+        partition = chance.randrange(2)
+        produce(topic, partition, events(partition, sent[partition], 20))
+        sent[partition] += 20
+        if time.monotonic() > next_kill:
+            sinks.kill_the_worker()
+            sinks.start_the_worker_again()
+            left, next_kill = left - 1, time.monotonic() + chance.uniform(1, 12)
+        return False
+
+    sinks.follow_until(driving, produce_and_kill, PATIENCE * (1 + kills / 3))
+    assert lake.offsets() == _positions(sent)
+    assert lake.landed(topic) == {p: [(0, count)] for p, count in sent.items()}
+    assert lake.audit().verdict is AuditVerdict.CLEAN

@@ -1,0 +1,201 @@
+"""A topic by a real Flink to a branch, and from there to main: each record once, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from airflow_lakestream.driver.lease_record import DriverOutcome
+from airflow_lakestream.flink.rest import JobState
+from dev.services.kafka import Kafka
+from dev.stack import Stack
+from tests.support.broker import Producing, poll_until
+from tests.support.flink import FlinkLanding
+from tests.support.lake import events
+from tests.support.transactions import Transaction
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_topic_gets_to_main_and_a_stop_is_gone_on_from(landing: FlinkLanding, produce: Producing) -> None:
+    produce(landing.topic, 0, events(0, 0, 3000))
+    produce(landing.topic, 1, events(1, 0, 500))
+    landing.start()
+    landing.await_landed({0: 3000, 1: 500})
+    produce(landing.topic, 1, [None, *events(1, 501, 200)])
+    landing.await_landed({0: 3000, 1: 701})
+    first = landing.await_running()
+    landing.stop()
+    assert landing.lease is not None
+    assert landing.lease.outcome is DriverOutcome.STOPPED
+    assert landing.note is not None
+    assert landing.note.savepoint
+    landing.assert_once({0: [*range(3000)], 1: [*range(500), *range(501, 701)]})
+    counts = landing.lake.entry(landing.topic).counts
+    assert (counts.read, counts.written, counts.skipped) == (3701, 3700, 1)
+
+    savepoint = landing.note.savepoint
+    produce(landing.topic, 0, events(0, 3000, 100))
+    landing.start()
+    landing.await_landed({0: 3100, 1: 701})
+    assert landing.await_running() != first
+    assert landing.note.restored == savepoint
+    # Also without a record after it: what was read last is a marker, a tombstone, or left out.
+    produce(landing.topic, 0, [None])
+    landing.stop()
+    landing.await_nothing_left({0: 3101, 1: 701})
+    landing.assert_once({0: [*range(3100)], 1: [*range(500), *range(501, 701)]})
+
+
+def test_the_driver_killed_leaves_the_job_which_the_next_one_adopts(landing: FlinkLanding, produce: Producing) -> None:
+    produce(landing.topic, 0, events(0, 0, 500))
+    driver = landing.start()
+    job = landing.await_running()
+    landing.await_landed({0: 500})
+    driver.kill()
+    driver.wait()
+    produce(landing.topic, 0, events(0, 500, 500))
+    assert landing.lease is not None
+    landing.forget_process()
+    landing.start()
+    landing.await_landed({0: 1000})
+    assert landing.await_running() == job
+    # A second driver for the stream finds that it has one.
+    second = landing.start()
+    assert second.wait(60) == 1
+    assert "in use by" in landing.log
+    landing.drop_newest()
+    landing.stop()
+    landing.assert_once({0: [*range(1000)]})
+
+
+def test_taskmanager_and_jobmanager_killed(landing: FlinkLanding, produce: Producing, stack: Stack) -> None:
+    produce(landing.topic, 0, events(0, 0, 1000))
+    produce(landing.topic, 1, events(1, 0, 1000))
+    landing.start()
+    landing.await_landed({0: 1000, 1: 1000})
+    job = landing.await_running()
+
+    kill(landing.flink.worker.pid)
+    produce(landing.topic, 0, events(0, 1000, 1000))
+    landing.flink = stack.up_flink()
+    # Flink itself starts the job again, from its newest checkpoint; where that takes too long, the next driver does.
+    landing.supervise({0: 2000, 1: 1000})
+
+    kill(landing.flink.manager.pid)
+    produce(landing.topic, 1, events(1, 1000, 1000))
+    landing.flink = stack.up_flink()
+    # Without high availability the job is gone: the driver ends, and the next one restores it.
+    landing.supervise({0: 2000, 1: 2000})
+    assert landing.note is not None
+    assert "/chk-" in landing.note.restored
+    assert landing.note.job != job
+    landing.stop()
+    landing.assert_once({0: [*range(2000)], 1: [*range(2000)]})
+
+
+def kill(pid: int) -> None:
+    """Kill a process of the cluster, and wait until nothing is left of it."""
+    os.kill(pid, signal.SIGKILL)
+    poll_until(lambda: not psutil.pid_exists(pid), "the process to be gone")
+
+
+def test_a_transactional_topic_has_no_aborted_row(
+    landing: FlinkLanding, produce: Producing, kafka: Kafka, admin: object
+) -> None:
+    transaction = Transaction(kafka, admin)  # type: ignore[arg-type]
+    transaction.begin(landing.topic, 0, events(0, 0, 100))
+    transaction.commit()
+    transaction.begin(landing.topic, 0, events(0, 101, 50))
+    transaction.abort()
+    transaction.begin(landing.topic, 0, events(0, 152, 100))
+    transaction.commit()
+    # Flink's offset is behind its last record: the marker at the end follows with a later record.
+    produce(landing.topic, 0, events(0, 253, 10))
+    landing.start()
+    landing.await_landed({0: 263})
+    landing.stop()
+    landing.assert_once({0: [*range(100), *range(152, 252), *range(253, 263)]})
+    assert landing.lake.entry(landing.topic).counts.read == 210
+
+
+def test_a_statement_that_leaves_every_record_out_lands_offsets_alone(
+    landing: FlinkLanding, produce: Producing
+) -> None:
+    produce(landing.topic, 0, events(0, 0, 300))
+    landing.config = {"sql": "SELECT * FROM source WHERE id < 0", "schema": "id bigint, name string, score double"}
+    landing.start()
+    landing.await_running()
+    poll_until(lambda: landing.jobs.manager.completed(landing.await_running()) >= 3, "checkpoints", 60)
+    landing.stop()
+    assert landing.lake.landed(landing.topic) == {0: [(0, 300)]}
+    counts = landing.lake.entry(landing.topic).counts
+    assert (counts.read, counts.written, counts.filtered) == (300, 0, 300)
+    landing.assert_once({})
+
+
+def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkLanding, produce: Producing) -> None:
+    produce(landing.topic, 0, ['{"id": "no number"}'])
+    assert landing.start().wait(150) == 1
+    assert "Flink's job" in landing.log
+    assert "no number" in landing.log
+    assert landing.lake.offsets() == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"sql": "SELECT id FROM source"}, "sql: its rows lack _kafka_topic, _kafka_partition, _kafka_offset"),
+        ({"sql": "SELECT id, FROM source"}, "sql: Flink refuses it"),
+        ({"sql": "SELECT *, 1 AS more FROM source"}, "sql: lake.events has no column more"),
+    ],
+    ids=["without-positions", "no-sql", "strange-column"],
+)
+def test_a_statement_that_can_not_work_is_refused_before_a_job_is_submitted(
+    landing: FlinkLanding, produce: Producing, config: dict[str, str], said: str
+) -> None:
+    produce(landing.topic, 0, events(0, 0, 1))
+    assert landing.start(**config, schema="id bigint, name string, score double").wait(90) == 1
+    assert said in landing.log
+    assert landing.note is not None
+    assert landing.jobs.manager.state(landing.note.job) is JobState.GONE
+
+
+def test_an_older_checkpoint_restored_by_hand_is_refused_with_main_unchanged(
+    landing: FlinkLanding, produce: Producing, tmp_path: Path
+) -> None:
+    produce(landing.topic, 0, events(0, 0, 100))
+    landing.start()
+    landing.await_landed({0: 100})
+    job = landing.await_running()
+    newest = landing.jobs.checkpoints.newest(job)
+    assert newest is not None
+    # Flink keeps the last twenty.
+    old = shutil.copytree(newest.removeprefix("file://"), tmp_path / "old")
+    produce(landing.topic, 0, events(0, 100, 100))
+    landing.await_landed({0: 200})
+    landing.kill_driver()
+    landing.jobs.cancel(job)
+    head = landing.lake.snapshots()
+    main = landing.lake.table().current_snapshot()
+    # Somebody restores it, and the stream's driver finds the job.
+    landing.submit_by_hand(old.as_uri())
+    driver = landing.start()
+    assert driver.wait(120) == 1, landing.log
+    assert "RowsOnMain" in landing.log
+    assert landing.lake.table().current_snapshot() == main
+    assert head
+    assert landing.lease is not None
+    assert landing.lease.terminal
+    # The way out: the branch goes, and the next job begins where the ledger ends.
+    landing.drop_branch()
+    landing.start()
+    produce(landing.topic, 0, events(0, 200, 10))
+    landing.await_landed({0: 210})
+    landing.stop()
+    landing.assert_once({0: [*range(210)]})

@@ -1,0 +1,61 @@
+"""Pipelines in YAML in a real Airflow: a DAG each, an import error with its line, and one ledger for all engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_lakestream.cli.app import FAILED, run
+from tests.support.airflow_home import AirflowHome
+from tests.support.broker import Producing, TopicOf, Topics
+from tests.support.lake import events
+from tests.support.pipelines import Pipelines, pipelines, switch_engines
+
+__all__ = ["pipelines"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow]
+
+
+def test_each_file_is_a_dag_and_a_wrong_one_an_import_error_with_its_line(pipelines: Pipelines) -> None:
+    for name, engine in (("by_extract", "extract"), ("by_group", "group"), ("by_spark", "spark")):
+        pipelines.write(name, topic="orders", engine=engine)
+    found = pipelines.bag().dags
+    assert {name: sorted(dag.task_ids) for name, dag in found.items()} == {
+        "by_extract": ["land"],
+        "by_group": ["land.commit", "land.plan", "land.read"],
+        "by_spark": ["land"],
+    }
+    assert {dag.fileloc for dag in found.values()} == {str(pipelines.file)}
+    pipelines.write("by_nobody", topic="orders", engine="flonk")
+    with pytest.raises(AssertionError, match=r"by_nobody\.yaml:26:3: orchestration\.engine: \W+flonk"):
+        pipelines.bag()
+
+
+def test_the_engine_is_changed_by_one_word(pipelines: Pipelines, topic: Topics, produce: Producing) -> None:
+    switch_engines(pipelines, produce, topic(2), ["extract", "group", "extract"])
+
+
+def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
+    pipelines: Pipelines, topic_of: TopicOf, capsys: pytest.CaptureFixture[str], airflow: AirflowHome
+) -> None:
+    pipelines.write("here", topic=topic_of(events(0, 0, 300)))
+    file = str(pipelines.folder / "here.yaml")
+    assert run(["pipeline", "validate", str(pipelines.folder)]) == 0
+    assert "1 pipelines are right, 0 things are wrong." in capsys.readouterr().out
+    assert run(["pipeline", "plan", file, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["pipeline"], told["records_at_most"]) == ("here", 300)
+    assert told["columns"][0].startswith("lake.here is made: id bigint")
+    assert run(["pipeline", "run", file, "--engine", "spark"]) == FAILED
+    assert "Spark's runs are Airflow's" in capsys.readouterr().err
+    for landed in ("Landed 300 rows", "Nothing to land"):
+        assert run(["pipeline", "run", file]) == 0
+        assert landed in capsys.readouterr().out
+    assert [row["id"] for row in pipelines.rows("here")] == list(range(300))
+    # What is printed is a DAG that lands the same.
+    assert run(["pipeline", "render", file]) == 0
+    pipelines.file.write_text(capsys.readouterr().out)
+    dag = airflow.dag(pipelines.file)
+    done = airflow.run(dag)
+    assert (done.state, done.task().xcom["read"]) == ("success", 0)

@@ -1,0 +1,196 @@
+"""A real Flink, a topic, a table, and drivers of a landing between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.driver.lease import read_lease, request_stop
+from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
+from airflow_lakestream.flink.config import FlinkConfig
+from airflow_lakestream.flink.job import Jobs, Note
+from airflow_lakestream.flink.rest import JobState
+from dev.service import CHECKOUT
+from dev.services.flink import Flink
+from dev.services.kafka import Kafka
+from dev.stack import Stack
+from tests.support.broker import poll_until
+from tests.support.lake import GROUP, TABLE, Lake
+
+PATIENCE = 180.0
+COLUMNS = "id bigint, name string, score double"
+
+
+@pytest.fixture(scope="session")
+def flink(stack: Stack) -> Flink:
+    """Give the Flink of this test session."""
+    return stack.up_flink()
+
+
+@dataclass
+class FlinkLanding:
+    """One stream: its drivers, as an operator launches them, and what can be seen of it."""
+
+    lake: Lake
+    topic: str
+    flink: Flink
+    config: dict[str, Any] = field(default_factory=dict)
+    _drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def location(self) -> str:
+        return str(self.lake.folder / "checkpoint")
+
+    def configured(self, **config: Any) -> FlinkConfig:
+        folder = self.lake.folder
+        warehouse = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+        given: dict[str, Any] = {
+            "catalog": {"name": "iceberg_default", "properties": {"type": "sql", **warehouse}},
+            "kafka": self.lake.kafka,
+            "gateway": {"url": self.flink.gateway.url},
+            "manager": {"url": self.flink.manager.url},
+            "topic": self.topic,
+            "table": TABLE,
+            "consumer_group": GROUP,
+            "columns": COLUMNS,
+            "checkpoint_location": self.location,
+            "checkpoint_interval": 1.0,
+            "publish_interval": 2.0,
+        }
+        return FlinkConfig(**(given | self.config | config))
+
+    def start(self, **config: Any) -> subprocess.Popen[bytes]:
+        """Start a driver; its log is in the folder."""
+        file = self.lake.folder / f"app-{len(self._drivers)}.json"
+        file.write_text(json.dumps(self.configured(**config).to_dict()))
+        with (self.lake.folder / f"driver-{len(self._drivers)}.log").open("wb") as log:
+            command = [sys.executable, "-m", "airflow_lakestream.flink.program", "--config", str(file)]
+            driver = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
+        self._drivers.append(driver)
+        return driver
+
+    @property
+    def log(self) -> str:
+        """What the newest driver has said."""
+        return (self.lake.folder / f"driver-{len(self._drivers) - 1}.log").read_text()
+
+    @property
+    def lease(self) -> LeaseRecord | None:
+        return read_lease(self.location)
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.configured())
+
+    @property
+    def note(self) -> Note | None:
+        return self.jobs.note()
+
+    def await_running(self) -> str:
+        """Wait until the job runs, and return its id."""
+
+        def runs() -> bool:
+            note = self.note
+            return note is not None and self.jobs.manager.state(note.job) is JobState.RUNNING
+
+        self._await(runs, "a running job")
+        note = self.note
+        assert note is not None
+        return note.job
+
+    def await_landed(self, ends: dict[int, int]) -> None:
+        """Wait until the ledger reaches these offsets without a hole."""
+        wanted = {p: [(0, end)] for p, end in ends.items() if end}
+
+        def landed() -> bool:
+            return bool(self.lake.snapshots()) and self.lake.landed(self.topic) == wanted
+
+        self._await(landed, f"{wanted} to be landed")
+
+    def supervise(self, ends: dict[int, int]) -> None:
+        """Do the same, starting the next driver where one has failed, as the operator does."""
+        wanted = {p: [(0, end)] for p, end in ends.items() if end}
+
+        def landed() -> bool:
+            if self._drivers[-1].poll() is not None:
+                self.start()
+            return self.lake.landed(self.topic) == wanted
+
+        try:
+            poll_until(landed, f"{wanted} to be landed", PATIENCE, every=0.5)
+        except TimeoutError as e:
+            raise AssertionError(f"{e}\n{self.log}") from None
+
+    def _await(self, done: Any, what: str) -> None:
+        driver = self._drivers[-1]
+        try:
+            poll_until(lambda: done() or driver.poll() is not None, what, PATIENCE, every=0.2)
+        except TimeoutError as e:
+            raise AssertionError(f"{e}\n{self.log}") from None
+        assert done(), f"the driver ended before {what}\n{self.log}"
+
+    def stop(self) -> None:
+        """Ask the driver to end, and wait until it has."""
+        driver = self._drivers[-1]
+        self._await(lambda: request_stop(self.location, "the test"), "a lease")
+        assert driver.wait(PATIENCE) == 0, self.log
+
+    def await_nothing_left(self, ends: dict[int, int]) -> None:
+        """Assert that the ledger reaches these offsets."""
+        assert self.lake.landed(self.topic) == {p: [(0, end)] for p, end in ends.items() if end}
+
+    def forget_process(self) -> None:
+        """Let the lease of a killed driver be over at once: it would be after its heartbeats are late."""
+        lease = self.lease
+        assert lease is not None
+        poll_until(lambda: lease.state() is not LeaseState.HELD, "the lease to be free", 60)
+
+    def drop_newest(self) -> None:
+        """Forget the newest driver, which has ended."""
+        self._drivers.pop()
+
+    def kill_driver(self) -> None:
+        self._drivers[-1].kill()
+        self._drivers[-1].wait()
+        self.forget_process()
+
+    def submit_by_hand(self, state: str) -> None:
+        """Submit the stream's job from a state that nobody has checked."""
+        columns = self.lake.table().schema().column_names
+        self.jobs.submit({0: 0, 1: 0}, state, lambda: list(columns))
+
+    def drop_branch(self) -> None:
+        self.lake.table().manage_snapshots().remove_branch(self.configured().on_branch).commit()
+
+    def end(self) -> None:
+        """Kill what is left of drivers and jobs."""
+        for driver in self._drivers:
+            if driver.poll() is None:
+                driver.kill()
+                driver.wait()
+        if (note := self.note) is not None and not note.savepoint:
+            self.jobs.cancel(note.job)
+
+    def assert_once(self, rows: dict[int, list[int]]) -> None:
+        """Assert that the table has these offsets, once each, and that the full audit finds nothing."""
+        assert self.lake.offsets() == [(p, o) for p in sorted(rows) for o in rows[p]]
+        audit = self.lake.audit(topic=self.topic)
+        assert audit.verdict is AuditVerdict.CLEAN, str(audit)
+
+
+@pytest.fixture
+def landing(tmp_path: Path, kafka: Kafka, topic: Any, flink: Flink) -> Iterator[FlinkLanding]:
+    """Give a stream of a new topic with two partitions, and the session's Flink."""
+    made = FlinkLanding(Lake(tmp_path, kafka.client_config()), topic(2), flink)
+    try:
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,168 @@
+"""Another engine, played by PyIceberg: it appends to a branch what it reads of a model of Kafka, and we publish it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.landing.report import LandingReport
+from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity
+from airflow_lakestream.core.publishing.branch import BranchSnapshot
+from airflow_lakestream.core.publishing.publish import Publication, begin, publish
+from airflow_lakestream.decode.metadata import metadata_schema
+from airflow_lakestream.iceberg.ledger_store import read_ledger
+from airflow_lakestream.iceberg.publishing.sink import PublishingSink
+from airflow_lakestream.run.publication import LookIntoLog
+from airflow_lakestream.tables.design import TableDesign
+from airflow_lakestream.tables.schema.ddl import parse_schema
+from tests.support.fault_log import READABLE, Entry, Kind, ModelReader, ModelSource, PartitionLog, TopicLog
+from tests.support.lake import QUICK_RETRIES
+
+TOPIC, TABLE, GROUP, BRANCH = "orders", "lake.orders", "g", "engine"
+ORDERS = TopicIdentity(TOPIC, "id-1", "cluster")
+COMMIT = "engine.commit"
+Position = tuple[int, int]
+
+
+@dataclass
+class SaidPositions:
+    """`Positions` of the played engine: what it wrote down with each commit, as far as that is kept."""
+
+    said: dict[str, dict[int, int]] = field(default_factory=dict)
+    final: dict[int, int] | None = None
+
+    def is_own(self, summary: Mapping[str, str]) -> bool:
+        return COMMIT in summary
+
+    def at(self, snapshot: BranchSnapshot) -> Mapping[int, int] | None:
+        return self.said.get(snapshot.summary[COMMIT])
+
+    def beyond(self) -> Mapping[int, int] | None:
+        return self.final
+
+
+class World:
+    """A topic, a table with a branch, and an engine that reads the one into the other."""
+
+    def __init__(self, folder: Path, partitions: int = 2, **design: Any) -> None:
+        self.folder = folder
+        self.log = TopicLog(TOPIC, ORDERS, [PartitionLog() for _ in range(partitions)])
+        self.positions = SaidPositions()
+        self.at: dict[int, int] = {}
+        self._design = {"schema": parse_schema("n bigint"), "properties": QUICK_RETRIES, **design}
+
+    def catalog(self) -> SqlCatalog:
+        return SqlCatalog(
+            "iceberg_default", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}/warehouse"
+        )
+
+    def table(self) -> Table:
+        return self.catalog().load_table(TABLE)
+
+    def job(self, catalog: Any = None, **job: Any) -> Publication:
+        """Return a publication of its own, such as another task would have."""
+        wanted = {**self._design, "schema": job.pop("schema", self._design["schema"])}
+        design = TableDesign(metadata_schema(("topic", "partition", "offset")), **wanted)
+        given: dict[str, Any] = {
+            "run_id": uuid.uuid4().hex,
+            "table": TABLE,
+            "consumer_group": GROUP,
+            "branch": BRANCH,
+            "engine": Engine.FLINK,
+            "source": ModelSource(self.log),
+            "log": LookIntoLog(ModelReader(self.log, 7)),
+            "sink": PublishingSink(catalog or self.catalog(), TABLE, job.pop("group", GROUP), design),
+            "positions": self.positions,
+        }
+        return Publication(**(given | job))
+
+    def begin(self, **job: Any) -> dict[int, int]:
+        """Let the engine start without a state of its own."""
+        self.at = begin(self.job(**job))
+        return dict(self.at)
+
+    def publish(self, **job: Any) -> LandingReport:
+        return publish(self.job(**job))
+
+    def produce(self, partition: int, *kinds: Kind) -> None:
+        """Write an entry of each kind."""
+        entries = self.log.partitions[partition].entries
+        for kind in kinds:
+            number = partition * 1_000_000 + len(entries) if kind in READABLE - {Kind.TOMBSTONE} else None
+            entries.append(Entry(kind, 1_700_000_000_000, number))
+
+    def records(self, partition: int, count: int) -> None:
+        self.produce(partition, *[Kind.DATA] * count)
+
+    def read(self, upto: Mapping[int, int] | None = None) -> list[Position]:
+        """Return what the engine reads next, up to these offsets or the log's end, and move it on."""
+        ends = {p: log.end for p, log in enumerate(self.log.partitions)} if upto is None else upto
+        found = []
+        for p, end in ends.items():
+            entries = self.log.partitions[p].entries
+            found += [(p, o) for o in range(self.at.get(p, 0), end) if entries[o].kind is Kind.DATA]
+            self.at[p] = max(end, self.at.get(p, 0))
+        return found
+
+    def write(self, rows: Iterable[Position], *, branch: str = BRANCH, **columns: Any) -> int:
+        """Commit rows to the branch with the engine's position, and return the snapshot's id."""
+        commit = uuid.uuid4().hex
+        self.positions.said[commit] = dict(self.at)
+        table = self.table()
+        table.append(rows_of(rows, **columns), branch=branch, snapshot_properties={COMMIT: commit})
+        return self.table().refs()[branch].snapshot_id
+
+    def step(self, **write: Any) -> int:
+        """Let the engine read all there is, and commit it."""
+        return self.write(self.read(), **write)
+
+    def entry(self, group: str = GROUP) -> TopicEntry:
+        return read_ledger(self.table(), group).entry(ORDERS)
+
+    def rows(self, branch: str = "main") -> list[Position]:
+        """Return the positions of a branch's rows, sorted; one that is there twice is there twice."""
+        head = self.table().refs()[branch].snapshot_id
+        found = self.table().scan(snapshot_id=head).to_arrow()
+        return sorted(zip(found["_kafka_partition"].to_pylist(), found["_kafka_offset"].to_pylist(), strict=True))
+
+    def expected(self) -> list[Position]:
+        """Return the positions of all records with a value, from where the group begins."""
+        origin = self.entry().origin
+        return [
+            (p, o)
+            for p, log in enumerate(self.log.partitions)
+            for o, entry in enumerate(log.entries)
+            if entry.kind is Kind.DATA and o >= origin.get(p, 0)
+        ]
+
+    def heads(self) -> int | None:
+        head = self.table().current_snapshot()
+        return None if head is None else head.snapshot_id
+
+    def assert_main_has_it_all(self) -> None:
+        """Assert that main has each record once, and that the ledger reaches the log's ends without a hole."""
+        assert self.rows() == self.expected()
+        entry = self.entry()
+        assert entry.counts.written == len(self.rows())
+        for p, log in enumerate(self.log.partitions):
+            assert entry.held.first_missing(TOPIC, p, entry.origin.get(p, 0)) == log.end
+
+
+def rows_of(positions: Iterable[Position], topic: str = TOPIC, **columns: Any) -> pa.Table:
+    keys = list(positions)
+    return pa.table(
+        {
+            "n": pa.array([p * 1_000_000 + o for p, o in keys], pa.int64()),
+            "_kafka_topic": pa.array([topic] * len(keys), pa.string()),
+            "_kafka_partition": pa.array([p for p, _ in keys], pa.int32()),
+            "_kafka_offset": pa.array([o for _, o in keys], pa.int64()),
+            **{name: pa.array([value] * len(keys)) for name, value in columns.items()},
+        }
+    )

@@ -1,0 +1,68 @@
+"""What can't work is refused before anything is started, by the name of the argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink.config import FlinkConfig
+
+GIVEN: dict[str, Any] = {
+    "catalog": {"name": "lake", "properties": {"type": "rest", "uri": "http://c"}},
+    "kafka": {"bootstrap.servers": "b:9092", "sasl.password": "secret"},
+    "gateway": {"url": "http://g:8083", "password": "secret"},
+    "manager": {"url": "http://m:8081"},
+    "topic": "t",
+    "table": "lake.t",
+    "consumer_group": "g",
+    "columns": "id bigint",
+    "checkpoint_location": "/shared/t",
+}
+
+
+def config(**changed: Any) -> FlinkConfig:
+    return FlinkConfig(**(GIVEN | changed))
+
+
+def test_it_goes_through_its_file_unchanged() -> None:
+    made = config(sql="SELECT * FROM source", schema="id bigint", parallelism=2, partition_by=["id"])
+    assert FlinkConfig.parse(made.to_dict()) == made
+    assert made.on_branch == "flink-g"
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"topic": "a b"}, "topic"),
+        ({"table": "nodots"}, "table"),
+        ({"columns": "id nothing"}, "columns"),
+        ({"columns": "id uuid"}, "columns"),
+        ({"schema": "id bigint"}, "schema"),
+        ({"format": "avro"}, "format"),
+        ({"start_offset": "timestamp"}, "start_timestamp"),
+        ({"on_data_loss": "ignore"}, "on_data_loss"),
+    ],
+)
+def test_what_can_not_work_is_named(changed: dict[str, Any], argument: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config(**changed)
+    assert caught.value.argument == argument
+
+
+def test_a_changed_password_makes_no_other_stream() -> None:
+    other = config(
+        kafka={"bootstrap.servers": "b:9092", "sasl.password": "new"},
+        gateway={"url": "http://g:8083", "password": "new"},
+        owner="another try",
+    )
+    assert (other.fingerprint, other.program) == (config().fingerprint, config().program)
+    assert "secret" not in config().fingerprint
+
+
+def test_another_interval_is_another_configuration_of_the_same_program() -> None:
+    other = config(publish_interval=5.0)
+    assert other.program == config().program
+    assert other.fingerprint != config().fingerprint
+    assert config(sql="SELECT * FROM source").program != config().program

@@ -1,0 +1,81 @@
+"""The statements of a landing: names and texts are quoted, and each setting has its counterpart."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.flink import statements
+from airflow_lakestream.flink.rest import causes_in
+from airflow_lakestream.tables.schema.ddl import parse_schema
+
+KAFKA = {"bootstrap.servers": "b:9092", "security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"} | {
+    "sasl.username": "o'neil",
+    "sasl.password": "p'w",
+}
+
+
+def test_the_source_reads_from_where_the_ledger_ends() -> None:
+    columns = parse_schema("id bigint, `odd name` string")
+    text = statements.source("t", columns, {"bootstrap.servers": "b:9092"}, "g", "json", {1: 7, 0: 5})
+    assert "'scan.startup.specific-offsets' = 'partition:0,offset:5;partition:1,offset:7'" in text
+    assert "(`id` BIGINT, `odd name` STRING, `_kafka_topic` STRING METADATA FROM 'topic' VIRTUAL" in text
+    assert "'properties.isolation.level' = 'read_committed'" in text
+    assert "'json.ignore-parse-errors' = 'false'" in text
+
+
+def test_texts_are_quoted() -> None:
+    text = statements.source("t", parse_schema("id bigint"), KAFKA, "g", "json", {})
+    assert "username=\"o''neil\" password=\"p''w\";" in text
+    assert statements.quoted("a`b") == "`a``b`"
+
+
+@pytest.mark.parametrize(
+    ("ddl", "flink"),
+    [
+        ("decimal(12, 2)", "DECIMAL(12, 2)"),
+        ("array<struct<a: int, b: timestamp>>", "ARRAY<ROW<`a` INT, `b` TIMESTAMP_LTZ(6)>>"),
+        ("map<string, double>", "MAP<STRING, DOUBLE>"),
+        ("timestamp_ntz", "TIMESTAMP(6)"),
+        ("binary", "BYTES"),
+        ("boolean", "BOOLEAN"),
+    ],
+)
+def test_each_type_has_its_name(ddl: str, flink: str) -> None:
+    field = parse_schema(f"c {ddl}").fields[0]
+    assert statements.type_of(field.field_type, "c") == flink
+
+
+def test_a_type_that_json_can_not_fill_is_refused() -> None:
+    field = parse_schema("c uuid").fields[0]
+    with pytest.raises(InvalidArgument, match="'c' is of type uuid"):
+        statements.type_of(field.field_type, "c")
+
+
+def test_a_catalog_is_opened_as_pyiceberg_opens_it() -> None:
+    text = statements.catalog("lake", {"type": "rest", "uri": "http://c:8181", "token": "x", "warehouse": "w"})
+    assert text.startswith("CREATE CATALOG `lake` WITH ('type' = 'iceberg', ")
+    assert "'catalog-type' = 'rest'" in text
+    sql = statements.catalog("lake", {"type": "sql", "uri": "postgresql+psycopg2://u:p@h/d", "warehouse": "s3://b"})
+    assert "'catalog-impl' = 'org.apache.iceberg.jdbc.JdbcCatalog'" in sql
+    assert "'io-impl' = 'org.apache.iceberg.aws.s3.S3FileIO'" in sql
+    with pytest.raises(InvalidArgument, match=r"catalog\.properties\.odd"):
+        statements.catalog("lake", {"type": "rest", "uri": "http://c", "odd": "1"})
+
+
+def test_the_rows_go_into_the_branch() -> None:
+    text = statements.insert("lake", "db.t", "flink-g", ["id", "_kafka_offset"])
+    assert text == (
+        "INSERT INTO `lake`.`db`.`t` /*+ OPTIONS('branch' = 'flink-g') */ (`id`, `_kafka_offset`) "
+        "SELECT `id`, `_kafka_offset` FROM landed"
+    )
+
+
+def test_the_innermost_causes_of_a_trace_are_told() -> None:
+    trace = (
+        "org.apache.flink.table.gateway.service.utils.SqlExecutionException: Failed to execute.\n\tat a.b(C.java:1)\n"
+        "Caused by: org.apache.flink.table.api.ValidationException: SQL validation failed.\n"
+        "Caused by: org.apache.calcite.sql.validate.SqlValidatorException: Column 'nope' not found in any table\n"
+    )
+    assert causes_in(trace)[-1].endswith("Column 'nope' not found in any table")
+    assert causes_in("no trace at all") == ()

@@ -1,0 +1,278 @@
+"""Files of pipelines: what they come to, and what is said of each mistake, with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_lakestream.pipelines.check import check
+from airflow_lakestream.pipelines.errors import PipelineError
+from airflow_lakestream.pipelines.folder import read_file, read_folder
+from airflow_lakestream.pipelines.operator import operator_of
+from airflow_lakestream.pipelines.variables import looked_up
+
+EXAMPLE = """\
+metadata:
+  name: realtime-clickstream
+  version: "1.0.0"
+  owner: analytics-team
+sources:
+  clickstream:
+    type: kafka
+    connection: ${KAFKA_CONNECTION}
+    topic: web.clickstream
+    consumer_group: pipeline-clickstream-v1
+    format: json
+    schema_registry: ${SCHEMA_REGISTRY_URL}
+    start_offset: latest
+transformations:
+  - name: parse_events
+    type: sql_transform
+    input: clickstream
+    sql: |
+      SELECT
+        JSON_VALUE(value, '$.user_id') AS user_id,
+        event_timestamp
+      FROM {{ input }}
+sinks:
+  analytics_lake:
+    type: iceberg
+    table: analytics.web.clickstream_events
+    mode: append
+    partition_by: ["day(event_timestamp)"]
+orchestration:
+  engine: extract
+  checkpoint_interval: 60s
+  parallelism: 4
+"""
+PLAIN = """\
+metadata: {name: plain}
+sources: {orders: {type: kafka, topic: orders}}
+sinks: {lake: {type: iceberg, table: lake.orders}}
+"""
+VARIABLES = {"KAFKA_CONNECTION": "my_kafka", "SCHEMA_REGISTRY_URL": "http://registry:8081", "N": "3"}
+CONNECTION = {"host": "broker", "port": 9092, "password": "hidden", "extra": {"a": "b"}}
+lookup = looked_up(VARIABLES.get, lambda name: CONNECTION if name == "c" else None)
+
+
+def compiled(tmp_path: Path, text: str, engine: str | None = None) -> Any:
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    return read_file(path, lookup, engine=engine)
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        check(compiled(tmp_path, text))
+    return [f"{one.line}:{one.column} {one.text}" for one in caught.value.problems]
+
+
+def test_the_example_is_an_operator_of_each_engine(tmp_path: Path) -> None:
+    found = compiled(tmp_path, EXAMPLE)
+    check(found)
+    call = operator_of(found)
+    assert (call.name, call.first, call.arguments["kafka_conn_id"]) == (
+        "KafkaExtractOperator",
+        {"task_id": "land"},
+        "my_kafka",
+    )
+    # JSON names no schema, so that there is nothing to ask a registry.
+    assert "schema_registry" not in call.arguments
+    assert (call.arguments["parallelism"], call.arguments["checkpoint_interval"]) == (4, "60s")
+    assert (found.cron, found.owner, found.tags) == ("*/5 * * * *", "analytics-team", ("v1.0.0",))
+    group = operator_of(compiled(tmp_path, EXAMPLE, "group"))
+    assert (group.name, group.arguments["tasks"]) == ("kafka_extract_group", 4)
+    spark = operator_of(compiled(tmp_path, EXAMPLE, "spark"))
+    assert (spark.arguments["app"], spark.arguments["trigger"]) == ("kafka_to_iceberg", "60 seconds")
+    assert spark.arguments["total_executor_cores"] == 4
+    landing = {name: value for name, value in call.arguments.items() if name in spark.arguments["app_config"]}
+    assert spark.arguments["app_config"] == landing
+    assert spark.arguments["app_config"]["consumer_group"] == "pipeline-clickstream-v1"
+
+
+def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> None:
+    call = operator_of(compiled(tmp_path, PLAIN))
+    assert call.arguments == {
+        "topic": "orders",
+        "table": "lake.orders",
+        "consumer_group": "plain",
+        "kafka_conn_id": "kafka_default",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    topic:", "    topik:", "9:5 sources.clickstream.topik: there is no such key. Did you mean topic?"),
+        ("    topic: web.clickstream\n", "", "6:3 sources.clickstream.topic: is missing."),
+        ("engine: extract", "engine: flonk", "30:3 orchestration.engine: 'flonk' is not one of"),
+        ("parallelism: 4", "parallelism: many", "32:3 orchestration.parallelism: Input should be a valid integer"),
+        ("mode: append", "mode: upsert", "27:5 sinks.analytics_lake.mode: 'upsert' is not one of"),
+        ("${KAFKA_CONNECTION}", "${KAFKA}", "8:17 there is no Airflow variable KAFKA. Set it:"),
+        ("${KAFKA_CONNECTION}", "${KAFKA_PASSWORD}", "8:17 ${KAFKA_PASSWORD} has the name of a secret"),
+        ("${KAFKA_CONNECTION}", "${connection:c.password}", "8:17 ${connection:c.password}: of a connection there are"),
+        ("${KAFKA_CONNECTION}", "${connection:d.host}", "8:17 ${connection:d.host}: there is no connection d."),
+        ("    input: clickstream", "    input: parse_events", "15:5 parse_events makes nothing of the sink's rows"),
+        (
+            "    input: clickstream",
+            "    input: orders",
+            "17:5 there is no 'orders' to read from;",
+        ),
+        ("FROM {{ input }}", "FROM clickstream", "18:5 it does not read from {{ input }}."),
+        ("AS user_id", "AS user_id,,", "18:5 transformations.0.sql:"),
+        ("start_offset: latest", "start_offset: newest", "13:5 sources.clickstream.start_offset: 'newest' is not one"),
+        ("checkpoint_interval: 60s", "checkpoint_interval: 60 parsecs", "31:3 orchestration.checkpoint_interval:"),
+        ("table: analytics.web", "table: .", "26:5 sinks.analytics_lake.table:"),
+        ("    mode: append", "    mode: append\n    mode: append", "28:5 mode is there twice."),
+        ("    mode: append", "    mode: mirror", "14:1 a mirror has the rows of the database's table; leave them out."),
+        ("    mode: append", "    mode: append\n    key: id", "28:5 key goes with mode: mirror"),
+        ("    mode: append", "    mode: replace", "29:1 mode: replace lands a run's data interval anew"),
+        ("  parallelism: 4", "  start_date: soon", "32:3 start_date is not a date such as 2026-01-31."),
+        ("  engine: extract", "  engine: spark\n  idle_timeout: 5", "31:3 idle_timeout is not for Spark"),
+        (
+            "metadata:",
+            "metadata: &a\n  name: x\nother: *a\nrest:",
+            "aliases and deep nesting are not for pipelines",
+        ),
+        ("  owner: analytics-team", "  owner: [analytics", "no YAML:"),
+        ("  owner: analytics-team", "  owner: !!python/name:os.system x", "4:10 the tag"),
+        ("  name: realtime-clickstream", "  name: a b", "2:3 metadata.name: String should match pattern"),
+        ("    connection: ${KAFKA_CONNECTION}\n", "    password: x\n", "8:5 sources.clickstream.password: there is no"),
+    ],
+)
+def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in EXAMPLE
+    found = problems(tmp_path, EXAMPLE.replace(old, new, 1))
+    assert any(said in one for one in found), found
+
+
+@pytest.mark.parametrize("text", ["", "- a", "just text", "metadata: 5", "\0", "sources: {}\n" * 2, "{" * 2000])
+def test_what_is_no_pipeline_is_said(tmp_path: Path, text: str) -> None:
+    assert problems(tmp_path, text)
+
+
+def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("topic:", "topik:").replace("append", "upsert").replace("parallelism: 4", "parallelism: x")
+    assert [one.split(" ")[0] for one in problems(tmp_path, text)] == ["6:3", "9:5", "27:5", "32:3"]
+
+
+def test_a_chain_is_one_statement(tmp_path: Path) -> None:
+    more = """\
+  - name: known
+    type: sql_transform
+    input: parse_events
+    sql: "SELECT user_id, event_timestamp AS at FROM {{input}} WHERE user_id IS NOT NULL;"
+"""
+    text = EXAMPLE.replace("sinks:", more + "sinks:").replace("FROM {{ input }}\n", "FROM {{ input }} -- all of it\n")
+    found = compiled(tmp_path, text.replace("day(event_timestamp)", "day(at)"))
+    made = check(found).design.schema
+    assert made is not None
+    assert [(field.name, str(field.field_type)) for field in made.fields] == [
+        ("user_id", "string"),
+        ("at", "timestamptz"),
+    ]
+    # Whatever the order in the file is.
+    steps = text.split("transformations:\n")[1].split("sinks:")[0]
+    first, second = steps.split("  - name: known\n")
+    turned = text.replace(steps, "  - name: known\n" + second + first).replace("day(event_timestamp)", "day(at)")
+    assert compiled(tmp_path, turned).landing["sql"] == found.landing["sql"]
+
+
+def test_two_that_read_from_one_are_no_chain(tmp_path: Path) -> None:
+    more = "  - {name: b, type: sql_transform, input: clickstream, sql: 'SELECT 1 AS a FROM {{ input }}'}\n"
+    found = problems(tmp_path, EXAMPLE.replace("sinks:", more + "sinks:"))
+    assert any("parse_events reads from clickstream already" in one for one in found)
+
+
+def test_a_circle_is_said(tmp_path: Path) -> None:
+    more = "".join(
+        f"  - {{name: {name}, type: sql_transform, input: {source}, sql: 'SELECT 1 AS a FROM {{{{ input }}}}'}}\n"
+        for name, source in (("b", "c"), ("c", "b"))
+    )
+    found = problems(tmp_path, EXAMPLE.replace("sinks:", more + "sinks:"))
+    assert [one.split(" ", 1)[1] for one in found] == [
+        f"{name} makes nothing of the sink's rows: it reads from itself, by way of others." for name in "bc"
+    ]
+
+
+def test_sql_over_decoded_columns(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("format: json", 'format: avro\n    schema: "user_id string, event_timestamp timestamptz"')
+    text = text.replace("JSON_VALUE(value, '$.user_id') AS user_id", "upper(user_id) AS user_id")
+    found = compiled(tmp_path, text)
+    assert (found.landing["sql_input"], found.landing["schema_registry"]) == ("decoded", "http://registry:8081")
+    assert problems(tmp_path, text.replace("    mode: append", '    schema: "a int"')) == [
+        "28:5 the table's columns are those that the transformations make."
+    ]
+
+
+def test_variables_are_looked_up_once_and_numbers_may_be_variables(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def look(name: str) -> str:
+        asked.append(name)
+        return lookup(name)
+
+    from functools import cache
+
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text(
+            PLAIN.replace("plain", name) + "orchestration: {parallelism: '${N}', schedule: '$$never'}\n"
+        )
+    found = read_folder(tmp_path, cache(look), tmp_path / "memory")
+    assert ([one.landing["parallelism"] for one in found], asked) == ([3, 3], ["N"])
+    assert found[0].schedule == "$never"
+
+
+def test_a_folder_is_remembered_by_content_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes, memory = tmp_path / "pipes", tmp_path / "m" / "memory.json"
+    (pipes / "inner").mkdir(parents=True)
+    (pipes / "a.yaml").write_text(PLAIN.replace("topic: orders", "topic: '${T}'"))
+    (pipes / "inner" / "b.yml").write_text(PLAIN.replace("plain", "b"))
+    (pipes / "notes.txt").write_text("nothing")
+    variables = {"T": "one"}
+    first = read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
+    read: list[str] = []
+    from airflow_lakestream.pipelines import folder
+
+    real = folder._read
+    monkeypatch.setattr(folder, "_read", lambda text, name, *rest: (read.append(name), real(text, name, *rest))[1])
+    assert read_folder(pipes, looked_up(variables.get, lambda _: None), memory) == first
+    assert read == []
+    variables["T"] = "two"
+    (pipes / "inner" / "b.yml").write_text(PLAIN.replace("plain", "c"))
+    second = read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
+    assert read == ["a.yaml", "inner/b.yml"]
+    assert [(one.name, one.landing["topic"]) for one in second] == [("plain", "two"), ("c", "orders")]
+    # A memory that something has damaged is none.
+    for damage in ("", "{", "[]", '{"version": 1}', "\0"):
+        memory.write_text(damage)
+        assert read_folder(pipes, looked_up(variables.get, lambda _: None), memory) == second
+    variables.clear()
+    with pytest.raises(PipelineError, match=r"a\.yaml:2:\d+: there is no Airflow variable T"):
+        read_folder(pipes, looked_up(variables.get, lambda _: None), memory)
+
+
+def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text(PLAIN)
+    with pytest.raises(PipelineError, match=r"b\.yaml.*'plain' is the pipeline of a\.yaml already"):
+        read_folder(tmp_path, lookup, tmp_path / "memory")
+    with pytest.raises(PipelineError, match="no such folder"):
+        read_folder(tmp_path / "none", lookup, tmp_path / "memory")
+
+
+def test_the_json_schema_takes_the_example_and_refuses_a_wrong_key() -> None:
+    import jsonschema
+    import yaml
+
+    from airflow_lakestream.pipelines.model import json_schema
+
+    schema = json.loads(json.dumps(json_schema()))
+    validator = jsonschema.Draft202012Validator(schema)
+    good = yaml.safe_load(EXAMPLE.replace("parallelism: 4", "parallelism: ${N}"))
+    assert list(validator.iter_errors(good)) == []
+    wrong = yaml.safe_load(EXAMPLE.replace("topic:", "topik:").replace("engine: extract", "engine: flonk"))
+    assert len(list(validator.iter_errors(wrong))) >= 2

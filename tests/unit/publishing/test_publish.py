@@ -1,0 +1,510 @@
+"""What another engine wrote to a branch gets on main with the ledger, each record once, or main stays as it is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StringType
+
+from airflow_lakestream.core.landing.plan import DataLoss, LandedByAnotherGroup
+from airflow_lakestream.core.landing.unaccounted import RowsUnaccounted
+from airflow_lakestream.core.ledger import Counts, Engine, Landing, TopicEntry
+from airflow_lakestream.core.policies import OnDataLoss
+from airflow_lakestream.core.publishing.branch import BranchFile
+from airflow_lakestream.core.publishing.publish import Rowless, publish
+from airflow_lakestream.core.publishing.refusals import (
+    BeyondTheLog,
+    BranchFileGone,
+    BranchHistoryLost,
+    BranchRewritten,
+    MainHasBranch,
+    PositionsUnknown,
+    RowsOnMain,
+    RowsTwice,
+    RowsUnproven,
+    RowsWithoutPosition,
+)
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.iceberg.commit import committing
+from airflow_lakestream.iceberg.commit.committing import CommitOutcomeUnknown
+from tests.support.fault_log import Kind, PartitionLog
+from tests.support.faults import FAILED, TIMEOUT, FaultyCatalog, applied, unapplied
+from tests.support.lake import compact
+from tests.support.publishing import BRANCH, GROUP, ORDERS, World, rows_of
+from tests.support.replacing import offsets_of, ranges
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.begin()
+    made.records(0, 20)
+    made.records(1, 5)
+    return made
+
+
+def refused(world: World, error: type[Exception], **job: Any) -> Any:
+    """Publish, and return why it is refused; main is as it was, and all files of the branch are there."""
+    head, there = world.heads(), world.rows(BRANCH)
+    with pytest.raises(error) as caught:
+        world.publish(**job)
+    assert world.heads() == head
+    assert world.rows(BRANCH) == there
+    return caught.value
+
+
+def test_the_engine_begins_where_the_group_does_and_finds_table_and_branch(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.records(0, 3)
+    world.log.trim(0, 2)
+    assert world.begin() == {0: 2, 1: 0}
+    assert world.table().refs()[BRANCH].snapshot_id == world.heads()
+    assert world.entry().origin == {0: 2, 1: 0}
+    # Again: nothing is landed, and what the group has moves the beginning.
+    head = world.heads()
+    world.step()
+    world.publish()
+    assert world.begin() == {0: 3, 1: 0}
+    assert world.entry().origin == {0: 2, 1: 0}
+    assert [s.snapshot_id for s in world.table().snapshots()].count(head) == 1
+
+
+def test_what_the_branch_has_is_published_with_its_positions(world: World) -> None:
+    snapshot = world.step()
+    report = world.publish()
+    world.assert_main_has_it_all()
+    assert report.counts == Counts(25, 25)
+    assert report.by_partition == {0: Counts(20, 20), 1: Counts(5, 5)}
+    assert report.remaining_lag == 0
+    assert world.log.committed == {0: 20, 1: 5}
+    marker = world.entry().published[BRANCH]
+    assert (marker.snapshot_id, marker.ends) == (snapshot, {0: 20, 1: 5})
+    landed = ledger_store.landing_of(world.table().current_snapshot(), GROUP)
+    assert landed is not None
+    assert landed.engine is Engine.FLINK
+
+
+def test_each_publication_takes_what_came_since_the_last(world: World) -> None:
+    world.step()
+    world.publish()
+    for _ in range(3):
+        world.records(1, 4)
+        world.step()
+        world.records(0, 1)
+        world.step()
+        assert world.publish().counts == Counts(5, 5)
+        head = world.heads()
+        assert world.publish().snapshot_ids == []
+        assert world.heads() == head
+    world.assert_main_has_it_all()
+
+
+def test_many_snapshots_go_in_several_commits_of_bounded_size(world: World) -> None:
+    for end in range(4, 21, 4):
+        world.write(world.read({0: end}))
+    world.step()
+    report = world.publish(most_rows=8)
+    # 4 and 4, 4 and 4, 4, and the 5 of the other partition.
+    assert len(report.snapshot_ids) == 4
+    world.assert_main_has_it_all()
+
+
+def test_a_retry_reports_what_an_earlier_try_published(world: World) -> None:
+    world.step()
+    first = world.publish(run_id="run")
+    again = world.publish(run_id="run")
+    assert again.counts == first.counts
+    assert again.snapshot_ids == first.snapshot_ids
+
+
+def test_markers_aborted_records_and_tombstones_are_counted_as_what_they_are(world: World) -> None:
+    world.produce(0, Kind.MARKER, Kind.ABORTED, Kind.MARKER, Kind.HOLE, Kind.TOMBSTONE, Kind.DATA)
+    world.step()
+    assert world.publish().counts == Counts(27, 26, skipped=1)
+    world.assert_main_has_it_all()
+
+
+def test_a_landing_without_rows_when_only_markers_came(world: World) -> None:
+    world.step()
+    world.publish()
+    world.produce(0, Kind.ABORTED, Kind.MARKER)
+    world.read()
+    world.write([])
+    assert world.publish().counts == Counts()
+    world.assert_main_has_it_all()
+
+
+def test_a_landing_without_rows_when_all_was_filtered(world: World) -> None:
+    world.read()
+    world.write([])
+    report = world.publish(rowless=Rowless.FILTERED)
+    assert report.counts == Counts(25, filtered=25)
+    assert world.rows() == []
+    assert world.entry().landed == ranges((0, 0, 20), (1, 0, 5))
+
+
+def test_an_orderly_stop_lands_what_no_snapshot_says(world: World) -> None:
+    world.step()
+    world.publish()
+    world.produce(1, Kind.MARKER)
+    world.read()
+    assert world.publish().snapshot_ids == []
+    world.positions.final = dict(world.at)
+    assert len(world.publish().snapshot_ids) == 1
+    world.assert_main_has_it_all()
+    assert world.publish().snapshot_ids == []
+
+
+def test_what_the_engine_lost_stays_to_be_landed_and_may_come_later(world: World) -> None:
+    rows = world.read()
+    lost = [(0, 3), (0, 4), (1, 0)]
+    world.write([row for row in rows if row not in lost])
+    assert world.publish().counts == Counts(22, 22)
+    assert world.entry().landed == ranges((0, 0, 3), (0, 5, 20), (1, 1, 5))
+    assert world.publish().snapshot_ids == []
+    world.write(lost)
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_what_left_kafka_without_a_row_is_lost_loudly(world: World) -> None:
+    world.write(world.read()[2:])
+    world.log.trim(0, 1)
+    assert refused(world, DataLoss).ranges == ranges((0, 0, 1))
+    world.publish(on_data_loss=OnDataLoss.RECORD)
+    assert world.entry().lost == ranges((0, 0, 1))
+    # The other one is still there: the next run of the extract lands it.
+    assert world.entry().landed == ranges((0, 2, 20), (1, 0, 5))
+
+
+def test_an_older_checkpoint_restored_is_refused(world: World) -> None:
+    world.write(world.read({0: 10}))
+    old = dict(world.at)
+    world.step()
+    world.publish()
+    world.at = old
+    world.records(0, 3)
+    world.step()
+    error = refused(world, RowsOnMain)
+    assert error.ranges == ranges((0, 10, 20), (1, 0, 5))
+    assert "DROP BRANCH" in str(error)
+    # The way out that the error names.
+    world.table().manage_snapshots().remove_branch(BRANCH).commit()
+    world.begin()
+    world.step()
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_an_older_checkpoint_restored_before_its_rows_are_published_is_refused(world: World) -> None:
+    world.write(world.read({0: 10}))
+    old = dict(world.at)
+    world.step()
+    world.at = old
+    world.step()
+    assert refused(world, RowsTwice).rows == 15
+
+
+def test_a_row_twice_within_one_file_is_refused(world: World) -> None:
+    world.write([*world.read(), (1, 4), (1, 4)])
+    assert refused(world, RowsTwice).rows == 2
+
+
+def test_a_file_twice_on_the_branch_is_refused(world: World) -> None:
+    world.step()
+    table = world.table()
+    path = next(iter(table.inspect.files(table.refs()[BRANCH].snapshot_id)["file_path"].to_pylist()))
+    commit = next(iter(world.positions.said))
+    properties = {"engine.commit": commit}
+    table.add_files([path], snapshot_properties=properties, check_duplicate_files=False, branch=BRANCH)
+    assert refused(world, RowsTwice).rows == 25
+
+
+def test_rows_beyond_what_the_engine_says_are_refused(world: World) -> None:
+    rows = world.read()
+    world.at[1] = 3
+    world.write(rows)
+    assert refused(world, RowsUnproven).ranges == ranges((1, 3, 5))
+
+
+def test_rows_below_the_groups_beginning_are_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.records(0, 5)
+    world.log.trim(0, 2)
+    world.begin()
+    world.at[0] = 5
+    world.write([(0, 1), (0, 2)])
+    assert refused(world, RowsUnproven).ranges == ranges((0, 1, 2))
+
+
+def test_positions_beyond_the_log_are_refused(world: World) -> None:
+    rows = world.read()
+    world.at |= {0: 21, 7: 1}
+    world.write(rows)
+    assert "orders[0] 21 (log: 20), orders[7] 1 (log: no such partition)" in str(refused(world, BeyondTheLog))
+
+
+def test_rows_of_another_topic_are_refused(world: World) -> None:
+    world.write(world.read(), topic="invoices")
+    assert "25 rows of" in str(refused(world, RowsWithoutPosition))
+
+
+def test_without_the_engines_position_nothing_is_published_until_it_is_there(world: World) -> None:
+    world.step()
+    said, world.positions.said = world.positions.said, {}
+    refused(world, PositionsUnknown)
+    world.positions.said = said
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_a_snapshot_whose_position_is_gone_goes_with_the_next_one(world: World) -> None:
+    world.write(world.read({0: 7}))
+    world.positions.said.clear()
+    world.step()
+    assert len(world.publish(most_rows=1).snapshot_ids) == 1
+    world.assert_main_has_it_all()
+
+
+@pytest.mark.parametrize("change", ["delete", "overwrite", "foreign append"])
+def test_a_branch_that_was_rewritten_is_refused(world: World, change: str) -> None:
+    world.step()
+    table = world.table()
+    if change == "delete":
+        table.delete("_kafka_offset == 3", branch=BRANCH)
+    elif change == "overwrite":
+        table.overwrite(table.scan(snapshot_id=table.refs()[BRANCH].snapshot_id).to_arrow(), branch=BRANCH)
+    else:
+        table.append(table.scan().to_arrow().slice(0, 0), branch=BRANCH)
+    world.records(0, 1)
+    world.step()
+    refused(world, BranchRewritten)
+
+
+def test_a_file_that_is_gone_is_named(world: World) -> None:
+    world.step()
+    table = world.table()
+    path = table.inspect.files(table.refs()[BRANCH].snapshot_id)["file_path"].to_pylist()[0]
+    Path(path.removeprefix("file://")).unlink()
+    with pytest.raises(BranchFileGone, match=path):
+        world.publish()
+    assert world.rows() == []
+
+
+def test_main_rolled_back_gets_the_branchs_files_again(world: World) -> None:
+    world.step()
+    world.publish()
+    before = world.heads()
+    world.records(0, 5)
+    world.step()
+    world.publish()
+    world.table().manage_snapshots().rollback_to_snapshot(before).commit()
+    assert world.publish().counts == Counts(5, 5)
+    world.assert_main_has_it_all()
+    first = world.table().history()[0].snapshot_id
+    world.table().manage_snapshots().set_current_snapshot(first).commit()
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_what_was_landed_another_way_after_a_roll_back_is_not_doubled(world: World) -> None:
+    world.step()
+    before = world.heads()
+    world.publish()
+    world.table().manage_snapshots().set_current_snapshot(before).commit()
+    land_by_hand(world, (0, 0, 4))
+    assert refused(world, RowsOnMain).ranges == ranges((0, 0, 4))
+
+
+def land_by_hand(world: World, *what: tuple[int, int, int], group: str = GROUP) -> None:
+    """Land a few records as the extract does."""
+    sink = world.job(group=group).sink
+    sink.load("hand")
+    rows = offsets_of(ranges(*what))
+    sink.write(rows_of(rows), ORDERS)
+    entry = TopicEntry(landed=ranges(*what), counts=Counts(len(rows), len(rows)))
+    sink.commit(Landing(f"hand-{what}", "hand", {ORDERS: entry}))
+
+
+def test_the_extract_takes_over_and_the_engine_goes_on_behind_it(world: World) -> None:
+    world.step()
+    world.publish()
+    world.records(0, 5)
+    land_by_hand(world, (0, 20, 25))
+    assert world.begin() == {0: 25, 1: 5}
+    world.records(0, 2)
+    world.step()
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_main_compacted_and_its_snapshots_expired(world: World) -> None:
+    for _ in range(3):
+        world.records(0, 2)
+        world.step()
+        world.publish()
+    compact(world.table())
+    table = world.table()
+    named = {ref.snapshot_id for ref in table.refs().values()}
+    for one in [s.snapshot_id for s in table.snapshots() if s.snapshot_id not in named]:
+        world.table().maintenance.expire_snapshots().by_id(one).commit()
+    assert world.publish().snapshot_ids == []
+    world.records(1, 2)
+    world.step()
+    assert world.publish().counts == Counts(2, 2)
+    world.assert_main_has_it_all()
+
+
+def test_snapshots_of_the_branch_that_expired_unpublished_are_published_all_the_same(world: World) -> None:
+    world.write(world.read({0: 5}))
+    world.write(world.read({0: 9}))
+    head = world.step()
+    table = world.table()
+    for one in [s.snapshot_id for s in table.snapshots() if s.snapshot_id not in {head, world.heads()}]:
+        world.table().maintenance.expire_snapshots().by_id(one).commit()
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_a_branch_made_anew_from_main_has_mains_files_and_they_are_no_news(world: World) -> None:
+    world.step()
+    world.publish()
+    compact(world.table())
+    world.table().manage_snapshots().remove_branch(BRANCH).commit()
+    world.begin()
+    fork = world.heads()
+    world.records(0, 3)
+    world.step()
+    # Also where the snapshot that it came off has expired since.
+    world.records(1, 1)
+    land_by_hand(world, (1, 5, 6))
+    world.table().maintenance.expire_snapshots().by_id(fork).commit()
+    assert world.publish().counts == Counts(3, 3)
+    world.assert_main_has_it_all()
+
+
+def test_a_schema_evolved_takes_files_of_both(world: World) -> None:
+    world.step()
+    with world.table().update_schema() as update:
+        update.add_column("note", StringType())
+        update.rename_column("n", "number")
+    assert world.publish(schema=None).counts == Counts(25, 25)
+    found = world.table().scan().to_arrow()
+    assert sorted(found["number"].to_pylist()) == sorted(p * 1_000_000 + o for p, o in world.rows())
+    assert found["note"].null_count == 25
+
+
+def test_a_partitioning_changed_has_the_files_written_anew(world: World) -> None:
+    world.step()
+    with world.table().update_spec() as update:
+        update.add_field("_kafka_offset", BucketTransform(4), "bucket")
+    assert world.publish().counts == Counts(25, 25)
+    world.assert_main_has_it_all()
+    specs = {task.file.spec_id for task in world.table().scan().plan_files()}
+    assert specs == {world.table().spec().spec_id}
+
+
+def test_files_of_a_partitioned_table_are_taken_as_they_are(tmp_path: Path) -> None:
+    world = World(tmp_path, partition_by=("bucket(4, n)", "_kafka_partition"))
+    world.begin()
+    world.records(0, 20)
+    world.records(1, 9)
+    world.step()
+    world.publish()
+    world.assert_main_has_it_all()
+    table = world.table()
+    files = {task.file.file_path for task in table.scan().plan_files()}
+    assert files == set(table.inspect.files(table.refs()[BRANCH].snapshot_id)["file_path"].to_pylist())
+    assert len(table.scan(row_filter="_kafka_partition == 1").to_arrow()) == 9
+
+
+def test_main_set_to_the_branch_by_hand_is_refused(world: World) -> None:
+    snapshot = world.step()
+    world.table().manage_snapshots().set_current_snapshot(snapshot).commit()
+    refused(world, MainHasBranch)
+
+
+def test_two_publishers_at_once_publish_once(world: World) -> None:
+    world.step()
+    reports = []
+
+    def other() -> None:
+        reports.append(world.publish())
+
+    job = world.job()
+    real = job.sink.take_files
+
+    def taking(files: list[BranchFile], identity: Any) -> None:
+        if not reports:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        real(files, identity)
+
+    job.sink.take_files = taking  # type: ignore[method-assign]
+    assert publish(job).snapshot_ids == []
+    assert reports[0].counts == Counts(25, 25)
+    world.assert_main_has_it_all()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [applied(TIMEOUT), unapplied(TIMEOUT), applied(FAILED), unapplied(FAILED)],
+    ids=["applied-no-answer", "unapplied-no-answer", "applied-failed", "unapplied-failed"],
+)
+def test_a_commit_that_fails_loses_and_doubles_nothing(world: World, fault: Any) -> None:
+    world.step()
+    world.publish(catalog=FaultyCatalog(world.catalog(), fault))
+    world.assert_main_has_it_all()
+
+
+def test_a_commit_given_up_deletes_no_file_of_the_branch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "COMMIT_TRIES", 2)
+    world.step()
+    there = world.rows(BRANCH)
+    faults = [unapplied(TIMEOUT)] * 40
+    with pytest.raises(CommitOutcomeUnknown):
+        world.publish(catalog=FaultyCatalog(world.catalog(), *faults))
+    assert world.rows(BRANCH) == there
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_another_groups_offsets_are_refused(world: World) -> None:
+    land_by_hand(world, (0, 2, 4), group="other")
+    world.step()
+    refused(world, LandedByAnotherGroup)
+
+
+def test_rows_without_a_ledger_on_main_are_refused(world: World) -> None:
+    world.write([(0, 1)], branch="main")
+    world.step()
+    refused(world, RowsUnaccounted)
+
+
+def test_a_partition_added_begins_at_its_first_offset(world: World) -> None:
+    world.step()
+    world.publish()
+    world.log.partitions.append(PartitionLog())
+    world.records(2, 4)
+    world.step()
+    assert world.publish().counts == Counts(4, 4)
+    world.assert_main_has_it_all()
+
+
+def test_without_a_branch_there_is_nothing_to_publish(world: World) -> None:
+    assert world.publish(branch="none").snapshot_ids == []
+
+
+def test_the_history_of_a_branch_that_is_partly_on_main_is_refused_when_it_expired(world: World) -> None:
+    world.write(world.read({0: 5}))
+    head = world.step()
+    land_by_hand(world, (0, 3, 7))
+    for one in [s.snapshot_id for s in world.table().snapshots() if s.snapshot_id not in {head, world.heads()}]:
+        world.table().maintenance.expire_snapshots().by_id(one).commit()
+    with pytest.raises((BranchHistoryLost, RowsOnMain)):
+        world.publish()
