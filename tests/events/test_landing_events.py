@@ -30,9 +30,10 @@ KILLS = int(os.environ.get("LAKESTREAM_KILLS", "1"))
 LANDINGS = int(os.environ.get("LAKESTREAM_LANDINGS", "12"))
 SEED = int(os.environ.get("LAKESTREAM_KILLS_SEED", "7"))
 PATIENCE = 400.0
+MOST_UNTOLD = 5
 DAG_ID = "told_landings"
 # A run takes the events of so many; in Airflow as many as came meanwhile.
-RUNS = 2 if KILLS == 1 else 12
+RUNS = 2 if LANDINGS < 100 else 12
 _DAG = """
 from pathlib import Path
 
@@ -74,7 +75,10 @@ class Landing:
     def _land(self) -> None:
         at_half = self.left // 2
         while self.left:
-            if self.table.rng.random() < 0.25:
+            if self.pause and len(self.table.landed) - len(set(ids("told_first"))) > MOST_UNTOLD:
+                # However slow the machine is, there is something to tell when a kill comes.
+                time.sleep(self.pause)
+            elif self.table.rng.random() < 0.25:
                 self.table.other()
             else:
                 self.table.land()
