@@ -54,7 +54,6 @@ class StreamArguments(SparkArguments):
         # As early as can be: a DAG with a secret in it is not written down anywhere.
         refuse_secrets(self.app_config.get("schema_registry") or "")
         refuse_shown("app_config", self.app_config)
-        check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
         self.trigger = trigger
         self.max_batches = max_batches
         self.max_offsets_per_trigger = max_offsets_per_trigger
@@ -66,6 +65,7 @@ class StreamArguments(SparkArguments):
         self.packages = packages
         check_literals({name: getattr(self, name) for name in StreamArguments.template_fields}, _CHECKS)
         if app not in (None, MAINTAIN_ICEBERG):
+            check_written_out(self.app_config.get("sql"), self.app_config.get("sql_input", SqlInput.RAW.value))
             check_literals({"table_format": "delta" if app in DELTA_APPS else "iceberg", **self.app_config})
 
     template_fields: Sequence[str] = (*templated(__init__), *SparkArguments.template_fields, *SPARK_TEMPLATE_FIELDS)

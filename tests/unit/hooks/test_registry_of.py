@@ -159,7 +159,11 @@ def test_spark_is_told_what_airflow_masks_and_what_is_no_secret() -> None:
             "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
         },
         env_vars={"STORE_PASSWORD": "masked", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json", "PWD": "/x"},
-        app_config={"sql": "SELECT 1 AS token WHERE password='x'", "token_column": "t", "at": "http://h:1/p?x=1"},
+        app_config={
+            "sql": "SELECT 1 AS token FROM {{ input }} WHERE password='x'",
+            "token_column": "t",
+            "at": "http://h:1/p?x=1",
+        },
         repositories="https://nexus/maven",
         checkpoint_location="abfss://container@account.dfs.core.windows.net/c",
     )
