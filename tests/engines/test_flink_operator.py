@@ -13,9 +13,9 @@ from airflow_lakestream.driver.lease import request_stop
 from airflow_lakestream.driver.lease_record import DriverOutcome
 from tests.support.airflow_home import AirflowHome, TaskProcess
 from tests.support.broker import Producing, poll_until
-from tests.support.flink import COLUMNS, PATIENCE, FlinkLanding
+from tests.support.flink import COLUMNS, FlinkLanding
 from tests.support.lake import GROUP, TABLE, events
-from tests.support.spark_stream import kill_the_worker, mark
+from tests.support.spark_stream import PATIENCE, kill_the_worker, mark
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
+from airflow_lakestream.driver.detached import kill_process
 from airflow_lakestream.driver.lease import read_lease, request_stop
 from airflow_lakestream.driver.lease_record import LeaseRecord, LeaseState
 from airflow_lakestream.flink.config import FlinkConfig
@@ -176,6 +177,9 @@ class FlinkLanding:
             if driver.poll() is None:
                 driver.kill()
                 driver.wait()
+        # One that an operator has launched.
+        if self.lease is not None and self.lease.outcome is None:
+            kill_process(self.lease.process)
         if (note := self.note) is not None and not note.savepoint:
             self.jobs.cancel(note.job)
 
