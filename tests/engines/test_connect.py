@@ -215,7 +215,7 @@ def test_a_worker_killed_at_random_lands_each_record_once(
     driving = sinks.driving(topic)
     driving.begin()
     sent = {0: 5, 1: 5}
-    left, next_kill = kills, time.monotonic() + chance.uniform(1, 12)
+    left, next_kill = kills, time.monotonic() + chance.uniform(1, 20)
 
     def produce_and_kill(_: Look) -> bool:
         nonlocal left, next_kill
@@ -227,7 +227,7 @@ def test_a_worker_killed_at_random_lands_each_record_once(
         if time.monotonic() > next_kill:
             sinks.kill_the_worker()
             sinks.start_the_worker_again()
-            left, next_kill = left - 1, time.monotonic() + chance.uniform(1, 12)
+            left, next_kill = left - 1, time.monotonic() + chance.uniform(1, 20)
         return False
 
     sinks.follow_until(driving, produce_and_kill, PATIENCE * (1 + kills / 3))

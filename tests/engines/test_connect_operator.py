@@ -71,13 +71,15 @@ def test_the_documented_dag_lands_its_topic_until_the_connector_is_stopped(
 
     def act() -> None:
         try:
-            poll_until(lambda: sinks.client.config(sinks.name) is not None, "the connector", PATIENCE)
+            sinks.await_running()
             for upto in (105, 205):
                 produce(topic, 0, events(0, upto - 100, 100))
                 poll_until(lambda upto=upto: len(lake.offsets()) >= upto + 5, f"{upto} rows", PATIENCE, every=0.5)  # type: ignore[misc]  # of a lambda's default
         except BaseException as e:  # noqa: BLE001  # a thread's error is told below
             failures.append(e)
         finally:
+            # Without that the task would go on for ever.
+            sinks.await_running()
             sinks.client.stop(sinks.name)
 
     acting = threading.Thread(target=act)
@@ -193,11 +195,8 @@ def test_a_source_is_supervised_and_its_secrets_stay_with_the_workers(
     )
 
     def act() -> None:
-        try:
-            poll_until(lambda: sinks.client.config(sinks.name) is not None, "the connector", PATIENCE)
-            sinks.await_running()
-        finally:
-            sinks.client.stop(sinks.name)
+        sinks.await_running()
+        sinks.client.stop(sinks.name)
 
     acting = threading.Thread(target=act)
     acting.start()

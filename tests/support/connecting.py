@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector, Workers
+from airflow_lakestream.connect.client import ConnectClient, ConnectUnknown, NoSuchConnector, Workers
 from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec
 from airflow_lakestream.connect.driving import ConnectDriving
 from airflow_lakestream.connect.events import Event, parse_event
 from airflow_lakestream.connect.iceberg_sink import IcebergSink, complete
 from airflow_lakestream.connect.publishing import BranchPublisher
 from airflow_lakestream.core.landing.report import LandingReport
-from airflow_lakestream.driver.supervisor import Decision, Limits
+from airflow_lakestream.driver.supervisor import Action, Decision, Limits
 from airflow_lakestream.driver.watch import Look
 from airflow_lakestream.kafka.groups import Groups
 from dev.service import ServiceFolder
@@ -100,7 +100,15 @@ class Sinks:
                 stopped = True
             assert time.monotonic() < deadline, seen[-5:]
 
-        return driving.follow(tell)
+        decision = driving.follow(tell)
+        while decision.action is Action.RESTART:
+            # What the operator does.
+            print(f"restart {decision.history.restarts + 1}: it {decision.reason}")
+            driving.pause(decision.at)
+            driving.begin(decision.history.restarted(time.time()))
+            decision = driving.follow(tell)
+        assert decision.action is Action.FINISH, decision.reason
+        return decision
 
     def run(self, topic: str, rows: int, **driving: Any) -> ConnectDriving:
         """Let a task run until main has so many rows, and its connector is stopped."""
@@ -140,8 +148,8 @@ class Sinks:
         def run() -> bool:
             try:
                 return self.client.status(self.name).all_run
-            except NoSuchConnector:
-                # Just made: it has no status yet.
+            except (NoSuchConnector, ConnectUnknown):
+                # Not made yet, or just made, and without a status; or a worker that has much to do.
                 return False
 
         poll_until(run, f"the tasks of {self.name}", PATIENCE, every=0.2)
