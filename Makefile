@@ -38,7 +38,7 @@ test: setup ## Run all tests: units first, then those on the real broker and the
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
-test-engines: setup ## Run the tests on other engines, within ten minutes: Flink, Kafka Connect, tables of plain Spark (needs a JDK 17)
+test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)
 	$(BIN)/python -m pytest --numprocesses 1 --dist loadfile --max-worker-restart 0 tests/engines
 
 test-dev: setup ## Run the tests of the tools: the stack, the benchmark, and whether the fault harness finds bugs (needs a JDK 17)

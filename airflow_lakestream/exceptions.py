@@ -54,3 +54,7 @@ class BadRecord(LakestreamError, Terminal):
         self.offset = offset
         self.reason = reason
         super().__init__(f"{topic}[{partition}] offset {offset}: {reason}" + (f". {remedy}" if remedy else ""))
+
+
+class AirflowTooOld(LakestreamError, Terminal):
+    """The version of Airflow has no way to do something without losing anything."""

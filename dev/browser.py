@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 
-from dev.errors import NoBrowser
+from dev.apt import apt_get, has_apt
+from dev.errors import AptFails, NoBrowser
 
 VARIABLE = "LAKESTREAM_CHROMIUM"
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Without a font each letter is an empty box.
 _PACKAGES = ("chromium", "fonts-liberation")
-_WITHIN_S = 300
 
 
 def find_chromium() -> str:
@@ -34,19 +33,11 @@ def have_chromium() -> str:
     try:
         return find_chromium()
     except NoBrowser:
-        if shutil.which("apt-get") is None or os.geteuid() != 0:
+        if not has_apt(as_root=True):
             raise
-    for command in (["update"], ["install", "--yes", "--no-install-recommends", *_PACKAGES]):
-        done = subprocess.run(
-            ["apt-get", "--quiet", *command],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_WITHIN_S,
-        )
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip()[-1000:]
-            raise NoBrowser(f"There is no Chromium here, and apt-get {command[0]} fails: {said}")
+    try:
+        apt_get("update")
+        apt_get("install", "--yes", "--no-install-recommends", *_PACKAGES)
+    except AptFails as e:
+        raise NoBrowser(f"There is no Chromium here, and {e}") from e
     return find_chromium()

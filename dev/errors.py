@@ -17,6 +17,14 @@ class NoBrowser(DevError):
     """No Chromium on this machine, and none can be installed."""
 
 
+class NoPromtool(DevError):
+    """No promtool on this machine, and Debian's can't be had."""
+
+
+class AptFails(DevError):
+    """A command of apt-get failed; the text has its last words."""
+
+
 class JarsUnavailable(DevError):
     """The jars of a service could not be fetched."""
 

@@ -177,6 +177,17 @@ def milliseconds(argument: str, value: object) -> int:
     return ms
 
 
+def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
+    """Raise InvalidArgument unless exactly one of the three is given."""
+    given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
+    named = [name for name, value in given.items() if is_given(value)]
+    if len(named) != 1:
+        raise InvalidArgument(
+            named[1] if named else "checkpoint_location",
+            f"exactly one of checkpoint_location, table and group_id is needed, not {' and '.join(named) or 'none'}.",
+        )
+
+
 def _time_of(text: str) -> object:
     if re.fullmatch(r"-?[0-9]+", text):
         return int(text)

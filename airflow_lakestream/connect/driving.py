@@ -87,8 +87,9 @@ class ConnectDriving:
             self._observer.see, self.spec.limits, history or History(submitted_at=time.time()), memory
         )
 
-    def resume(self) -> None:
-        """Take over from another process: all that it knew was handed on."""
+    def resume(self, history: History) -> None:
+        """Take over from another process: all else that it knew was handed on."""
+        self._watch.history = history
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
         """Look and report, and publish, until something is to be done or, with `until_started`, it works."""

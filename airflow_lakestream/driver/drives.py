@@ -39,8 +39,8 @@ class Drives(Protocol):
     def begin(self, history: History | None = None) -> None:
         """Adopt or start."""
 
-    def resume(self) -> None:
-        """Take over from another process."""
+    def resume(self, history: History) -> None:
+        """Take over from another process, with what it knew."""
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:
         """Look, and report each look, until something is to be done or, with `until_started`, it works."""

@@ -102,8 +102,8 @@ class Driving:
         seen = self._watch.seen if self._watch else self._batches_before
         self._watch = Watch(spec.location, self.generation, spec.limits, history, self._job, seen, spec.properties)
 
-    def resume(self) -> None:
-        """Take over a driver from another process, to restart it or give it up."""
+    def resume(self, history: History) -> None:
+        """Take over a driver from another process, to restart it or give it up; `begin` gets its history."""
         self._found = self._submissions.current()
 
     def follow(self, tell: Callable[[Look], None], until_started: bool = False) -> Decision:

@@ -37,7 +37,7 @@ class Source:
     storage_conn_id: str | None = None
 
     def __post_init__(self) -> None:
-        check_one_source(self.checkpoint_location, self.table, self.group_id)
+        arguments.check_one_source(self.checkpoint_location, self.table, self.group_id)
         for topic in self.topics:
             check_topic(topic)
         if is_given(self.table):
@@ -126,17 +126,6 @@ class Source:
     def _ask_topic(self, watch: KafkaWatch, topic: str, keep: float | None = None) -> Ask:
         # With `keep` it is another question, or it would get the kept answer.
         return Ask(("topic", self.kafka_conn_id, topic, keep is None), lambda: watch.topic(topic), keep)
-
-
-def check_one_source(checkpoint_location: object, table: object, group_id: object) -> None:
-    """Raise InvalidArgument unless exactly one of the three is given."""
-    given = {"checkpoint_location": checkpoint_location, "table": table, "group_id": group_id}
-    named = [name for name, value in given.items() if is_given(value)]
-    if len(named) != 1:
-        raise InvalidArgument(
-            named[1] if named else "checkpoint_location",
-            f"exactly one of checkpoint_location, table and group_id is needed, not {' and '.join(named) or 'none'}.",
-        )
 
 
 def ask_kafka(places: Places, conn_id: str) -> Ask:

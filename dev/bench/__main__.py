@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from dev.bench import audit, commands, commits, mirror, reads, scale
+from dev.bench import audit, commands, commits, mirror, pipelines, reads, scale
 from dev.bench.bounds import verdicts
 from dev.bench.figures import Figure
 from dev.bench.lab import Lab
@@ -36,7 +36,7 @@ BUDGET = 30
 # As a shell reports a program that Ctrl-C ended.
 INTERRUPTED = 130
 # What the ledger costs over the years, a mirror, and the commands: figures of their own, not rows of the table.
-LEDGER = ("commits", "audit", "cdc", "commands")
+LEDGER = ("commits", "audit", "cdc", "commands", "pipelines")
 # They take long by themselves, so they are measured only where ONLY names them.
 ALONE = ("reads", "scale")
 
@@ -106,6 +106,8 @@ def _measure_ledger(name: str, lab: Lab, args: argparse.Namespace) -> Iterator[F
         return commits.measure(lab.folder / "commits", lab.say)
     if name == "commands":
         return commands.measure(lab)
+    if name == "pipelines":
+        return pipelines.measure(lab.folder / "pipelines")
     if name == "cdc":
         return mirror.measure(lab.folder / "mirror", lab.say, lab.scale)
     if name == "reads":

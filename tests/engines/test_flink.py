@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from airflow_lakestream.driver.lease_record import DriverOutcome
@@ -80,13 +81,13 @@ def test_taskmanager_and_jobmanager_killed(landing: FlinkLanding, produce: Produ
     landing.await_landed({0: 1000, 1: 1000})
     job = landing.await_running()
 
-    os.kill(landing.flink.worker.pid, signal.SIGKILL)
+    kill(landing.flink.worker.pid)
     produce(landing.topic, 0, events(0, 1000, 1000))
     landing.flink = stack.up_flink()
     # Flink itself starts the job again, from its newest checkpoint; where that takes too long, the next driver does.
     landing.supervise({0: 2000, 1: 1000})
 
-    os.kill(landing.flink.manager.pid, signal.SIGKILL)
+    kill(landing.flink.manager.pid)
     produce(landing.topic, 1, events(1, 1000, 1000))
     landing.flink = stack.up_flink()
     # Without high availability the job is gone: the driver ends, and the next one restores it.
@@ -96,6 +97,12 @@ def test_taskmanager_and_jobmanager_killed(landing: FlinkLanding, produce: Produ
     assert landing.note.job != job
     landing.stop()
     landing.assert_once({0: [*range(2000)], 1: [*range(2000)]})
+
+
+def kill(pid: int) -> None:
+    """Kill a process of the cluster, and wait until nothing is left of it."""
+    os.kill(pid, signal.SIGKILL)
+    poll_until(lambda: not psutil.pid_exists(pid), "the process to be gone")
 
 
 def test_a_transactional_topic_has_no_aborted_row(

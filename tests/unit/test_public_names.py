@@ -36,6 +36,7 @@ PUBLIC = {
     "airflow_lakestream.operators.kafka_extract_group": ["kafka_extract_group"],
     "airflow_lakestream.operators.kafka_mirror": ["KafkaMirrorOperator"],
     "airflow_lakestream.operators.spark_streaming_submit": ["SparkStreamingSubmitOperator"],
+    "airflow_lakestream.pipelines": ["load"],
     "airflow_lakestream.sensors.checkpoint_lag": ["CheckpointLagSensor"],
     "airflow_lakestream.sensors.iceberg_snapshot_freshness": ["IcebergSnapshotFreshnessSensor"],
     "airflow_lakestream.sensors.retention_risk": ["RetentionRiskSensor"],

@@ -92,8 +92,8 @@ class LandingReport:
             "rows": self.rows,
             "bad": self.bad.count,
             "partitions": self._partitions(),
-            "ranges": _triples(self.entry.landed),
-            "lost": _triples(self.entry.lost),
+            "ranges": triples(self.entry.landed),
+            "lost": triples(self.entry.lost),
             "remaining_lag": self.remaining_lag,
             "interval": self.interval and [iso(at) for at in self.interval],
             "complete": self.completes,
@@ -124,5 +124,6 @@ def iso(at_ms: int) -> str:
     return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat()
 
 
-def _triples(ranges: RangeSet) -> list[list[int]]:
+def triples(ranges: RangeSet) -> list[list[int]]:
+    """Return ranges as [partition, from, until]."""
     return [[r.partition, r.from_offset, r.until_offset] for r in ranges]

@@ -233,7 +233,7 @@ class SupervisedOperator(BaseOperator):
     def _supervise(self, driving: Drives, told: TaskReport, decision: Decision | None) -> dict[str, Any]:
         history: History | None = None
         if decision is not None:
-            driving.resume()
+            driving.resume(decision.history)
             if decision.action is Action.WAIT:
                 # The trigger fired for work that is a worker's.
                 decision = driving.follow(told, until_started=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_lakestream.core import codec
 from airflow_lakestream.core.ledger import Ledger
+from airflow_lakestream.core.untold import Cursor, landing_of_summary
 from airflow_lakestream.delta import ledger_store
 from airflow_lakestream.delta.commit.log import Action, info_of, read_commit
 from airflow_lakestream.delta.head import Head
 from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.watching.streams.landings import RECENT, History, Seen
+from airflow_lakestream.watching.streams.told import Commit, Found, Told, told
 
 # Limits of what is read, one small file each: landings since the given time, and versions after the newest landing.
 MOST_RECENT = 50
@@ -46,6 +48,14 @@ class DeltaStreams:
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
         """Return what a group landed, of one topic or all; see `look_back`. Raises UnreadableLedger."""
         return look_back(self.head, self.store, consumer_group, since_ms, topic)
+
+    def cursor(self) -> Cursor:
+        """Return the cursor of one who has been told of all landings."""
+        return _cursor(self.head, self.head.version)
+
+    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+        """Return the landings after a cursor. Raises UnreadableLedger."""
+        return after(self.head, self.store, cursor, consumer_group)
 
 
 def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None = None, topic: str = "") -> History:
@@ -80,6 +90,38 @@ def look_back(head: Head, store: Any, consumer_group: str, since_ms: int | None 
         elif seen.consumer_group is None and seen.operation != "RESTORE" and _changes_files(actions):
             since.append(seen)
     return History(tuple(recent), tuple(since), tuple(rolled_back), expired=newest is not None and not recent)
+
+
+def after(head: Head, store: Any, cursor: Cursor, consumer_group: str | None = None) -> Found:
+    """Return the landings after a cursor, from the log: versions only grow, also where a table is RESTOREd.
+
+    A cursor's number is the version and one: the first version is 0. Raises UnreadableLedger.
+    """
+    begin = cursor.of(head.table_id).sequence
+    found: list[Told] = []
+    is_cut = False
+    for version in range(head.version, begin - 1, -1):
+        actions = read_commit(store, version)
+        if actions is None:
+            is_cut = True
+            break
+        info = info_of(actions)
+        texts = {key: value for key, value in info.items() if isinstance(value, str)}
+        pair = landing_of_summary(texts, f"version {version}")
+        if pair is not None and consumer_group in (None, pair[0]):
+            changes = json.loads(info.get(ledger_store.SCHEMA_CHANGES, "[]"))
+            at_ms = int(info.get("timestamp", 0))
+            commit = Commit(
+                table=head.table, snapshot_id=version, sequence=version + 1, at_ms=at_ms, schema_changes=changes
+            )
+            found.append(told(_cursor(head, version), commit, *pair))
+    if is_cut and found:
+        found[-1] = replace(found[-1], event={**found[-1].event, "earlier_expired": True})
+    return Found(tuple(reversed(found)), _cursor(head, head.version))
+
+
+def _cursor(head: Head, version: int) -> Cursor:
+    return Cursor(version + 1, version, head.table_id)
 
 
 def _landings(store: Any, version: int | None, consumer_group: str) -> Iterator[Seen]:

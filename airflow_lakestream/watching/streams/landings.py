@@ -23,10 +23,13 @@ from airflow_lakestream.core.codec import UnreadableLedger
 from airflow_lakestream.core.ledger import Engine, Landing, Ledger
 from airflow_lakestream.core.lineage import UndecidedLedger
 from airflow_lakestream.core.restated import decode_restated
+from airflow_lakestream.core.untold import Cursor, head_cursor
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.tables.rejects.settlement import names_of
 from airflow_lakestream.watching.causes import Cause, Reason, span
+from airflow_lakestream.watching.streams import told
+from airflow_lakestream.watching.streams.told import Found
 
 RECENT = 5
 _SOURCE = "source-snapshot-id"
@@ -242,6 +245,12 @@ class Streams(Protocol):
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
         """Return what a group landed, of a topic or of all; see `landings.look_back`. Raises one of `problems`."""
 
+    def cursor(self) -> Cursor:
+        """Return the cursor of one who has been told of all landings."""
+
+    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+        """Return the landings after a cursor, of a group or of all. Raises one of `problems`."""
+
 
 @dataclass(frozen=True)
 class IcebergStreams:
@@ -269,3 +278,11 @@ class IcebergStreams:
     def history(self, consumer_group: str, topic: str = "", since_ms: int | None = None) -> History:
         """Return what a group landed, of a topic or of all. Raises UnreadableLedger, UndecidedLedger."""
         return look_back(self.table, consumer_group, topic=topic or None, since_ms=since_ms)
+
+    def cursor(self) -> Cursor:
+        """Return the cursor of one who has been told of all landings."""
+        return head_cursor(ledger_store.facts_of(self.table.metadata), str(self.table.metadata.table_uuid))
+
+    def after(self, cursor: Cursor, consumer_group: str | None = None) -> Found:
+        """Return the landings after a cursor. Raises UnreadableLedger, FormatVersionTooOld."""
+        return told.after(self.table, ledger_store.name_of(self.table), cursor, consumer_group)

@@ -1,0 +1,134 @@
+"""Which snapshots of a table's history nobody has been told of yet: those after a cursor, oldest first.
+
+A cursor is the last snapshot that was told. Usually main's history leads back to it. After a rollback it does not: then
+the two histories' fork counts, so that what came back is told again rather than not at all. Where the cursor's snapshot
+has expired, its sequence number decides: those numbers only grow.
+
+Pure: the adapters turn a table's metadata into `core.lineage.TableFacts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.core.codec import SUMMARY_GROUP, decode_summary
+from airflow_lakestream.core.ledger import Landing
+from airflow_lakestream.core.lineage import SnapshotFacts, TableFacts
+
+_SOURCE = "source-snapshot-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last snapshot that was told; `snapshot_id` is None before the first one.
+
+    `table_id` is the table's own: one that is dropped and made anew has another. Empty where there was no table yet.
+    """
+
+    sequence: int = 0
+    snapshot_id: int | None = None
+    table_id: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-ready values; the id as text, since browsers round 64-bit numbers."""
+        snapshot = None if self.snapshot_id is None else str(self.snapshot_id)
+        return {"sequence": self.sequence, "snapshot": snapshot, "table": self.table_id}
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Cursor:
+        """Read what `to_json` gave."""
+        snapshot = value["snapshot"]
+        return cls(int(value["sequence"]), None if snapshot is None else int(snapshot), str(value["table"]))
+
+    def of(self, table_id: str) -> Cursor:
+        """Return the cursor of a table: the beginning of one that was made anew since."""
+        return self if self.table_id == table_id else Cursor(table_id=table_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """The snapshots after a cursor, oldest first.
+
+    `is_cut`: others may have expired before them. `leads_on`: the history goes on from the cursor, which may move to
+    the last snapshot; otherwise the table was rolled back, and may come back.
+    """
+
+    snapshots: tuple[SnapshotFacts, ...] = ()
+    is_cut: bool = False
+    leads_on: bool = True
+
+
+def head_cursor(facts: TableFacts, table_id: str = "") -> Cursor:
+    """Return the cursor of one who has been told everything."""
+    if facts.head_id is None:
+        return Cursor(table_id=table_id)
+    return Cursor(facts.snapshots[facts.head_id].sequence_number, facts.head_id, table_id)
+
+
+def untold(facts: TableFacts, cursor: Cursor) -> Untold:
+    """Return the snapshots of main's history that come after the cursor."""
+    walk: list[SnapshotFacts] = []
+    known, floor = {cursor.snapshot_id}, cursor.sequence
+    at = _down(facts, facts.head_id, walk, floor, known)
+    is_rolled_back = cursor.snapshot_id in facts.snapshots and at != cursor.snapshot_id
+    if is_rolled_back:
+        known, floor = _told(facts, cursor.snapshot_id)
+        at = _down(facts, at, walk, floor, known)
+    # The walk ended in nothing: at the table's first snapshot, or where others have expired.
+    ends_in_nothing = at is None or not (at in known or at in facts.snapshots)
+    is_cut = bool(walk) and ends_in_nothing and walk[-1].sequence_number > floor + 1
+    return Untold(tuple(reversed(walk)), is_cut, leads_on=not is_rolled_back)
+
+
+def landing_in(facts: TableFacts, snapshot: SnapshotFacts) -> tuple[str, Landing] | None:
+    """Return (consumer group, landing) of a snapshot that landed something; None for any other commit.
+
+    Raises UnreadableLedger.
+    """
+    summary = snapshot.summary
+    source = summary.get(_SOURCE)
+    if SUMMARY_GROUP not in summary and source is not None and int(source) in facts.snapshots:
+        # A cherry-pick has its source's rows but none of its lakestream.* keys.
+        summary = facts.snapshots[int(source)].summary
+    return landing_of_summary(summary, f"snapshot {snapshot.snapshot_id}")
+
+
+def landing_of_summary(summary: Mapping[str, str], where: str) -> tuple[str, Landing] | None:
+    """Return (consumer group, landing) of a summary; None where nothing was landed. Raises UnreadableLedger."""
+    if (group := summary.get(SUMMARY_GROUP)) is None:
+        return None
+    landing = decode_summary(summary, group, where)
+    return (group, landing) if landing is not None and _lands(landing) else None
+
+
+def _lands(landing: Landing) -> bool:
+    """Tell whether a change of the ledger lands something, or says where a group begins, what is lost or covered.
+
+    Rows that were deleted on purpose change the ledger, too.
+    """
+    entries = landing.topics.values()
+    return any(entry.held or entry.replaced or entry.covered or entry.origin for entry in entries)
+
+
+def _down(
+    facts: TableFacts, start: int | None, walk: list[SnapshotFacts], floor: int, stop: set[int | None]
+) -> int | None:
+    """Walk along the parents to one of `stop`, or to the floor's number; return where it ended."""
+    at = start
+    while at is not None and at not in stop and at in facts.snapshots:
+        snapshot = facts.snapshots[at]
+        if snapshot.sequence_number <= floor:
+            break
+        walk.append(snapshot)
+        at = snapshot.parent_id
+    return at
+
+
+def _told(facts: TableFacts, snapshot_id: int | None) -> tuple[set[int | None], int]:
+    """Return a snapshot with its ancestors, and the number below which nothing is known to be untold."""
+    chain: list[SnapshotFacts] = []
+    end = _down(facts, snapshot_id, chain, 0, set())
+    is_whole = end is None and chain[-1].sequence_number == 1
+    return {one.snapshot_id for one in chain}, 0 if is_whole else chain[-1].sequence_number

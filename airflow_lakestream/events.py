@@ -1,0 +1,116 @@
+"""For tasks of DAGs that landings start: each landing belongs to one run, however often Airflow tells of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from airflow.providers.common.compat.sdk import AirflowSkipException
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
+from airflow.sdk import get_current_context
+
+from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument
+from airflow_lakestream.operators.base import airflow_errors
+
+log = logging.getLogger(__name__)
+
+# So many landings are remembered for each task and asset; Airflow tells one twice within minutes, or never.
+MOST_KEPT = 1_000
+_ARGUMENT = "landings"
+_KEY_CHARACTERS = 512
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Event = Mapping[str, Any]
+# By landing, the run that it belongs to; the newest last.
+Owners = dict[str, str]
+
+
+def once_per_landing(function: Function) -> Function:
+    """Give a task's function `landings`: the landings that started its run, without those that another run has.
+
+    A landing belongs to the first run that saw it, which has it again in a retry and when it is cleared. If nothing is
+    left, the task is skipped. The DAG needs `max_active_runs=1`, and the task the watched assets as its `inlets`.
+
+    .. seealso:: docs/events.md
+    """
+    signature = inspect.signature(function)
+    if _ARGUMENT not in signature.parameters:
+        raise InvalidArgument(_ARGUMENT, f"{function.__name__} does not take it.", "Write def roll_up(landings): ...")
+
+    @functools.wraps(function)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        with airflow_errors():
+            landings = _landings_of(get_current_context())
+        if not landings:
+            raise AirflowSkipException("Each landing that started this run belongs to another one: nothing is to do.")
+        return function(*args, landings=landings, **kwargs)
+
+    left = [one for name, one in signature.parameters.items() if name != _ARGUMENT]
+    # TaskFlow binds the arguments where the DAG is parsed, and knows no landings there.
+    once.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # functions may have one
+    return once  # type: ignore[return-value]  # it takes what the function does, but for the landings
+
+
+def claim(owners: Owners, run_id: str, landings: list[Event]) -> tuple[list[Event], Owners]:
+    """Return the landings that are a run's own, and who has which from now on."""
+    own: dict[str, Event] = {}
+    after = dict(owners)
+    for landing in landings:
+        if after.setdefault(name_of(landing), run_id) == run_id:
+            own.setdefault(name_of(landing), landing)
+    kept = list(after.items())[-max(MOST_KEPT, len(landings)) :]
+    return list(own.values()), dict(kept)
+
+
+def name_of(landing: Event) -> str:
+    """Return what tells a landing from all others; the tables of a fan-out may share an id."""
+    return f"{landing['landing_id']} of {landing['table']}"
+
+
+def _landings_of(context: Any) -> list[Event]:
+    if not AIRFLOW_V_3_3_PLUS:
+        raise AirflowTooOld("once_per_landing needs Airflow 3.3 or newer, like LandingEventTrigger.")
+    most = context["dag"].max_active_runs
+    if most != 1:
+        raise InvalidArgument(
+            "max_active_runs",
+            f"is {most}: two runs at the same time could both take a landing.",
+            "Give the DAG max_active_runs=1.",
+        )
+    found: dict[str, Event] = {}
+    for asset, events in context["triggering_asset_events"].items():
+        told = [landing for event in events if (landing := _landing_of(event.extra)) is not None]
+        if told:
+            found |= {name_of(one): one for one in _claimed(context, asset, told)}
+    return list(found.values())
+
+
+def _landing_of(extra: Mapping[str, Any] | None) -> Event | None:
+    """Return the landing of an event of `LandingEventTrigger`; None for any other event."""
+    payload = (extra or {}).get("payload")
+    return payload if isinstance(payload, Mapping) and {"landing_id", "table"} <= set(payload) else None
+
+
+def _claimed(context: Any, asset: Any, told: list[Event]) -> list[Event]:
+    ti = context["ti"]
+    try:
+        store = context["asset_state_store"][asset]
+    except KeyError as e:
+        raise InvalidArgument(
+            "inlets",
+            f"the asset {asset.name!r} is not among them.",
+            "Write @task(inlets=[...]): it keeps what is done.",
+        ) from e
+    key = f"lakestream.landings/{ti.dag_id}/{ti.task_id}"[:_KEY_CHARACTERS]
+    owners: Owners = dict(json.loads(str(store.get(key, "[]"))))
+    own, after = claim(owners, ti.run_id, told)
+    if dropped := set(map(name_of, told)) - set(map(name_of, own)):
+        log.info("Other runs have these landings: %s", ", ".join(sorted(dropped)))
+    if after != owners:
+        # Before the function: a run that is killed in it has its landings again, and no other run takes them.
+        store.set(key, json.dumps(list(after.items())))
+    return own

@@ -1,0 +1,130 @@
+"""KafkaLagEventTrigger: an asset event when enough records wait, so that a DAG runs when there is work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_lakestream.config import arguments
+from airflow_lakestream.config.literals import check_literals
+from airflow_lakestream.core.policies import is_given, is_template
+from airflow_lakestream.exceptions import InvalidArgument
+from airflow_lakestream.triggers.patience import Patience
+from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
+
+_OF_SOURCE = (
+    *("topic", "checkpoint_location", "table", "consumer_group", "group_id"),
+    *("table_format", "kafka_conn_id", "iceberg_conn_id", "storage_conn_id"),
+)
+
+
+class KafkaLagEventTrigger(BaseEventTrigger):
+    """Fires when records wait for a consumer: for an `AssetWatcher`.
+
+    It keeps no cursor: a restarted triggerer may fire once more for the same records, and the run then finds nothing
+    to do. It fires again once all that it fired for is read, or after `again_after`.
+
+    .. seealso:: docs/events.md
+
+    :param table: `namespace.table` with a ledger; with `table_format="delta"` its path or URI
+    :param consumer_group: name of the table's ledger
+    :param checkpoint_location: instead of a table: checkpoint of a Spark query
+    :param group_id: instead of a table: a consumer group, by its committed offsets
+    :param topic: one topic or a list; default: all that the consumer has read from. With it, all records wait before
+        the consumer's first run
+    :param min_records: so many records have to wait; without `min_wait` the default is 1
+    :param min_wait: or one for so long, such as `"5m"`
+    :param again_after: when to fire again although what it fired for still waits
+    :param poll_interval: seconds between two looks
+    :param table_format: `"iceberg"` or `"delta"`
+    :param kafka_conn_id: connection of type `kafka`
+    :param iceberg_conn_id: connection of type `iceberg`
+    :param storage_conn_id: connection of a Delta table's or checkpoint's store: type `aws`, `generic` or `iceberg`
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str | None = None,
+        consumer_group: str | None = None,
+        checkpoint_location: str | None = None,
+        group_id: str | None = None,
+        topic: str | Sequence[str] | None = None,
+        min_records: int | str | None = None,
+        min_wait: float | str | None = None,
+        again_after: float | str = 600.0,
+        poll_interval: float | str = 30.0,
+        table_format: str = "iceberg",
+        kafka_conn_id: str = "kafka_default",
+        iceberg_conn_id: str = "iceberg_default",
+        storage_conn_id: str | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow has no types here
+        self.table = table
+        self.consumer_group = consumer_group
+        self.checkpoint_location = checkpoint_location
+        self.group_id = group_id
+        self.topic = topic
+        self.table_format = table_format
+        self.kafka_conn_id = kafka_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.storage_conn_id = storage_conn_id
+        self._check()
+        self.min_wait = arguments.positive_seconds("min_wait", min_wait) if is_given(min_wait) else None
+        self.min_records = arguments.count("min_records", min_records)
+        if self.min_records is None and self.min_wait is None:
+            self.min_records = 1
+        self.again_after = arguments.positive_seconds("again_after", again_after)
+        self.poll_interval = arguments.positive_seconds("poll_interval", poll_interval)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what rebuilds this trigger, without secrets."""
+        names = (*_OF_SOURCE, "min_records", "min_wait", "again_after", "poll_interval")
+        given = {name: getattr(self, name) for name in names}
+        return "airflow_lakestream.triggers.kafka_lag_event.KafkaLagEventTrigger", given
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look for ever, and fire each time that there is enough."""
+        watch, alarm, places = await shared_looks().in_thread(self._opened)
+        patience = Patience(f"What waits for {watch.subject} can't be told", self.poll_interval)
+        while True:
+            waiting = await patience.look(watch.look(places))
+            if waiting is not None and alarm.fires(waiting, time.time()):
+                yield TriggerEvent(self._told(waiting))  # type: ignore[no-untyped-call]  # Airflow has no types here
+            await asyncio.sleep(max(0.0, next_look(time.time(), self.poll_interval, watch.subject) - time.time()))
+
+    def _opened(self) -> tuple[Any, Any, Any]:
+        # Imports PyIceberg.
+        from airflow_lakestream.hooks.places import AirflowPlaces
+        from airflow_lakestream.watching.lag.level import Alarm, LevelWatch
+
+        source = {name: getattr(self, name) for name in _OF_SOURCE}
+        watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
+        return watch, Alarm(self.again_after), AirflowPlaces()
+
+    def _told(self, waiting: Any) -> dict[str, Any]:
+        consumer = {
+            name: getattr(self, name) for name in ("table", "consumer_group", "checkpoint_location", "group_id")
+        }
+        return {
+            **{name: value for name, value in consumer.items() if value is not None},
+            "records": waiting.records,
+            "seconds": waiting.seconds,
+            "partitions": waiting.partitions,
+        }
+
+    def _check(self) -> None:
+        """Refuse what can't work where the DAG is parsed. Raises InvalidArgument."""
+        given = {name: getattr(self, name) for name in _OF_SOURCE if is_given(getattr(self, name))}
+        for name, value in given.items():
+            texts = [value] if isinstance(value, str) else list(value)
+            if any(is_template(str(text)) for text in texts):
+                raise InvalidArgument(name, f"{value!r} is a template: Airflow renders none of a watcher.")
+        arguments.check_one_source(self.checkpoint_location, self.table, self.group_id)
+        if self.table is not None and not is_given(self.consumer_group):
+            raise InvalidArgument("consumer_group", "is missing: each ledger belongs to a consumer group.")
+        check_literals(given)

@@ -1,0 +1,109 @@
+"""The stream of a table's untold landings, in Airflow's ack mode: the cursor moves once an event is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from airflow.providers.common.compat.sdk import conf
+from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+
+from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.exceptions import LakestreamError, Transient
+from airflow_lakestream.triggers.landing_cursor import Since, Subscription
+from airflow_lakestream.triggers.patience import Patience
+from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
+
+# So many events may wait to be stored; Airflow stores them about once a second.
+MOST_WAITING = 64
+
+
+class NotStored(LakestreamError, Transient):
+    """An event is not in Airflow's database: the stream begins again at the cursor, and tells it again."""
+
+
+class LandingProducer(SharedStreamProducer):
+    """Reads the landings of one trigger's table from its cursor on.
+
+    :param given: the trigger's arguments.
+    """
+
+    def __init__(self, given: Mapping[str, Any], subscription: Subscription) -> None:
+        self._given = given
+        self._subscription = subscription
+        self._most = min(MOST_WAITING, conf.getint("triggerer", "shared_stream_subscriber_queue_size"))
+        self._places: Any = None
+        self._yielded = 0
+        self._stored = 0
+        self._patience = Patience(f"Landings of {given['table']} can't be told", given["poll_interval"])
+
+    async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
+        """Yield ((number, event), (number, cursor)) of each landing, for ever."""
+        watch, self._places = await shared_looks().in_thread(self._opened)
+        cursor = await self._begin(watch)
+        while True:
+            room = self._most - (self._yielded - self._stored)
+            found = await self._look(watch, cursor, room) if room > 0 else None
+            for one in found.landings if found is not None else ():
+                self._yielded += 1
+                yield (self._yielded, one.event), (self._yielded, one.cursor)
+                cursor = one.cursor
+            if found is not None and not found.landings and found.head not in (None, cursor):
+                cursor = await self._pass_over(cursor, found.head)
+            pause = next_look(time.time(), self._given["poll_interval"], watch.subject) - time.time()
+            await self._wait(pause, is_full=room <= 0 or (found is not None and bool(found.landings)))
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Move the cursor behind events that are stored. Raises NotStored."""
+        number, cursor = batch[-1].broker_payload
+        if not all(item.outcome.is_clean for item in batch) or number > self._subscription.taken:
+            # Airflow 3.3.2 also calls an event done that a trigger held, not told yet, when it was cancelled.
+            raise NotStored(f"A landing of {self._given['table']} was not stored: it is told again from the cursor on.")
+        await self._subscription.cursors.write(cursor)
+        self._stored = number
+        self._subscription.quiet.set()
+
+    def _opened(self) -> tuple[Any, Any]:
+        # Imports PyIceberg.
+        from airflow_lakestream.hooks.places import AirflowPlaces
+        from airflow_lakestream.watching.streams.watch import LandingWatch
+
+        names = ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id")
+        return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces()
+
+    async def _begin(self, watch: Any) -> Cursor:
+        """Return the cursor; a first one is kept at once, or a killed triggerer would begin at a later "now"."""
+        cursor = await self._subscription.cursors.read()
+        while cursor is None:
+            if self._given["since"] == Since.EARLIEST:
+                cursor = Cursor()
+            else:
+                cursor = await self._patience.look(watch.cursor(self._places))
+            if cursor is None:
+                await asyncio.sleep(self._given["poll_interval"])
+            else:
+                await self._subscription.cursors.write(cursor)
+        return cursor
+
+    async def _look(self, watch: Any, cursor: Cursor, most: int) -> Any:
+        return await self._patience.look(watch.after(self._places, cursor, most))
+
+    async def _pass_over(self, cursor: Cursor, head: Cursor) -> Cursor:
+        """Move the cursor over commits that are no landings, once all events before them are stored."""
+        if self._stored < self._yielded:
+            return cursor
+        await self._subscription.cursors.write(head)
+        return head
+
+    async def _wait(self, pause: float, *, is_full: bool) -> None:
+        """Wait for the next look; after landings, which may be more than fit, only until events were stored."""
+        self._subscription.quiet.clear()
+        if not is_full:
+            await asyncio.sleep(max(0.0, pause))
+        elif self._stored < self._yielded:
+            try:
+                await asyncio.wait_for(self._subscription.quiet.wait(), max(0.0, pause))
+            except TimeoutError:
+                return

@@ -1,0 +1,47 @@
+"""Looks of a trigger that watches for an asset: an error is logged, and the next look comes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.triggers.logs import tell
+from airflow_lakestream.triggers.shared_looks import shared_looks
+
+log = logging.getLogger(__name__)
+
+# An error of the same text is logged again after this many looks.
+_SAY_AGAIN = 30
+
+
+class Patience:
+    """Looks that no error ends: a watcher has no task that could fail.
+
+    :param what: what an error means, for the log.
+    :param interval: seconds between two looks.
+    """
+
+    def __init__(self, what: str, interval: float) -> None:
+        self._what = what
+        self._interval = interval
+        self._said = ""
+        self._looks_since = 0
+
+    async def look(self, looking: Any) -> Any:
+        """Return what a look finds; None after an error."""
+        try:
+            found = await shared_looks().look(looking, self._interval)
+        except Exception as e:  # noqa: BLE001  # whatever a catalog or a client raises: the next look may succeed
+            await self._say(str(e) if isinstance(e, LakestreamError) else f"{type(e).__name__}: {e}")
+            return None
+        if self._said:
+            self._said = ""
+            await tell(log, logging.INFO, "It works again: %s", self._what)
+        return found
+
+    async def _say(self, text: str) -> None:
+        self._looks_since += 1
+        if text != self._said or self._looks_since >= _SAY_AGAIN:
+            self._said, self._looks_since = text, 0
+            await tell(log, logging.WARNING, "%s: %s", self._what, text)

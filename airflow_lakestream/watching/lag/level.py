@@ -1,0 +1,89 @@
+"""Whether enough waits for a consumer to be worth a run, and when to say so again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_lakestream.core.ledger import union
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.watching.asking import Ask, NotThere, Places
+from airflow_lakestream.watching.books import Books
+from airflow_lakestream.watching.lag.check import Lag
+from airflow_lakestream.watching.source import Source
+
+# A step of a look: asks questions, and returns a result.
+Step = Generator[Ask, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a consumer has not read: `reached` says that it is enough, `seconds` how old the oldest record seen is."""
+
+    reached: bool
+    ranges: RangeSet
+    records: int
+    seconds: float | None
+    partitions: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelWatch(Source):
+    """A consumer, and the level: so many unread records, or one that has waited so many seconds."""
+
+    min_records: int | None = None
+    min_wait: float | None = None
+
+    def look(self, places: Places) -> Step:
+        """Return `Waiting`. Raises what `Source` raises."""
+        found = yield from self._read(places)
+        now = time.time()
+        before_ms = None if self.min_wait is None else int((now - self.min_wait) * 1000)
+        unread = []
+        for looking, ranges, lost in (yield from self.unread_ranges(places, found)):
+            unread.append((yield from looking.waiting(ranges, lost, before_ms)))
+        lags = [one for one in Lag(found, unread, now).partitions if one.records]
+        partitions: dict[str, dict[str, int]] = {}
+        for lag in lags:
+            partitions.setdefault(lag.topic, {})[str(lag.partition)] = lag.records
+        records = sum(lag.records for lag in lags)
+        enough = self.min_records is not None and records >= self.min_records
+        return Waiting(
+            reached=enough or (self.min_wait is not None and any(one.overdue for one in unread)),
+            ranges=union(one.ranges for one in unread),
+            records=records,
+            seconds=max((lag.seconds for lag in lags if lag.seconds is not None), default=None),
+            partitions=partitions,
+        )
+
+    def _read(self, places: Places) -> Step:
+        try:
+            return (yield from self.read_books(places))
+        except NotThere:
+            if not self.topics:
+                raise
+            # Before its first run a consumer has read nothing of the topics that it is to read.
+            return Books("a consumer that has not begun", self.topics, positions={})
+
+
+@dataclass
+class Alarm:
+    """Fires once for what waits, and again once nothing of that waits any more, or after `again_after` seconds."""
+
+    again_after: float
+    fired_for: RangeSet | None = None
+    fired_at: float = 0.0
+
+    def fires(self, waiting: Waiting, now: float) -> bool:
+        """Tell whether to fire; it then remembers for what."""
+        if self.fired_for is not None:
+            is_done = not self.fired_for & waiting.ranges
+            if not is_done and now - self.fired_at < self.again_after:
+                return False
+            self.fired_for = None
+        if not waiting.reached:
+            return False
+        self.fired_for, self.fired_at = waiting.ranges, now
+        return True

@@ -1,0 +1,115 @@
+"""A table's landings as events, in the order of its history: each with its proof, and nothing for any other commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.table import Table
+
+from airflow_lakestream.core.landing.report import triples
+from airflow_lakestream.core.ledger import Engine, Landing
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.untold import Cursor, head_cursor, landing_in, untold
+from airflow_lakestream.iceberg import ledger_store
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.tables.rejects.settlement import names_of
+from airflow_lakestream.tables.schema.change import changes_in
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One landing: what is told of it, and the cursor of one who was told.
+
+    `until_ms` is the end of the time that it covers, in milliseconds since the epoch; None where it covers none.
+    """
+
+    cursor: Cursor
+    event: Mapping[str, Any]
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The landings after a cursor, oldest first; `head` is where the cursor may be moved once all are told."""
+
+    landings: tuple[Told, ...] = ()
+    head: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What an event says besides the landing; `at_ms` is milliseconds since the epoch."""
+
+    table: str
+    snapshot_id: int
+    sequence: int
+    at_ms: int
+    schema_changes: Sequence[str] = field(default_factory=list)
+
+
+def told(cursor: Cursor, commit: Commit, group: str, landing: Landing, *, is_cut: bool = False) -> Told:
+    """Return the event of a landing; see docs/events.md.
+
+    :param is_cut: landings before it may have expired untold.
+    """
+    covered = sorted({part for entry in landing.topics.values() for part in entry.covered})
+    event = {
+        "table": commit.table,
+        "consumer_group": group,
+        "landing_id": landing.landing_id,
+        "run_id": landing.run_id,
+        "engine": None if landing.engine is None else Engine(landing.engine).value,
+        "sequence": commit.sequence,
+        # As text: browsers round 64-bit numbers.
+        "snapshot_id": str(commit.snapshot_id),
+        "at": iso(commit.at_ms),
+        "rows": landing.rows,
+        "rejected": landing.counts.rejected,
+        "ranges": _by_topic({identity.topic: one.landed | one.replaced for identity, one in landing.topics.items()}),
+        "lost": _by_topic({identity.topic: one.lost for identity, one in landing.topics.items()}),
+        "replaces": any(one.replaced for one in landing.topics.values()),
+        "covered": [[iso(start), iso(end)] for start, end in covered],
+        "complete_through": None,
+        "schema_changes": list(commit.schema_changes),
+        "earlier_expired": is_cut,
+    }
+    return Told(cursor, event, max((end for _, end in covered), default=None))
+
+
+def after(table: Table, name: str, cursor: Cursor, consumer_group: str | None = None) -> Found:
+    """Return the landings of main's history after a cursor.
+
+    :param name: the table, as users write it.
+    :param consumer_group: whose landings count; None: every group's.
+
+    Raises UnreadableLedger, FormatVersionTooOld.
+    """
+    metadata = table.metadata
+    if metadata.format_version < 2:
+        raise ledger_store.FormatVersionTooOld(name)
+    facts, table_id = ledger_store.facts_of(metadata), str(metadata.table_uuid)
+    names = None if consumer_group is None else names_of(metadata.properties, consumer_group)
+    history = untold(facts, cursor.of(table_id))
+    found: list[Told] = []
+    for one in history.snapshots:
+        pair = landing_in(facts, one)
+        if pair is None or (names is not None and pair[0] not in names):
+            continue
+        snapshot = metadata.snapshot_by_id(one.snapshot_id)
+        assert snapshot is not None, "its facts come from the same metadata"
+        here = Cursor(one.sequence_number, one.snapshot_id, table_id)
+        commit = Commit(
+            table=name,
+            snapshot_id=one.snapshot_id,
+            sequence=one.sequence_number,
+            at_ms=snapshot.timestamp_ms,
+            schema_changes=changes_in(snapshot),
+        )
+        found.append(told(here, commit, *pair, is_cut=history.is_cut and not found))
+    return Found(tuple(found), head_cursor(facts, table_id) if history.leads_on else None)
+
+
+def _by_topic(ranges: Mapping[str, RangeSet]) -> dict[str, list[list[int]]]:
+    return {topic: triples(one) for topic, one in sorted(ranges.items()) if one}

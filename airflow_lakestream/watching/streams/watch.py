@@ -1,0 +1,98 @@
+"""The look for landings that nobody has been told of: of one table, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from airflow_lakestream.core.policies import Missing
+from airflow_lakestream.core.untold import Cursor
+from airflow_lakestream.lakes.formats import LakeFormat, lake_of
+from airflow_lakestream.tables.instants import iso
+from airflow_lakestream.watching.asking import Ask, LookOutcome, NotThere, Places, guarded
+from airflow_lakestream.watching.checks import make_check
+from airflow_lakestream.watching.source import OPENED, ask_table
+from airflow_lakestream.watching.streams.told import Found, Told
+
+# A step of a look: asks questions, and returns a result.
+Step = Generator[Ask, Any, Any]
+
+
+@dataclass(frozen=True)
+class LandingWatch:
+    """The table whose landings are told.
+
+    :param kafka_conn_id: finds out whether a time that a landing covers is complete; None: that is not asked.
+    """
+
+    table: str
+    consumer_group: str | None = None
+    iceberg_conn_id: str = "iceberg_default"
+    storage_conn_id: str | None = None
+    kafka_conn_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What is looked at."""
+        return f"{self.iceberg_conn_id}/{self.table}"
+
+    @property
+    def lake(self) -> LakeFormat:
+        """The format of the table."""
+        return lake_of(self.table)
+
+    def cursor(self, places: Places) -> Step:
+        """Return the cursor of one who has been told everything so far; where there is no table, the beginning."""
+        try:
+            streams = yield from self._streams(places)
+        except NotThere:
+            return Cursor()
+        return (yield Ask((*self._key, "cursor"), streams.cursor, keep=0.0))
+
+    def after(self, places: Places, cursor: Cursor, most: int) -> Step:
+        """Return `told.Found`: the landings after a cursor, `most` of them.
+
+        Raises NotThere, one of the streams' problems, and what the catalog or the store raises.
+        """
+        streams = yield from self._streams(places)
+        answer = partial(streams.after, cursor, self.consumer_group)
+        found: Found = yield Ask((*self._key, cursor, self.consumer_group), answer, keep=0.0)
+        landings = []
+        for one in found.landings[:most]:
+            landings.append((yield from self._completed(places, one)))
+        return Found(tuple(landings), found.head if len(found.landings) <= most else None)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return ("landings", self.iceberg_conn_id, self.storage_conn_id, self.table)
+
+    def _streams(self, places: Places) -> Step:
+        """Open the table. Returns `landings.Streams`; raises NotThere."""
+        books = self.lake.part("books")
+        if self.lake.has_catalog:
+            return books((yield from ask_table(places, self.iceberg_conn_id, self.table)))
+        conn_id = self.storage_conn_id
+        storage = yield Ask(("delta", conn_id), lambda: places.delta(conn_id), keep=OPENED)
+        streams = yield Ask((*self._key, "open"), partial(books.at, storage, self.table), keep=0.0)
+        if streams is None:
+            raise NotThere(f"table: there is no Delta table at {self.table!r}.")
+        return streams
+
+    def _completed(self, places: Places, one: Told) -> Step:
+        """Say up to when the table is complete, where the landing covers time and Kafka can be asked."""
+        if one.until_ms is None or self.kafka_conn_id is None or not self.lake.has_catalog:
+            return one
+        arguments = {
+            "table": self.table,
+            "iceberg_conn_id": self.iceberg_conn_id,
+            "kafka_conn_id": self.kafka_conn_id,
+            "consumer_group": one.event["consumer_group"],
+            "complete_through": one.until_ms,
+            "missing": Missing.WAIT,
+        }
+        check = make_check("freshness", arguments)
+        verdict = yield from guarded(check, places, 0.0)
+        through = iso(one.until_ms) if verdict.outcome is LookOutcome.DONE else None
+        return replace(one, event={**one.event, "complete_through": through})

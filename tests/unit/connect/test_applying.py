@@ -1,0 +1,240 @@
+"""How a connector comes to run, on a model of Connect and Kafka: what is sent, in what order, and after any crash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from airflow_lakestream.connect.applying import Applying
+from airflow_lakestream.connect.client import ConnectClient, NoSuchConnector
+from airflow_lakestream.connect.configuration import ICEBERG_SINK, ConfigRefused
+from airflow_lakestream.connect.connector import ConnectorKind, ConnectorSpec, OnKillConnector
+from airflow_lakestream.connect.driving import ConnectDriving, stop_connector
+from airflow_lakestream.connect.iceberg_sink import complete
+from airflow_lakestream.connect.status import ConnectorStatus, State, TaskStatus
+from airflow_lakestream.driver.supervisor import Action, History, Limits
+from airflow_lakestream.kafka.groups import Groups
+
+GIVEN = {"topics": "orders", "iceberg.tables": "a.b", "iceberg.catalog.type": "rest"}
+LEDGER_END = {0: 7, 1: 9}
+CONTROL_END = {0: 40}
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+@dataclass
+class Model:
+    """Connect, and the groups at Kafka. `calls` are those that change something; before number `dies_at` it dies."""
+
+    config: dict[str, str] | None = None
+    state: State = State.STOPPED
+    topics: set[str] = field(default_factory=set)
+    offsets: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    dies_at: int = -1
+    # What its tasks found when they began to run.
+    began_at: list[dict[str, Mapping[int, int]]] = field(default_factory=list)
+    failed: bool = False
+
+    def did(self, what: str) -> None:
+        if len(self.calls) == self.dies_at:
+            raise Crash
+        self.calls.append(what)
+
+    def client(self) -> ConnectClient:
+        known = SimpleNamespace(
+            config=lambda _: None if self.config is None else {**self.config, "name": "c"},
+            status=self._status,
+            plugins=lambda: {ICEBERG_SINK, "x.Source"},
+            validate=lambda config: (set(config), {}),
+            create_stopped=self._create,
+            configure=self._configure,
+            resume=self._resume,
+            stop=lambda _: self._set("stop", State.STOPPED),
+            pause=lambda _: self._set("pause", State.PAUSED),
+            restart=self._restart,
+            set_offsets=self._set_offsets,
+        )
+        return cast(ConnectClient, known)
+
+    def groups(self) -> Groups:
+        marks = {p: SimpleNamespace(low=0, end=end) for p, end in CONTROL_END.items()}
+        watch = SimpleNamespace(topic=lambda topic: self._topic(topic, marks))
+        known = SimpleNamespace(
+            watch=watch, make_topic=self._make_topic, set_committed=self._set_committed, await_empty=lambda _: None
+        )
+        return cast(Groups, known)
+
+    def _topic(self, topic: str, marks: Any) -> Any:
+        assert topic in self.topics, "asked for before it was made"
+        return SimpleNamespace(marks=marks)
+
+    def _status(self, _: str) -> ConnectorStatus:
+        if self.config is None:
+            raise NoSuchConnector("c")
+        task = State.FAILED if self.failed else State.RUNNING
+        tasks = () if self.state is State.STOPPED else (TaskStatus(0, task),)
+        return ConnectorStatus(self.state, tasks)
+
+    def _create(self, _: str, config: Mapping[str, str]) -> None:
+        self.did("create")
+        assert self.config is None
+        self.config, self.state = dict(config), State.STOPPED
+
+    def _configure(self, _: str, config: Mapping[str, str]) -> None:
+        self.did("configure")
+        self.state = State.RUNNING if self.config is None else self.state
+        self.config = dict(config)
+
+    def _resume(self, _: str) -> None:
+        self.did("resume")
+        if self.state is State.STOPPED:
+            self.began_at.append(dict(self.offsets))
+        self.state = State.RUNNING
+
+    def _restart(self, _: str, only_failed: bool) -> None:
+        self.did(f"restart {only_failed}")
+        self.failed = False
+
+    def _set(self, what: str, state: State) -> None:
+        if self.config is None:
+            raise NoSuchConnector("c")
+        self.did(what)
+        self.state = state
+
+    def _set_offsets(self, _: str, topic: str, offsets: Mapping[int, int]) -> None:
+        self.did(f"offsets of {topic}")
+        assert self.state is State.STOPPED
+        self.offsets["tasks"] = dict(offsets)
+
+    def _set_committed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        self.did(f"offsets of {topic}")
+        assert self.state is State.STOPPED
+        assert group.endswith("-coord")
+        self.offsets["coordinator"] = dict(offsets)
+
+    def _make_topic(self, topic: str) -> bool:
+        self.did("topic")
+        self.topics.add(topic)
+        return True
+
+
+def spec(interval: float = 5, **settings: str) -> ConnectorSpec:
+    given = {**GIVEN, **{key.replace("_", "."): value for key, value in settings.items()}}
+    sink = complete("c", given, "lake", interval)
+    return ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, Limits(), 0.01, 5, sink, sink.coordinator_group)
+
+
+def applying(model: Model, wanted: ConnectorSpec | None = None, publish: Callable[[], None] | None = None) -> Applying:
+    def begin() -> Mapping[int, int]:
+        return LEDGER_END
+
+    return Applying(wanted or spec(), model.client(), model.groups(), begin, publish or (lambda: None), lambda _: None)
+
+
+STARTED = {"tasks": LEDGER_END, "coordinator": CONTROL_END}
+
+
+def test_a_sink_is_made_stopped_and_begins_where_the_ledger_ends() -> None:
+    model = Model()
+    applying(model).apply()
+    assert model.calls == ["create", "topic", "offsets of lakestream-control-c", "offsets of orders", "resume"]
+    assert model.began_at == [STARTED]
+    assert model.config == spec().config
+
+
+@pytest.mark.parametrize("dies_at", range(5))
+@pytest.mark.parametrize("again", range(4))
+def test_whenever_its_start_dies_tasks_run_only_once_all_offsets_are_set(dies_at: int, again: int) -> None:
+    model = Model(dies_at=dies_at)
+    with pytest.raises(Crash):
+        applying(model).apply()
+    model.dies_at = len(model.calls) + again
+    try:
+        applying(model).apply()
+    except Crash:
+        model.dies_at = -1
+        applying(model).apply()
+    assert model.began_at == [STARTED]
+    assert model.state is State.RUNNING
+    assert model.calls.count("create") == 1
+
+
+def test_what_is_as_it_is_wanted_gets_nothing_sent() -> None:
+    model = Model(dict(spec().config), State.RUNNING)
+    assert "as it is wanted" in applying(model).apply()
+    assert model.calls == []
+
+
+def test_a_difference_is_sent_once_and_another_topic_is_refused() -> None:
+    model = Model(dict(spec().config), State.RUNNING)
+    assert "tasks.max" in applying(model, spec(tasks_max="3")).apply()
+    applying(model, spec(tasks_max="3")).apply()
+    assert model.calls == ["configure"]
+    for settings in ({"topics": "other"}, {"iceberg.tables": "a.c"}):
+        sink = complete("c", GIVEN | settings, "lake", 5)
+        other = ConnectorSpec("c", ConnectorKind.ICEBERG_SINK, sink.config, Limits(), 1, 5, sink)
+        with pytest.raises(ConfigRefused, match=f"another {next(iter(settings))}"):
+            applying(model, other).apply()
+    # One that writes main itself.
+    direct = Model({**spec().config, "iceberg.tables.default-commit-branch": "main"}, State.RUNNING)
+    with pytest.raises(ConfigRefused, match="commit-branch"):
+        applying(direct).apply()
+    assert direct.calls == []
+
+
+def test_a_stopped_sink_is_published_first_and_starts_where_the_ledger_ends() -> None:
+    model = Model(dict(spec().config), State.STOPPED)
+    seen: list[list[str]] = []
+    applying(model, publish=lambda: seen.append(list(model.calls))).apply()
+    assert seen == [["topic"]]
+    assert model.began_at == [STARTED]
+
+
+def test_a_paused_one_goes_on_where_it_was() -> None:
+    model = Model(dict(spec().config), State.PAUSED)
+    applying(model).apply()
+    assert (model.calls, model.state) == (["resume"], State.RUNNING)
+
+
+def test_a_connector_without_a_ledger_is_made_running() -> None:
+    model = Model()
+    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, Limits(), 1, 5)
+    Applying(wanted, model.client(), None, None, None, lambda _: None).apply()
+    assert (model.calls, model.state) == (["configure"], State.RUNNING)
+    unknown = ConnectorSpec("d", ConnectorKind.SOURCE, {"connector.class": "x.Sink"}, Limits(), 1, 5)
+    with pytest.raises(ConfigRefused, match="is on no worker"):
+        Applying(unknown, Model().client(), None, None, None, lambda _: None).apply()
+
+
+def test_failed_tasks_that_are_found_are_restarted_and_what_another_process_knew_stays_known() -> None:
+    model = Model({"connector.class": "x.Source"}, State.RUNNING, failed=True)
+    wanted = ConnectorSpec("c", ConnectorKind.SOURCE, {"connector.class": "x.Source"}, Limits(), 0.01, 5)
+    driving = ConnectDriving(wanted, model.client(), None, None, lambda _: None)
+    driving.begin()
+    assert model.calls == ["restart True"]
+    driving.begin(History(submitted_at=0, restarts=1))
+    assert model.calls == ["restart True", "restart False"]
+    handed = driving.to_hand_on()
+    taken = ConnectDriving(wanted, model.client(), None, None, lambda _: None, handed)
+    taken.resume(History(submitted_at=time.time(), restarts=3))
+    decision = taken.follow(lambda _: None, until_started=True)
+    assert (decision.action, decision.history.restarts) == (Action.WAIT, 3)
+
+
+@pytest.mark.parametrize(
+    ("action", "calls"),
+    [(OnKillConnector.STOP, ["stop"]), (OnKillConnector.PAUSE, ["pause"]), (OnKillConnector.LEAVE, [])],
+)
+def test_what_a_kill_does(action: OnKillConnector, calls: list[str]) -> None:
+    model = Model({"connector.class": "x.Source"}, State.RUNNING)
+    stop_connector(model.client(), "c", action)
+    assert model.calls == calls
+    assert "there is no connector" in stop_connector(Model().client(), "c", OnKillConnector.STOP)
