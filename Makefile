@@ -15,13 +15,14 @@ SPREAD = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-wor
 N ?= 1000
 SEED ?= 0
 KILLS ?= 50
+LANDINGS ?= 500
 ONLY ?=
 RUNS ?= 3
 JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -81,9 +82,17 @@ soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables throu
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
 		-s tests/integration/test_cdc_hostile.py
 
+soak-connect: setup ## Kafka Connect's worker killed KILLS=50 times at random under Iceberg's sink; SEED=0 (needs a JDK 17)
+	LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_connect.py \
+		-k killed_at_random
+
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \
 		tests/integration/test_sensor_kills.py
+
+soak-events: setup ## The triggerer killed KILLS=20 times while LANDINGS=500 landings are told
+	LAKESTREAM_LANDINGS=$(LANDINGS) LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) \
+		$(BIN)/python -m pytest --timeout 0 tests/events
 
 demo: docs ## Watch real Airflow land a real Kafka topic, until Ctrl-C; ONCE=1 stops by itself, CDC=1 mirrors a database too (needs a JDK 17)
 	@$(BIN)/python -m dev demo $(if $(ONCE),--once) $(if $(CDC),--cdc)

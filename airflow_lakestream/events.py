@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -106,11 +105,11 @@ def _claimed(context: Any, asset: Any, told: list[Event]) -> list[Event]:
             "Write @task(inlets=[...]): it keeps what is done.",
         ) from e
     key = f"lakestream.landings/{ti.dag_id}/{ti.task_id}"[:_KEY_CHARACTERS]
-    owners: Owners = dict(json.loads(str(store.get(key, "[]"))))
+    owners: Owners = dict(store.get(key, []))
     own, after = claim(owners, ti.run_id, told)
     if dropped := set(map(name_of, told)) - set(map(name_of, own)):
         log.info("Other runs have these landings: %s", ", ".join(sorted(dropped)))
     if after != owners:
         # Before the function: a run that is killed in it has its landings again, and no other run takes them.
-        store.set(key, json.dumps(list(after.items())))
+        store.set(key, [list(one) for one in after.items()])
     return own

@@ -83,6 +83,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Lakestream",
                 "python-modules": [
+                    "airflow_lakestream.triggers.kafka_lag_event",
+                    "airflow_lakestream.triggers.landing_event",
                     "airflow_lakestream.triggers.flink_stream",
                     "airflow_lakestream.triggers.kafka_connect",
                     "airflow_lakestream.triggers.look",

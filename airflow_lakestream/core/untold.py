@@ -106,10 +106,12 @@ def landing_of_summary(summary: Mapping[str, str], where: str) -> tuple[str, Lan
 def _lands(landing: Landing) -> bool:
     """Tell whether a change of the ledger lands something, or says where a group begins, what is lost or covered.
 
-    Rows that were deleted on purpose change the ledger, too.
+    Rows that were deleted on purpose change the ledger, too, and so does taking over what another tool has landed.
     """
     entries = landing.topics.values()
-    return any(entry.held or entry.replaced or entry.covered or entry.origin for entry in entries)
+    return landing.adopted is None and any(
+        entry.held or entry.replaced or entry.covered or entry.origin for entry in entries
+    )
 
 
 def _down(

@@ -13,8 +13,6 @@ from airflow_lakestream.config import arguments
 from airflow_lakestream.config.literals import check_literals
 from airflow_lakestream.core.policies import is_given, is_template
 from airflow_lakestream.exceptions import InvalidArgument
-from airflow_lakestream.triggers.patience import Patience
-from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 
 _OF_SOURCE = (
     *("topic", "checkpoint_location", "table", "consumer_group", "group_id"),
@@ -89,6 +87,10 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look for ever, and fire each time that there is enough."""
+        # Not for a DAG's parser to wait for.
+        from airflow_lakestream.triggers.patience import Patience
+        from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
+
         watch, alarm, places = await shared_looks().in_thread(self._opened)
         patience = Patience(f"What waits for {watch.subject} can't be told", self.poll_interval)
         while True:

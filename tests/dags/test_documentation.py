@@ -26,6 +26,7 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import Producing, Topics
 from tests.support.delta_lake import DeltaLake
 from tests.support.lake import assert_landed_once, events
+from tests.support.watched import started_by
 
 CHECKOUT = DAGS.parent
 # These are copied line by line into one shell: tests/start.
@@ -64,15 +65,16 @@ class Snippet:
 
 
 SNIPPETS = [Snippet(page, *match.groups()) for page in PAGES for match in FENCE.finditer(page.read_text())]
+IS_EVENT = [s for s in SNIPPETS if s.language == "python" and "once_per_landing" in s.text]
 # Those of another engine: tests/engines.
 IS_CONNECT = [s for s in SNIPPETS if s.language == "python" and "KafkaConnectOperator(" in s.text]
-IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in IS_CONNECT]
+IS_DAG = [s for s in SNIPPETS if s.language == "python" and "with DAG(" in s.text and s not in [*IS_CONNECT, *IS_EVENT]]
 # The task that tells topic and table, where it is not "land": the first of a group.
 FIRST_TASKS = ("land", "land.plan", "mirror")
 IS_SENSOR = [s for s in SNIPPETS if s.language == "python" and "Sensor(" in s.text]
 IS_UPKEEP = [s for s in SNIPPETS if s.language == "python" and "DeltaTable(" in s.text]
 IS_FLINK = [s for s in SNIPPETS if s.language == "python" and "FlinkSqlOperator(" in s.text and s not in IS_DAG]
-OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_CONNECT, *IS_FLINK]
+OTHERS = [*IS_DAG, *IS_SENSOR, *IS_UPKEEP, *IS_EVENT, *IS_CONNECT, *IS_FLINK]
 IS_PYTHON = [s for s in SNIPPETS if s.language == "python" and s not in OTHERS]
 IS_JSON = [s for s in SNIPPETS if s.language == "json"]
 IS_YAML = [s for s in SNIPPETS if s.language == "yaml"]
@@ -130,6 +132,17 @@ def rows_of(connections: Connections, table: str) -> pa.Table:
     if table.startswith("/"):
         return pq.read_table(DeltaTable(table).file_uris(), columns=["id"])
     return connections.catalog.load_table(table).scan().to_arrow()
+
+
+@pytest.mark.parametrize("snippet", IS_EVENT, ids=str)
+def test_a_documented_dag_gets_the_landings_that_start_it(snippet: Snippet, airflow: AirflowHome) -> None:
+    file = airflow.write("documented_event", snippet.text)
+    landing = {"landing_id": "an-id", "table": "lake.orders", "rows": 5, "ranges": {"orders": [[0, 0, 5]]}}
+    run = started_by(airflow, file, "orders", [landing, landing])
+    with airflow.process(run, file, "tell") as process:
+        process.wait(200)
+        assert run.task("tell").state == "success", process.log
+    assert process.log.count("an-id 5 {'orders': [[0, 0, 5]]}") == 1
 
 
 @pytest.mark.parametrize("snippet", IS_JSON, ids=str)

@@ -89,7 +89,8 @@ def test_what_the_info_lists_is_there_and_nothing_is_missing(kind: str) -> None:
         for name in ("delta_storage", "lake", "places", "spark_cluster", "store", "variables")
     }
     shared |= {"airflow_lakestream.sensors.base"}
-    shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "shared_looks")}
+    shared |= {f"airflow_lakestream.triggers.{name}" for name in ("driver", "logs", "patience", "shared_looks")}
+    shared |= {f"airflow_lakestream.triggers.{name}" for name in ("landing_cursor", "landing_stream")}
     assert there - shared == listed
 
 
@@ -112,6 +113,9 @@ def test_no_deprecated_way_of_describing_connections_is_used(found) -> None:
         "operators.kafka_mirror",
         "operators.spark_streaming_submit",
         "sensors.checkpoint_lag",
+        "triggers.kafka_lag_event",
+        "triggers.landing_event",
+        "events",
     ],
 )
 def test_a_dag_file_is_parsed_without_the_heavy_libraries(module: str) -> None:

@@ -21,6 +21,7 @@ PUBLIC = {
     "airflow_lakestream.core.ranges": ["OffsetRange", "RangeSet"],
     "airflow_lakestream.core.records": ["RawBatch"],
     "airflow_lakestream.driver.lease": ["request_stop"],
+    "airflow_lakestream.events": ["once_per_landing"],
     "airflow_lakestream.get_provider_info": ["get_provider_info"],
     "airflow_lakestream.hooks.iceberg": ["IcebergHook"],
     "airflow_lakestream.hooks.kafka": ["KafkaHook"],
@@ -54,6 +55,8 @@ PUBLIC = {
     "airflow_lakestream.spark.stream": ["kafka_to_iceberg"],
     "airflow_lakestream.transform": ["SqlTransform"],
     # A deferred task's trigger is kept by this path in Airflow's database, also over an upgrade.
+    "airflow_lakestream.triggers.kafka_lag_event": ["KafkaLagEventTrigger"],
+    "airflow_lakestream.triggers.landing_event": ["LandingEventTrigger"],
     "airflow_lakestream.triggers.kafka_connect": ["KafkaConnectTrigger"],
     "airflow_lakestream.triggers.look": ["LookTrigger"],
     "airflow_lakestream.triggers.spark_stream": ["SparkStreamTrigger"],

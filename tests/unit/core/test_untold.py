@@ -12,12 +12,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from airflow_lakestream.core.codec import encode_summary
+from airflow_lakestream.core.ledger import Counts, Landing, TopicEntry
 from airflow_lakestream.core.lineage import TableFacts
-from airflow_lakestream.core.untold import Cursor, Untold, head_cursor, landing_in, untold
-from tests.support.table_model import TableModel
+from airflow_lakestream.core.ranges import RangeSet
+from airflow_lakestream.core.untold import Cursor, Untold, head_cursor, landing_in, landing_of_summary, untold
+from tests.support.table_model import IDENTITIES, TableModel
 
 HISTORIES = int(os.environ.get("LAKESTREAM_HISTORIES", "40"))
 STEPS = 30
+RANGES = RangeSet.of("topic-a", 0, 0, 3)
 Reader = Callable[[TableFacts, Cursor], Untold]
 
 
@@ -153,3 +157,22 @@ def test_a_cursor_is_kept_as_json() -> None:
 def test_a_table_that_was_made_anew_begins_at_its_beginning() -> None:
     assert Cursor(7, 8, "old").of("new") == Cursor(0, None, "new")
     assert Cursor(7, 8, "old").of("old") == Cursor(7, 8, "old")
+
+
+@pytest.mark.parametrize(
+    ("change", "adopted", "is_told"),
+    [
+        (TopicEntry(landed=RANGES, counts=Counts(3, 3)), None, True),
+        (TopicEntry(lost=RANGES), None, True),
+        (TopicEntry(covered=((0, 1),)), None, True),
+        (TopicEntry(replaced=RANGES), None, True),
+        (TopicEntry(origin={0: 0}), None, True),
+        (TopicEntry(forgotten=RANGES, removed=Counts(3, 3)), None, False),
+        (TopicEntry(landed=RANGES), "connect", False),
+    ],
+    ids=["landed", "lost", "covered", "replaced", "origin", "forgotten", "adopted"],
+)
+def test_a_change_of_the_ledger_is_told_if_it_lands(change: TopicEntry, adopted: str | None, is_told: bool) -> None:
+    landing = Landing("id", "run", {IDENTITIES["a"]: change}, adopted=adopted)
+    assert (landing_of_summary(encode_summary("a", landing), "snapshot 1") is not None) is is_told
+    assert landing_of_summary({}, "snapshot 1") is None

@@ -18,6 +18,7 @@ from airflow_lakestream.core.untold import Cursor
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers import landing_event
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
+from tests.support.event_loop import in_loop
 from tests.support.told import GROUP, TABLE, TOPIC, ToldTable
 
 POLL = 0.02
@@ -79,13 +80,13 @@ class Triggerer:
 
     def live(self, until: str | None = None, seconds: float = 0.4, **arguments: Any) -> None:
         """Tell until a landing's event is stored and acknowledged, or so long, or it dies."""
-        asyncio.run(self._live(until, seconds if until is None else 30, arguments))
+        asyncio.run(self.telling(until, seconds if until is None else 30, arguments))
 
     @property
     def ids(self) -> list[str]:
         return [one["landing_id"] for one in self.stored]
 
-    async def _live(self, until: str | None, seconds: float, arguments: dict[str, Any]) -> None:
+    async def telling(self, until: str | None, seconds: float, arguments: dict[str, Any]) -> None:
         trigger = LandingEventTrigger(table=TABLE, poll_interval=POLL, **arguments)
         trigger.asset_state_store = AssetStateStoreAccessors(inlets=[Asset(name) for name in self.assets])
         manager, key = SharedStreamManager(), trigger.shared_stream_key()
@@ -180,6 +181,16 @@ def test_an_event_has_its_proof(state: State, table: ToldTable) -> None:
         "schema_changes": [],
         "earlier_expired": False,
     }
+
+
+def test_nothing_blocks_the_triggerers_loop(state: State, table: ToldTable) -> None:
+    triggerer = Triggerer(state, table.rng)
+    table.land()
+    table.append()
+    last = table.land()
+    _, blocked = in_loop(lambda: triggerer.telling(last, 30, {"since": "earliest"}))
+    assert triggerer.ids == table.landed
+    assert blocked == []
 
 
 def test_it_begins_now_and_keeps_that_even_if_it_is_killed_before_the_first_landing(
