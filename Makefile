@@ -22,7 +22,7 @@ JOBS ?= 3
 BUDGET ?= 30
 PICTURES ?= .dev/pictures
 
-.PHONY: help setup lint test test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
+.PHONY: help setup lint test test-engines test-dev docs test-start test-page test-airflow-3.1 test-backfill faults faults-broker fuzz soak soak-cdc soak-connect soak-sensors soak-events demo bench bench-report bench-sensors constraints clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -81,6 +81,10 @@ soak: setup ## Spark's long runs: a million mixed records by both engines, a dri
 soak-cdc: setup .bench/venv/.ready ## Mirrors of hostile PostgreSQL tables through N=20000 random transactions, their driver killed KILLS=50 times; SEED=0 (needs a JDK 17)
 	LAKESTREAM_CDC_TRANSACTIONS=$(N) LAKESTREAM_CDC_KILLS=$(KILLS) LAKESTREAM_CDC_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 \
 		-s tests/integration/test_cdc_hostile.py
+
+soak-connect: setup ## Kafka Connect's worker killed KILLS=50 times at random under Iceberg's sink; SEED=0 (needs a JDK 17)
+	LAKESTREAM_KILLS=$(KILLS) LAKESTREAM_SEED=$(SEED) $(BIN)/python -m pytest --timeout 0 -s tests/engines/test_connect.py \
+		-k killed_at_random
 
 soak-sensors: setup ## The triggerer killed KILLS=20 times while sensors wait (needs a JDK 17)
 	LAKESTREAM_KILLS=$(if $(filter file,$(origin KILLS)),20,$(KILLS)) $(BIN)/python -m pytest --timeout 0 \

@@ -19,11 +19,15 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one topic's ledger is to hold. `left` are offsets without a row that the next run lands."""
+    """What one topic's ledger is to hold. `left` are offsets without a row that the next run lands.
+
+    `by_rows`: each row has told its own position.
+    """
 
     identity: TopicIdentity
     entry: TopicEntry
     left: RangeSet = RangeSet()
+    by_rows: bool = False
     proved: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
 
@@ -169,7 +173,14 @@ class Topic:
         told = [*trusted, f"that {self._topic} was not deleted and created again since: Kafka does not tell by offsets"]
         told += _by_partition(self._claim, self._state)
         entry = replace(entry, origin=self._origin(entry.landed), epochs=leader_epochs(self._state))
-        return Decision(identity=self._state.identity, entry=entry, left=left, proved=proved, trusted=tuple(told))
+        return Decision(
+            identity=self._state.identity,
+            entry=entry,
+            left=left,
+            by_rows=self._positions.all_tell,
+            proved=proved,
+            trusted=tuple(told),
+        )
 
 
 _ANOTHER = (

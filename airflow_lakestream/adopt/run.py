@@ -14,6 +14,7 @@ from airflow_lakestream.adopt.decide import Decision, Positions, Topic
 from airflow_lakestream.adopt.filled import Filled, open_filled
 from airflow_lakestream.audit.rebuild import CannotRebuild
 from airflow_lakestream.audit.rows import RowsFound
+from airflow_lakestream.core.codec import encode_ranges
 from airflow_lakestream.core.landing.plan import check_identity
 from airflow_lakestream.core.ledger import Landing, union
 from airflow_lakestream.core.ports import HeadMoved
@@ -126,12 +127,15 @@ class Adopt:
         this = f"adopt {uuid.uuid4().hex}"
         decision, source = adoption.decision, adoption.claim.source
         landing = Landing(this, this, {decision.identity: decision.entry}, adopted=source)
+        # Rows that all say where they come from, in columns that audits have to be told.
+        by_own = not self.columns.is_own and decision.by_rows
         receipt = Receipt(
             source=source,
             topic=self.topic,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             landing_id=this,
-            columns=None if self.columns.is_own else dict(self.columns.paths),
+            columns=dict(self.columns.paths) if by_own else None,
+            ranges=encode_ranges(decision.entry.adopted, self.topic) if by_own else "",
         )
         notes = noted(filled.properties, self.consumer_group, receipt)
         try:

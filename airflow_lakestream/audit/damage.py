@@ -98,6 +98,7 @@ def _of_topic(
             "there is a receipt that their rows were deleted on purpose: delete them",
         ),
         (doubled - entry.landed - theirs, "this group has not landed them"),
+        ((missing | doubled | beside) & entry.adopted, "they were adopted, and a repair can't tell the tool's rows"),
     ):
         left += _left(ranges, why)
     counts = books.counts(topic)
@@ -115,12 +116,12 @@ def _of_topic(
     damage = TopicDamage(
         identity=identities[0],
         entry=entry,
-        missing=missing - theirs,
-        doubled=(doubled & entry.landed) - theirs - entry.forgotten,
+        missing=missing - theirs - entry.adopted,
+        doubled=(doubled & entry.landed) - theirs - entry.forgotten - entry.adopted,
         unexpected=unexpected - entry.lost,
         gone=gone,
         rows_gone=min(beyond, gone.width),
-        beside=(beside & entry.landed) - theirs - entry.forgotten,
+        beside=(beside & entry.landed) - theirs - entry.forgotten - entry.adopted,
         odd=odd,
     )
     there = sum(one.with_rejects(entry.landed.of_partition(one.topic, one.partition)).width for one in audits)

@@ -30,6 +30,7 @@ from airflow_lakestream.delta.storage import DeltaStorage
 from airflow_lakestream.delta.write.files import Add, read_file
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.tables.coordinates import COORDINATES, TOPIC, is_hit
+from airflow_lakestream.tables.positions import OWN_COLUMNS, PositionColumns
 from airflow_lakestream.tables.rejects.settlement import Settlement, pending_of, rejects_of
 
 
@@ -62,12 +63,20 @@ class DeltaAudit(Audit):
         lost = _find_lost(storage, main, files, books)
         if not result.take_lost(lost, [] if rejects is None else _find_lost(storage, rejects, reject_files, books)):
             return result
-        if not has_positions:
+        without = {one.path for one in lost}
+        adopted = self.adopted(
+            result,
+            books,
+            main.schema,
+            main.properties,
+            lambda columns: RowsFound.of(_rows(storage, main, without, None, columns)),
+        )
+        if not has_positions and not adopted.ranges:
             look_at_rejects(result, books, None if rejects is None else reject_files)
         elif self.full:
-            rows = RowsFound.of(_rows(storage, main, {one.path for one in lost}, self.topic))
+            rows = RowsFound.of(_rows(storage, main, without, self.topic)) if has_positions else RowsFound()
             rejected = RowsFound() if rejects is None else RowsFound.of(_rejected(storage, main, rejects, books))
-            self.judge(result, books, rows, rejected, topics)
+            self.judge(result, books, rows, rejected, topics, adopted)
         else:
             for head in filter(None, (main, rejects)):
                 _check_counted(head)
@@ -106,12 +115,18 @@ def _find_lost(storage: DeltaStorage, head: Head, files: TableFiles, books: Book
     return find_lost(head.table, files, size_of, books, (OSError, BaseError))
 
 
-def _rows(storage: DeltaStorage, head: Head, without: Collection[str], topic: str | None) -> Iterator[pa.Table]:
+def _rows(
+    storage: DeltaStorage,
+    head: Head,
+    without: Collection[str],
+    topic: str | None,
+    columns: PositionColumns = OWN_COLUMNS,
+) -> Iterator[pa.Table]:
     store = storage.store(head.table)
     for add in _files(head):
         try:
             if add["path"] not in without:
-                rows = read_file(store, add, head.schema, COORDINATES)
+                rows = columns.of(read_file(store, add, head.schema, columns.roots))
                 yield rows if topic is None else rows.filter(pc.equal(rows[TOPIC], topic))
         except (OSError, BaseError, pa.ArrowException) as e:
             raise UnreadableTable(head.table, e) from e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from airflow_lakestream.audit.adopted import AdoptedRows
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.compare import PartitionAudit, PartitionFacts, compare
 from airflow_lakestream.audit.log import LogFound
@@ -14,7 +15,13 @@ from airflow_lakestream.core.ranges import RangeSet
 
 
 def judge_topic(
-    result: AuditResult, books: Books, rows: RowsFound, rejected: RowsFound, topic: str, log: LogFound | None
+    result: AuditResult,
+    books: Books,
+    rows: RowsFound,
+    rejected: RowsFound,
+    adopted: AdoptedRows,
+    topic: str,
+    log: LogFound | None,
 ) -> None:
     """Add the verdict on one topic's partitions; `log` is None if Kafka no longer has the topic."""
     audits = []
@@ -23,27 +30,33 @@ def judge_topic(
         facts = PartitionFacts(
             *key,
             allowed=books.allowed(key),
-            rows=rows.tallies.get(key, Tally()),
+            rows=rows.tallies.get(key, Tally()) + adopted.within(key),
             rejected=rejected.tallies.get(key, Tally()),
         )
         if log is not None:
             facts.required = books.allowed(key, log.identity)
             facts.readable = log.readable.get(key, Tally())
             facts.shown = log.shown.of_partition(*key)
-        audits.append(replace(compare(books.complete(facts)), odd=odd.get(key)))
+        facts = books.complete(facts)
+        facts = replace(facts, adopted=facts.adopted - adopted.ranges)
+        audits.append(replace(compare(facts), odd=odd.get(key)))
     if topic in books.topics:
-        audits = _count(result, books, topic, audits)
+        audits = _count(result, books, adopted, topic, audits)
     result.note_rows_before(topic, audits)
     result.partitions += audits
 
 
-def _count(result: AuditResult, books: Books, topic: str, audits: list[PartitionAudit]) -> list[PartitionAudit]:
+def _count(
+    result: AuditResult, books: Books, adopted: AdoptedRows, topic: str, audits: list[PartitionAudit]
+) -> list[PartitionAudit]:
     """Also compare the counts: they cover offsets for which Kafka no longer shows records."""
     counts = books.counts(topic)
     # Skipped and filtered records have no row and no rejected record; the ledger counts them without offsets.
     passed = counts.skipped + counts.filtered
-    missing = sum(audit.rows_missing for audit in audits)
-    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits)
+    # The ledger counts no rows of other tools.
+    theirs, theirs_missing = adopted.counted(audits)
+    missing = sum(audit.rows_missing for audit in audits) - theirs_missing
+    found = sum(audit.rows - audit.rows_too_many - audit.rows_before for audit in audits) - theirs
     rejected = sum(audit.rejected - audit.rejected_too_many for audit in audits)
     if counts.rejected or rejected:
         result.counts.append(rejected_count(topic, counts.rejected, rejected))
@@ -57,12 +70,17 @@ def _count(result: AuditResult, books: Books, topic: str, audits: list[Partition
     lacking = max(0, counts.written - found) + max(0, counts.rejected - rejected)
     certain = max(lacking, missing - passed)
     if missing and not certain:
-        return [
-            replace(a, missing=RangeSet(), rows_missing=0, not_verifiable=a.not_verifiable | a.missing) for a in audits
-        ]
+        return [_perhaps_filtered(audit, adopted.ranges) for audit in audits]
     if missing:
         result.notes.append(
             f"{topic}: up to {passed} of the offsets called missing were skipped or filtered; {certain} records are "
             "certainly missing."
         )
     return audits
+
+
+def _perhaps_filtered(audit: PartitionAudit, adopted: RangeSet) -> PartitionAudit:
+    """Return the audit without missing rows of ours, each of which may have been skipped or filtered."""
+    certain = audit.missing & adopted
+    unknown = audit.not_verifiable | (audit.missing - adopted)
+    return replace(audit, missing=certain, rows_missing=certain.width, not_verifiable=unknown)

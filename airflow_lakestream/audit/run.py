@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from airflow_lakestream.audit.adopted import AdoptedRows, adopted_lines
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound, read_log
@@ -22,15 +24,15 @@ from airflow_lakestream.audit.statistics import LostFile, SizeOf, TableFiles, ta
 from airflow_lakestream.core.mirrors import refuse_mirror
 from airflow_lakestream.core.names import check_table_name, check_topic
 from airflow_lakestream.core.policies import TableFormat
-from airflow_lakestream.core.ranges import shown
 from airflow_lakestream.exceptions import InvalidArgument, LakestreamError, Terminal
 from airflow_lakestream.iceberg import ledger_store
 from airflow_lakestream.iceberg.fan_out import books as fan_out_books
 from airflow_lakestream.kafka.errors import TopicMissing
 from airflow_lakestream.kafka.reader import KafkaReader
 from airflow_lakestream.kafka.source import KafkaSource, StartAt
-from airflow_lakestream.tables.adopted import has_adopted, receipts
+from airflow_lakestream.tables.adopted import has_adopted
 from airflow_lakestream.tables.coordinates import COORDINATES
+from airflow_lakestream.tables.positions import PositionColumns
 from airflow_lakestream.tables.rejects.settlement import rejects_of
 from airflow_lakestream.tables.transformed import without_positions
 
@@ -97,12 +99,20 @@ class Audit:
 
         if not result.take_lost(lost_of(table, files), [] if rejects is None else lost_of(rejects, reject_files)):
             return result
-        if not has_positions:
+        without = [one.path for one in result.lost_files]
+        adopted = self.adopted(
+            result,
+            books,
+            table.schema().as_arrow(),
+            table.metadata.properties,
+            lambda columns: count_rows(table, result.snapshot_id, without=without, columns=columns),
+        )
+        if not has_positions and not adopted.ranges:
             look_at_rejects(result, books, None if rejects is None else reject_files)
         elif self.full:
-            rows = count_rows(table, result.snapshot_id, self.topic, without=[one.path for one in result.lost_files])
+            rows = count_rows(table, result.snapshot_id, self.topic, without) if has_positions else RowsFound()
             rejected = RowsFound() if rejects is None else count_rejected(rejects, table, books.ledgers, self.topic)
-            self.judge(result, books, rows, rejected, topics)
+            self.judge(result, books, rows, rejected, topics, adopted)
         else:
             look_at_files(result, books, files, topics)
             look_at_rejects(result, books, None if rejects is None else reject_files)
@@ -114,7 +124,6 @@ class Audit:
             f"rows that {one.function} made of records of {group}: they keep no topic, partition and offset"
             for group, one in without_positions(properties).items()
         ]
-        result.made += adopted_lines(books, properties)
         topics = books.topics if self.topic is None else (self.topic,)
         result.by_count += [
             ByCount(topic, counts.skipped, counts.filtered)
@@ -123,8 +132,27 @@ class Audit:
         ]
         return topics
 
+    def adopted(
+        self,
+        result: AuditResult,
+        books: Books,
+        schema: pa.Schema,
+        properties: Mapping[str, str],
+        count: Callable[[PositionColumns], RowsFound],
+    ) -> AdoptedRows:
+        """Count the rows of other tools, in full, and note which of their offsets no row tells of."""
+        found = AdoptedRows.find(books, schema, properties, count) if self.full else AdoptedRows()
+        result.made += adopted_lines(books, properties, found.ranges)
+        return found
+
     def judge(
-        self, result: AuditResult, books: Books, rows: RowsFound, rejected: RowsFound, topics: tuple[str, ...]
+        self,
+        result: AuditResult,
+        books: Books,
+        rows: RowsFound,
+        rejected: RowsFound,
+        topics: tuple[str, ...],
+        adopted: AdoptedRows,
     ) -> None:
         """Compare every position of the rows with the records that Kafka still shows."""
         if rows.without_position:
@@ -132,10 +160,10 @@ class Audit:
         result.findings += [f"unexpected: {one.text}" for one in rows.odd if None in one.key]
         result.odd += rows.odd
         for topic in topics:
-            judge_topic(result, books, rows, rejected, topic, self._look_at_topic(result, books, topic))
+            judge_topic(result, books, rows, rejected, adopted, topic, self._look_at_topic(result, books, topic))
         strangers = {topic for topic, _ in rows.tallies} | {one.topic for one in rows.odd if one.topic is not None}
         for stranger in sorted(strangers - books.known_topics):
-            judge_topic(result, books, rows, rejected, stranger, None)
+            judge_topic(result, books, rows, rejected, adopted, stranger, None)
 
     def _look_at_topic(self, result: AuditResult, books: Books, topic: str) -> LogFound | None:
         source = KafkaSource(self.kafka, topic, self.consumer_group, StartAt(), self.where)
@@ -159,16 +187,6 @@ def look_for_positions(table: str, columns: Sequence[str], properties: Mapping[s
     if missing and not without_positions(properties) and not has_adopted(properties):
         raise NoPositions(table, missing)
     return not missing
-
-
-def adopted_lines(books: Books, properties: Mapping[str, str]) -> list[str]:
-    """Say which offsets are landed by another tool's word alone."""
-    found = []
-    for group, identity, entry in books.entries():
-        if entry.adopted:
-            by = shown([str(one) for one in receipts(properties, group) if one.topic == identity.topic], 3, "tools")
-            found.append(f"{entry.adopted}: adopted {by or 'from another tool'}; the rows keep no positions of ours")
-    return found
 
 
 def find_lost(

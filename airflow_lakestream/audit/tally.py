@@ -82,6 +82,12 @@ class Tally:
         segments = Segments({"n": self})
         return segments.where(pc.greater(segments.counts["n"], 0))
 
+    def __add__(self, other: Tally) -> Tally:
+        """Return the counts of both together."""
+        both = Tally()
+        both._settled = _settle(pa.concat_tables([self.edges(), other.edges()]))
+        return both
+
     def __len__(self) -> int:
         """Return the total count, repetitions included."""
         edges = self.edges()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check, show and run pipelines in YAML.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(help="a pipeline's file", exists=True, dir_okay=False)]
-Engine = Annotated[str | None, typer.Option("--engine", help="instead of the file's: extract, group or spark")]
+Engine = Annotated[str | None, typer.Option("--engine", help="instead of the file's own")]
 
 
 @app.command()
@@ -107,10 +107,9 @@ def run(
         from airflow_lakestream.run.topics import land_run
 
         compiled = _read(file, engine)
-        if compiled.engine == "spark":
-            raise InvalidArgument(
-                "--engine", "Spark's runs are Airflow's.", "Trigger the DAG, or land here with --engine extract."
-            )
+        if compiled.engine not in ("extract", "group"):
+            problem = f"{compiled.engine} is supervised by a task of Airflow."
+            raise InvalidArgument("--engine", problem, "Trigger the DAG, or land here with --engine extract.")
         config = configured(compiled, **_interval(compiled, start, end), **_registry(compiled))
         kafka = open_kafka(_connection(compiled, "kafka"))
         lake = open_lake(config.table, _connection(compiled, "iceberg"), compiled.landing.get("storage_conn_id"))

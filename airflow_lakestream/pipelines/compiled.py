@@ -10,7 +10,11 @@ from airflow_lakestream.pipelines.yaml_file import Place
 
 NEVER = "never"
 # As `lakestream init` has them.
-SCHEDULES: Mapping[str, str] = {"extract": "*/5 * * * *", "group": "*/15 * * * *", "spark": "@continuous"}
+SCHEDULES: Mapping[str, str] = {
+    "extract": "*/5 * * * *",
+    "group": "*/15 * * * *",
+    **dict.fromkeys(("spark", "flink", "connect"), "@continuous"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,7 @@ class Compiled:
     :param places: line and column of what the file says of each argument.
     :param keys: the file's key of each argument, such as `sinks.lake.partition_by`.
     :param retry_delay: seconds.
-    :param spark: arguments of SparkStreamingSubmitOperator alone.
+    :param own: what the file says for its engine alone, in the section of the engine's name.
     """
 
     file: str
@@ -43,7 +47,7 @@ class Compiled:
     retry_delay: float = 60
     pool: str | None = None
     deferrable: bool | None = None
-    spark: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cron(self) -> str | None:

@@ -154,7 +154,7 @@ def _compiled(document: Document, pipeline: Pipeline) -> Compiled:
         retry_delay=_seconds(document, "retry_delay", told.retry_delay),
         pool=told.pool,
         deferrable=told.deferrable,
-        spark=_plain(told.spark.model_dump(exclude_unset=True)) if told.spark else {},
+        own=_plain(own.model_dump(exclude_unset=True)) if (own := getattr(told, told.engine, None)) else {},
     )
 
 

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+# What was remembered by other code may have other parts.
+_VERSION = _digest(__version__, *(one.name for one in fields(Compiled)))
+
+
 class _Memory:
     """What files came to, by their content and the variables in them. A memory that is damaged is an empty one."""
 
@@ -109,7 +114,7 @@ class _Memory:
         self._now: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             found = json.loads(path.read_bytes())
-            if isinstance(found, dict) and found.get("version") == __version__:
+            if isinstance(found, dict) and found.get("version") == _VERSION:
                 self._before = found["files"]
 
     def read(self, path: Path, name: str) -> Compiled:
@@ -132,7 +137,7 @@ class _Memory:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             with os.fdopen(descriptor, "w") as file:
-                json.dump({"version": __version__, "files": self._now}, file)
+                json.dump({"version": _VERSION, "files": self._now}, file)
             Path(name).replace(self._path)
 
     def _key(self, text: str, variables: list[str]) -> str:

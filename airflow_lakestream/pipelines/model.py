@@ -18,7 +18,7 @@ from airflow_lakestream.core.policies import (
     UnknownFields,
 )
 
-EngineName = Literal["extract", "group", "spark"]
+EngineName = Literal["extract", "group", "spark", "flink", "connect"]
 _NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,99}$"
 
 
@@ -119,6 +119,22 @@ class Spark(Part):
     executor_cores: int | None = None
 
 
+class Flink(Part):
+    """What only Flink has."""
+
+    connection: str = Field(default="flink_default", description="id of an Airflow connection: the SQL Gateway's")
+    checkpoint_location: str | None = Field(default=None, description="a place that Flink's processes share")
+    branch: str | None = None
+
+
+class Connect(Part):
+    """What only Kafka Connect has."""
+
+    connection: str = Field(default="kafka_connect_default", description="id of an Airflow connection: the workers'")
+    connector: str | None = Field(default=None, description="its name in Connect; default: the pipeline's name")
+    config: dict[str, str] = Field(default={}, description="more settings of the sink, such as iceberg.catalog.uri")
+
+
 class Orchestration(Part):
     """Who lands, and when."""
 
@@ -138,6 +154,8 @@ class Orchestration(Part):
     pool: str | None = None
     deferrable: bool | None = None
     spark: Spark | None = None
+    flink: Flink | None = None
+    connect: Connect | None = None
 
 
 class Quality(Part):

@@ -15,6 +15,14 @@ _CONNECTIONS = ("kafka_conn_id", "iceberg_conn_id", "storage_conn_id")
 _CHECKPOINTS = "{{ var.value.get('lakestream_checkpoints', '/tmp/lakestream') }}/{{ dag.dag_id }}"
 
 
+# JSON without a schema, as the other engines read it; a file may say others.
+_CONVERTERS = {
+    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter.schemas.enable": "false",
+}
+
+
 @dataclass(frozen=True)
 class OperatorCall:
     """What makes the task: `module.name(first, **arguments)`."""
@@ -28,6 +36,10 @@ class OperatorCall:
 def operator_of(compiled: Compiled) -> OperatorCall:
     """Return the call that makes a pipeline's task, or its group of tasks."""
     base = "airflow_lakestream.operators"
+    if compiled.engine == "flink":
+        return OperatorCall(f"{base}.flink_sql", "FlinkSqlOperator", {"task_id": "land"}, _of_flink(compiled))
+    if compiled.engine == "connect":
+        return OperatorCall(f"{base}.kafka_connect", "KafkaConnectOperator", {"task_id": "land"}, _of_connect(compiled))
     if compiled.engine == "spark":
         name = "SparkStreamingSubmitOperator"
         return OperatorCall(f"{base}.spark_streaming_submit", name, {"task_id": "land"}, _of_spark(compiled))
@@ -51,7 +63,7 @@ def _of_spark(compiled: Compiled) -> dict[str, Any]:
     landing = dict(compiled.landing)
     connections = {name: landing.pop(name) for name in _CONNECTIONS if name in landing}
     landing.pop("table_format", None)
-    own = dict(compiled.spark)
+    own = dict(compiled.own)
     found: dict[str, Any] = {"app": app_of(compiled), **connections}
     if "connection" in own:
         found["spark_conn_id"] = own.pop("connection")
@@ -64,6 +76,32 @@ def _of_spark(compiled: Compiled) -> dict[str, Any]:
         found["checkpoint_location"] = location
         if compiled.is_continuous:
             found["trigger"] = f"{seconds('checkpoint_interval', every):g} seconds"
-    if compiled.deferrable is not None:
-        found["deferrable"] = compiled.deferrable
-    return {**found, **own, "app_config": landing}
+    return {**found, **_deferred(compiled), **own, "app_config": landing}
+
+
+def _of_flink(compiled: Compiled) -> dict[str, Any]:
+    landing, own = dict(compiled.landing), dict(compiled.own)
+    landing["columns"] = landing.pop("schema")
+    if "checkpoint_interval" in landing:
+        landing["publish_interval"] = landing["checkpoint_interval"]
+    if "connection" in own:
+        own["flink_conn_id"] = own.pop("connection")
+    return {**landing, "checkpoint_location": _CHECKPOINTS, **_deferred(compiled), **own}
+
+
+def _of_connect(compiled: Compiled) -> dict[str, Any]:
+    landing, own = dict(compiled.landing), dict(compiled.own)
+    config = {"topics": landing["topic"], "iceberg.tables": landing["table"], **_CONVERTERS}
+    if "parallelism" in landing:
+        config["tasks.max"] = str(landing["parallelism"])
+    found = {"connector": own.get("connector", compiled.name), "config": {**config, **own.get("config", {})}}
+    if "connection" in own:
+        found["connect_conn_id"] = own["connection"]
+    if "checkpoint_interval" in landing:
+        found["publish_interval"] = landing["checkpoint_interval"]
+    names = ("kafka_conn_id", "iceberg_conn_id", "consumer_group")
+    return {**found, **{name: landing[name] for name in names if name in landing}, **_deferred(compiled)}
+
+
+def _deferred(compiled: Compiled) -> dict[str, Any]:
+    return {} if compiled.deferrable is None else {"deferrable": compiled.deferrable}

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date
 
-from airflow_lakestream.core.formats import Envelope
+from pydantic import BaseModel
+
+from airflow_lakestream.core.formats import Envelope, Format
 from airflow_lakestream.pipelines.errors import Problem
 from airflow_lakestream.pipelines.model import Pipeline, Sink, Source
 from airflow_lakestream.pipelines.statement import check_chain
 from airflow_lakestream.pipelines.yaml_file import Document, Path
 
+# What the engines take that know nothing of our decoding. A new table's design may wait for the engine that makes it.
+_ANY = frozenset(
+    {"type", "topic", "connection", "consumer_group", "format", "schema_registry", "table", "mode", "schema_"}
+    | {"partition_by", "properties", "engine", "schedule", "start_date", "catchup", "checkpoint_interval"}
+    | {"parallelism", "retries", "retry_delay", "pool", "deferrable", "spark", "flink", "connect"}
+)
+ON_BRANCHES = {"flink": _ANY | {"start_offset", "start_timestamp", "on_data_loss"}, "connect": _ANY | {"sort_order"}}
 _OF_MIRRORS = ("key", "soft_delete", "out_of_range", "merge_mode", "rename_columns", "source_tables")
 _NOT_OF_MIRRORS = {
     "sources": ("start_offset", "start_timestamp", "tombstones", "key_format", "csv_delimiter"),
@@ -57,12 +66,39 @@ def _of_schedule(document: Document, pipeline: Pipeline, sink: Sink) -> Iterator
 
 def _of_engine(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path) -> Iterator[Problem]:
     told = pipeline.orchestration
+    if told.engine in ON_BRANCHES:
+        yield from _of_branches(document, pipeline, sink, sink_at)
     if told.engine == "group" and sink.mode != "append":
         yield document.problem((*sink_at, "mode"), f"{sink.mode!r} is for the engines extract and spark.")
     if told.engine == "spark":
         for key, why in _NOT_ON_SPARK.items():
             if getattr(told, key) is not None:
                 yield document.problem(("orchestration", key), f"{key} {why}")
+
+
+def _of_branches(document: Document, pipeline: Pipeline, sink: Sink, sink_at: Path) -> Iterator[Problem]:
+    """Yield what an engine can't do whose files are published from a branch: it knows nothing of our decoding."""
+    engine = pipeline.orchestration.engine
+    (source_name, source) = next(iter(pipeline.sources.items()))
+    takes, whose = ON_BRANCHES[engine], f"is not for the engine {engine}. Leave it out, or take another engine."
+    if pipeline.transformations:
+        yield document.problem(("transformations",), f"transformations: SQL {whose}")
+    if source.format is not Format.JSON:
+        yield document.problem(("sources", source_name, "format"), f"{engine} reads JSON here.")
+    if sink.type != "iceberg" or sink.mode != "append":
+        yield document.problem((*sink_at, "mode"), f"{engine} appends to Iceberg tables only.")
+    if engine == "flink" and sink.schema_ is None:
+        yield document.problem(sink_at, "schema is missing: Flink has to be told the columns of the records.")
+    parts: list[tuple[BaseModel, Path]] = [
+        (source, ("sources", source_name)),
+        (sink, sink_at),
+        (pipeline.orchestration, ("orchestration",)),
+        (pipeline.quality, ("quality",)),
+    ]
+    for part, path in parts:
+        for name in sorted(part.model_fields_set - takes):
+            key = type(part).model_fields[name].alias or name
+            yield document.problem((*path, key), f"{key} {whose}")
 
 
 def _of_columns(

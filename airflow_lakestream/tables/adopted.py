@@ -6,13 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from airflow_lakestream.core.codec import decode_ranges
+from airflow_lakestream.core.ranges import RangeSet
+
 # A table property for each group.
 PREFIX = "lakestream.adopted."
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One adoption. `columns` are the rows' own columns of positions, where they are not those that landings write.
+    """One adoption.
+
+    `columns` are the rows' own columns of positions, where they are not those that landings write; `ranges` are then
+    the offsets that these rows account for, as text.
 
     The receipt stays when the table is rolled back to before `landing_id`: what counts is the ledger.
     """
@@ -22,6 +28,12 @@ class Receipt:
     at: str
     landing_id: str
     columns: Mapping[str, str] | None = None
+    ranges: str = ""
+
+    @property
+    def verifiable(self) -> RangeSet:
+        """The offsets that rows account for in columns of their own."""
+        return decode_ranges(self.ranges, self.topic)
 
     def __str__(self) -> str:
         return f"{self.topic} from {self.source} at {self.at}"

@@ -42,6 +42,11 @@ class PositionColumns:
             raise InvalidArgument("--columns", f"{' and '.join(lacking)} is missing: rows are told by both.")
         return cls(given.get("topic"), given["partition"], given["offset"], only_topic)
 
+    @classmethod
+    def of_paths(cls, paths: Mapping[str, str], only_topic: str) -> PositionColumns:
+        """Return the columns of these paths; see `paths`."""
+        return cls(paths.get(TOPIC), paths[PARTITION], paths[OFFSET], only_topic)
+
     @property
     def is_own(self) -> bool:
         """Whether they are the columns that landings write."""

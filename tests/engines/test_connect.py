@@ -57,7 +57,7 @@ def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothi
 ) -> None:
     topic = topic_of(events(0, 0, 5), events(1, 0, 5))
     sinks.extract(topic)
-    driving = sinks.driving(topic)
+    driving = sinks.driving(topic, **{"iceberg_control_commit_timeout-ms": "15000"})
     driving.begin()
     sinks.await_running()
     # The task of the other partition has no record, and does not answer the first round: it stays open for a while.
@@ -73,7 +73,7 @@ def test_a_worker_killed_between_its_first_data_and_its_first_commit_loses_nothi
     look = _one_look(driving)
     assert (look.sight.driver, look.decision.action) == (DriverState.UNKNOWN, Action.WAIT)
     sinks.start_the_worker_again()
-    made = sinks.driving(topic, run_id="another")
+    made = sinks.driving(topic, run_id="another", **{"iceberg_control_commit_timeout-ms": "15000"})
     made.begin()
     sinks.follow_until(made, lambda _: len(lake.offsets()) >= 410)
     assert lake.offsets() == _positions({0: 405, 1: 5})

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_lakestream.audit.result import AuditVerdict
 from airflow_lakestream.connect.configuration import ConfigRefused
+from airflow_lakestream.connect.status import State
 from airflow_lakestream.core.ledger import Engine
 from airflow_lakestream.iceberg.ledger_store import landing_of, live_ancestors
 from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
@@ -22,6 +23,7 @@ from tests.support.airflow_home import DAGS, AirflowHome, Connections
 from tests.support.broker import Producing, TopicOf, poll_until
 from tests.support.connecting import PATIENCE, SCHEMA, Sinks, sink_config
 from tests.support.lake import TABLE, Lake, events
+from tests.support.spark_stream import kill_the_worker, mark
 
 pytestmark = pytest.mark.airflow
 
@@ -100,6 +102,49 @@ def test_the_documented_dag_lands_its_topic_until_the_connector_is_stopped(
     landing = landing_of(newest, dag.dag_id)
     assert landing is not None
     assert landing.engine is Engine.CONNECT
+
+
+_DAG = """
+from airflow.sdk import DAG
+from airflow_lakestream.operators.kafka_connect import KafkaConnectOperator
+
+with DAG({dag_id!r}, schedule=None) as dag:
+    KafkaConnectOperator(task_id="sink", **{arguments!r})
+"""
+
+
+def test_a_worker_of_airflow_that_is_killed_leaves_the_connector_and_the_retry_adopts_it(
+    sinks: Sinks, lake: Lake, connected: None, airflow: AirflowHome, topic_of: TopicOf, produce: Producing
+) -> None:
+    topic = topic_of(events(0, 0, 5), events(1, 0, 5))
+    lake.land(topic, schema=SCHEMA, consumer_group="adopts")
+    arguments = {"connector": sinks.name, "config": sink_config(lake, topic), "publish_interval": "1s"}
+    more = {"poll_interval": "0.3s", "retries": 3, "retry_delay": 0}
+    file = airflow.write("adopts", _DAG.format(dag_id="adopts", arguments=arguments | more))
+    run = airflow.start(airflow.dag(file))
+    with airflow.process(run, file, "sink") as process:
+        poll_until(lambda: "it begins at" in process.log, "the connector to begin", PATIENCE)
+        sinks.await_running()
+        made = sinks.tasks_made()
+        produce(topic, 0, events(0, 5, 300))
+        # While its rows are on the branch, and on their way to main.
+        branch = sinks.sink(topic).branch
+        head = lake.table().refs()[branch]
+        poll_until(lambda: lake.table().refs()[branch] != head, "a commit of the sink", PATIENCE)
+        kill_the_worker(process)
+    assert sinks.client.status(sinks.name).all_run
+    produce(topic, 1, events(1, 5, 40))
+    with airflow.process(run, file, "sink") as process:
+        poll_until(lambda: "found it as it is wanted" in process.log, "the retry to adopt it", PATIENCE)
+        poll_until(lambda: len(lake.offsets()) >= 350, "all rows", PATIENCE, every=0.5)
+        assert sinks.tasks_made() == made
+        mark(run, "failed", "sink")
+        process.wait(PATIENCE)
+    assert f"The task is failed by now: the connector {sinks.name} was stopped" in process.log
+    assert sinks.client.status(sinks.name).state is State.STOPPED
+    assert lake.landed(topic, "adopts") == {0: [(0, 305)], 1: [(0, 45)]}
+    assert lake.offsets() == [(0, n) for n in range(305)] + [(1, n) for n in range(45)]
+    assert lake.audit(group="adopts").verdict is AuditVerdict.CLEAN
 
 
 def test_what_connect_itself_lets_pass_is_refused_before_anything_is_made(

@@ -143,7 +143,7 @@ def test_a_record_that_fits_no_column_fails_the_job_and_is_named(landing: FlinkL
     produce(landing.topic, 0, ['{"id": "no number"}'])
     assert landing.start().wait(150) == 1
     assert "Flink's job" in landing.log
-    assert "no number" in landing.log
+    assert "Fail to deserialize at field: id" in landing.log
     assert landing.lake.offsets() == []
 
 

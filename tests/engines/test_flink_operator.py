@@ -15,11 +15,12 @@ from tests.support.airflow_home import AirflowHome, TaskProcess
 from tests.support.broker import Producing, poll_until
 from tests.support.flink import COLUMNS, PATIENCE, FlinkLanding
 from tests.support.lake import GROUP, TABLE, events
-from tests.support.spark_stream import mark
+from tests.support.spark_stream import kill_the_worker, mark
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow]
 
 _DAG = """
+import datetime
 from airflow.sdk import DAG
 from airflow_lakestream.operators.flink_sql import FlinkSqlOperator
 
@@ -61,6 +62,7 @@ def test_two_tasks_have_one_job_and_a_mark_stops_it_with_a_savepoint(
         # A task of another run finds the driver, and with it the job.
         with airflow.process(other, file, "stream") as second:
             await_(second, lambda: "Found the driver" in second.log)
+            kill_the_worker(second)
         assert landing.note == note
         produce(landing.topic, 1, events(1, 0, 100))
         await_(process, lambda: landing.lake.landed(landing.topic) == {0: [(0, 400)], 1: [(0, 100)]})

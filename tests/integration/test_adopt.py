@@ -126,9 +126,20 @@ def test_positions_in_a_struct_under_other_names(lake: Lake, name: str) -> None:
     done = adopt(lake, name, OwnRows(), columns=columns)
 
     assert done.decision.entry.landed.width == 20
+    # Also before the table has the columns that audits read.
+    assert lake.audit().verdict is AuditVerdict.CLEAN
     assert lake.land(name, schema_evolution="add").counts.written == 80
     assert ids(lake) == all_ids(BOTH)
-    assert lake.audit().verdict is AuditVerdict.CLEAN
+    result = lake.audit()
+    assert result.verdict is AuditVerdict.CLEAN
+    assert not result.made
+    assert not any(one.not_verifiable for one in result.partitions)
+
+    lake.table().delete("id = 3")
+    result = lake.audit()
+    assert result.verdict is AuditVerdict.DAMAGE
+    assert str(result.partitions[0].missing) == f"{name}[0] [3,4)"
+    assert not [one.problem for one in result.counts if one.problem]
 
 
 def test_a_column_that_is_not_there_or_can_not_be_a_position_is_refused(lake: Lake, name: str) -> None:

@@ -48,7 +48,7 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     assert (told["pipeline"], told["records_at_most"]) == ("here", 300)
     assert told["columns"][0].startswith("lake.here is made: id bigint")
     assert run(["pipeline", "run", file, "--engine", "spark"]) == FAILED
-    assert "Spark's runs are Airflow's" in capsys.readouterr().err
+    assert "spark is supervised by a task of Airflow" in capsys.readouterr().err
     for landed in ("Landed 300 rows", "Nothing to land"):
         assert run(["pipeline", "run", file]) == 0
         assert landed in capsys.readouterr().out

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from airflow_lakestream.core.landing.report import LandingReport
 from airflow_lakestream.core.ledger import Engine, TopicEntry, TopicIdentity
 from airflow_lakestream.core.publishing.branch import BranchSnapshot
-from airflow_lakestream.core.publishing.publish import Publication, begin, publish
+from airflow_lakestream.core.publishing.publish import Publication, begin, begin_anew, publish
 from airflow_lakestream.decode.metadata import metadata_schema
 from airflow_lakestream.iceberg.ledger_store import read_ledger
 from airflow_lakestream.iceberg.publishing.sink import PublishingSink
@@ -86,6 +86,11 @@ class World:
     def begin(self, **job: Any) -> dict[int, int]:
         """Let the engine start without a state of its own."""
         self.at = begin(self.job(**job))
+        return dict(self.at)
+
+    def begin_anew(self) -> dict[int, int]:
+        """Let the engine start again, without what it had in its state."""
+        self.at = begin_anew(self.job())
         return dict(self.at)
 
     def publish(self, **job: Any) -> LandingReport:

@@ -68,6 +68,12 @@ def test_adopted_offsets_are_not_taken_for_those_that_lack_a_row() -> None:
     assert (topic.gone, topic.rows_gone) == (of(50, 60), 2)
 
 
+def test_missing_rows_of_other_tools_are_left() -> None:
+    damage = damage_of(look(missing=of(3, 5)), books(adopted=of(0, 50), counts=Counts(50, 50)))
+    assert "t[0] [3,5): they were adopted" in damage.left[0]
+    assert not damage.topics
+
+
 def test_missing_rows_are_left_where_records_were_skipped() -> None:
     for counts in (Counts(100, 98, skipped=2), Counts(100, 98, filtered=2)):
         assert only_left(damage_of(look(missing=of(3, 5)), books(counts=counts)), "skipped or filtered")

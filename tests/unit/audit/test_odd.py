@@ -8,6 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_lakestream.audit.adopted import AdoptedRows
 from airflow_lakestream.audit.books import Books
 from airflow_lakestream.audit.full import judge_topic
 from airflow_lakestream.audit.log import LogFound
@@ -59,7 +60,7 @@ def test_no_row_of_another_writer_escapes_or_ends_the_full_audit(files: list[lis
     result.odd += found.odd
     log = LogFound(T, {("t", 0): Tally([(0, 10)])}, RangeSet.of("t", 0, 0, 10))
     for topic in ("t", "another"):
-        judge_topic(result, BOOKS, found, RowsFound(), topic, log if topic == "t" else None)
+        judge_topic(result, BOOKS, found, RowsFound(), AdoptedRows(), topic, log if topic == "t" else None)
 
     strangers = [one for file in files for one in file]
     odd: dict = defaultdict(list)

@@ -93,6 +93,31 @@ def test_the_example_is_an_operator_of_each_engine(tmp_path: Path) -> None:
     assert spark.arguments["app_config"]["consumer_group"] == "pipeline-clickstream-v1"
 
 
+def test_engines_that_write_a_branch(tmp_path: Path) -> None:
+    text = PLAIN.replace("lake.orders}", 'lake.orders, schema: "id bigint"}') + (
+        "orchestration:\n  engine: flink\n  checkpoint_interval: 30s\n  parallelism: 2\n"
+        "  flink: {connection: f}\n  connect: {connector: c, config: {iceberg.catalog.type: rest}}\n"
+    )
+    flink = operator_of(compiled(tmp_path, text))
+    assert (flink.name, flink.arguments["columns"], flink.arguments["flink_conn_id"]) == (
+        "FlinkSqlOperator",
+        "id bigint",
+        "f",
+    )
+    assert (flink.arguments["publish_interval"], flink.arguments["parallelism"]) == ("30s", 2)
+    connect = operator_of(compiled(tmp_path, text, "connect")).arguments
+    assert (connect["connector"], connect["publish_interval"], connect["consumer_group"]) == ("c", "30s", "plain")
+    assert connect["config"]["tasks.max"] == "2"
+    assert (connect["config"]["topics"], connect["config"]["iceberg.tables"]) == ("orders", "lake.orders")
+    assert connect["config"]["iceberg.catalog.type"] == "rest"
+    for engine in ("extract", "group", "spark"):
+        check(compiled(tmp_path, text, engine))
+    said = problems(tmp_path, EXAMPLE.replace("engine: extract", "engine: connect"))
+    assert [one.split(" ", 1)[0] for one in said] == ["13:5", "14:1"]
+    said = problems(tmp_path, text.replace(', schema: "id bigint"', ""))
+    assert any("schema is missing: Flink has to be told the columns" in one for one in said)
+
+
 def test_what_a_file_does_not_say_is_the_operators_default(tmp_path: Path) -> None:
     call = operator_of(compiled(tmp_path, PLAIN))
     assert call.arguments == {

@@ -21,6 +21,7 @@ from airflow_lakestream.core.publishing.refusals import (
     BranchFileGone,
     BranchHistoryLost,
     BranchRewritten,
+    LandedAhead,
     MainHasBranch,
     PositionsUnknown,
     RowsOnMain,
@@ -71,6 +72,29 @@ def test_the_engine_begins_where_the_group_does_and_finds_table_and_branch(tmp_p
     assert world.begin() == {0: 3, 1: 0}
     assert world.entry().origin == {0: 2, 1: 0}
     assert [s.snapshot_id for s in world.table().snapshots()].count(head) == 1
+
+
+def test_an_engine_without_its_state_reads_again_what_was_not_published(world: World) -> None:
+    world.write(world.read({0: 10}))
+    world.publish()
+    world.step()
+    lost, world.positions.said = world.positions.said, {}
+    refused(world, PositionsUnknown)
+    assert lost
+    assert world.begin_anew() == {0: 10, 1: 0}
+    assert world.table().refs()[BRANCH].snapshot_id == world.heads()
+    world.step()
+    world.publish()
+    world.assert_main_has_it_all()
+
+
+def test_an_engine_without_its_state_can_not_begin_below_what_is_landed(world: World) -> None:
+    land_by_hand(world, (0, 5, 8))
+    with pytest.raises(LandedAhead, match="KafkaExtractOperator") as caught:
+        world.begin_anew()
+    assert caught.value.ranges == ranges((0, 5, 8))
+    land_by_hand(world, (0, 0, 5))
+    assert world.begin_anew() == {0: 8, 1: 0}
 
 
 def test_what_the_branch_has_is_published_with_its_positions(world: World) -> None:
