@@ -87,26 +87,23 @@ class KafkaLagEventTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look for ever, and fire each time that there is enough."""
-        # Not for a DAG's parser to wait for.
-        from airflow_lakestream.triggers.patience import Patience
-        from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
-
-        watch, alarm, places = await shared_looks().in_thread(self._opened)
-        patience = Patience(f"What waits for {watch.subject} can't be told", self.poll_interval)
+        watch, alarm, places, patience = await asyncio.to_thread(self._opened)
         while True:
             waiting = await patience.look(watch.look(places))
             if waiting is not None and alarm.fires(waiting, time.time()):
                 yield TriggerEvent(self._told(waiting))  # type: ignore[no-untyped-call]  # Airflow has no types here
-            await asyncio.sleep(max(0.0, next_look(time.time(), self.poll_interval, watch.subject) - time.time()))
+            await asyncio.sleep(patience.pause(watch.subject))
 
-    def _opened(self) -> tuple[Any, Any, Any]:
-        # Imports PyIceberg.
+    def _opened(self) -> tuple[Any, Any, Any, Any]:
+        # Not for a DAG's parser to wait for, nor for the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
+        from airflow_lakestream.triggers.patience import Patience
         from airflow_lakestream.watching.lag.level import Alarm, LevelWatch
 
         source = {name: getattr(self, name) for name in _OF_SOURCE}
         watch = LevelWatch(**source, min_records=self.min_records, min_wait=self.min_wait)
-        return watch, Alarm(self.again_after), AirflowPlaces()
+        patience = Patience(f"What waits for {watch.subject} can't be told", self.poll_interval)
+        return watch, Alarm(self.again_after), AirflowPlaces(), patience
 
     def _told(self, waiting: Any) -> dict[str, Any]:
         consumer = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -14,7 +14,7 @@ from airflow_lakestream.core.policies import TableFormat, choose, is_given, is_t
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers.landing_cursor import Cursors, Since, Subscription
 
-if TYPE_CHECKING:
+if AIRFLOW_V_3_3_PLUS:
     from airflow_lakestream.triggers.landing_stream import LandingProducer
 
 
@@ -88,9 +88,6 @@ class LandingEventTrigger(BaseEventTrigger):
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> LandingProducer:
         """Return what reads the table, and moves the cursor; Airflow then tells it what was stored."""
-        # Not for a DAG's parser to wait for, and not there before Airflow 3.3.
-        from airflow_lakestream.triggers.landing_stream import LandingProducer
-
         trigger = cls(**kwargs)
         path, given = trigger.serialize()
         return LandingProducer(given, cls.subscriptions[(path, *given.values())])

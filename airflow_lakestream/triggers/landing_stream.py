@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 from airflow_lakestream.core.untold import Cursor
 from airflow_lakestream.exceptions import LakestreamError, Transient
 from airflow_lakestream.triggers.landing_cursor import Since, Subscription
-from airflow_lakestream.triggers.patience import Patience
-from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 
 # So many events may wait to be stored; Airflow stores them about once a second.
 MOST_WAITING = 64
@@ -35,13 +32,13 @@ class LandingProducer(SharedStreamProducer):
         self._subscription = subscription
         self._most = min(MOST_WAITING, conf.getint("triggerer", "shared_stream_subscriber_queue_size"))
         self._places: Any = None
+        self._patience: Any = None
         self._yielded = 0
         self._stored = 0
-        self._patience = Patience(f"Landings of {given['table']} can't be told", given["poll_interval"])
 
     async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
         """Yield ((number, event), (number, cursor)) of each landing, for ever."""
-        watch, self._places = await shared_looks().in_thread(self._opened)
+        watch, self._places, self._patience = await asyncio.to_thread(self._opened)
         cursor = await self._begin(watch)
         while True:
             room = self._most - (self._yielded - self._stored)
@@ -52,8 +49,8 @@ class LandingProducer(SharedStreamProducer):
                 cursor = one.cursor
             if found is not None and not found.landings and found.head not in (None, cursor):
                 cursor = await self._pass_over(cursor, found.head)
-            pause = next_look(time.time(), self._given["poll_interval"], watch.subject) - time.time()
-            await self._wait(pause, is_full=room <= 0 or (found is not None and bool(found.landings)))
+            is_full = room <= 0 or (found is not None and bool(found.landings))
+            await self._wait(self._patience.pause(watch.subject), is_full=is_full)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Move the cursor behind events that are stored. Raises NotStored."""
@@ -65,13 +62,15 @@ class LandingProducer(SharedStreamProducer):
         self._stored = number
         self._subscription.quiet.set()
 
-    def _opened(self) -> tuple[Any, Any]:
-        # Imports PyIceberg.
+    def _opened(self) -> tuple[Any, Any, Any]:
+        # Not for a DAG's parser to wait for, nor for the triggerer's loop: PyIceberg and librdkafka.
         from airflow_lakestream.hooks.places import AirflowPlaces
+        from airflow_lakestream.triggers.patience import Patience
         from airflow_lakestream.watching.streams.watch import LandingWatch
 
         names = ("table", "consumer_group", "iceberg_conn_id", "storage_conn_id", "kafka_conn_id")
-        return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces()
+        patience = Patience(f"Landings of {self._given['table']} can't be told", self._given["poll_interval"])
+        return LandingWatch(**{name: self._given[name] for name in names}), AirflowPlaces(), patience
 
     async def _begin(self, watch: Any) -> Cursor:
         """Return the cursor; a first one is kept at once, or a killed triggerer would begin at a later "now"."""
@@ -101,9 +100,9 @@ class LandingProducer(SharedStreamProducer):
         """Wait for the next look; after landings, which may be more than fit, only until events were stored."""
         self._subscription.quiet.clear()
         if not is_full:
-            await asyncio.sleep(max(0.0, pause))
+            await asyncio.sleep(pause)
         elif self._stored < self._yielded:
             try:
-                await asyncio.wait_for(self._subscription.quiet.wait(), max(0.0, pause))
+                await asyncio.wait_for(self._subscription.quiet.wait(), pause)
             except TimeoutError:
                 return

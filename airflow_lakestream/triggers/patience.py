@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from airflow_lakestream.exceptions import LakestreamError
 from airflow_lakestream.triggers.logs import tell
-from airflow_lakestream.triggers.shared_looks import shared_looks
+from airflow_lakestream.triggers.shared_looks import next_look, shared_looks
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ class Patience:
             self._said = ""
             await tell(log, logging.INFO, "It works again: %s", self._what)
         return found
+
+    def pause(self, subject: str) -> float:
+        """Return the seconds until the next look at a subject."""
+        now = time.time()
+        return max(0.0, next_look(now, self._interval, subject) - now)
 
     async def _say(self, text: str) -> None:
         self._looks_since += 1
