@@ -1,0 +1,5 @@
+"""For tasks of DAGs that landings start; see docs/events.md."""
+
+from airflow_lakestream.events.once import once_per_landing
+
+__all__ = ["once_per_landing"]
