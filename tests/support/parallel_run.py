@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
 import threading
 import uuid
@@ -31,6 +30,7 @@ from airflow_lakestream.runtime.processes import Failed
 from airflow_lakestream.tables import row_buffer
 from tests.support.faults import InterposedReader, SmallChunks
 from tests.support.lake import Lake
+from tests.support.peak_memory import peak_bytes
 
 CHUNK = 10
 
@@ -105,8 +105,8 @@ def _main(
             if fault == "stop":
                 signal.signal(signal.SIGUSR1, lambda *_: stop.set())
             report = land_run(config, lake.kafka, lake.catalog(), run_id=run_id, stop=stop, children=children)
-        peaks = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        connection.send(report.to_dict() | {"processes": 0 if children is None else 2, "peak_mib": max(peaks)})
+        processes = 0 if children is None else 2
+        connection.send(report.to_dict() | {"processes": processes, "peak_mib": peak_bytes() >> 20})
     except Exception as e:  # noqa: BLE001  # raised in the test
         connection.send(Failed(e))
 
