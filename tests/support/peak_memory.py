@@ -9,7 +9,7 @@ from pathlib import Path
 def peak_bytes() -> int:
     """Return the peak of this process, or of a child that has ended, whichever is higher.
 
-    What getrusage says of a process itself is at least what its parent had when it was started: here the test's process,
+    What getrusage says of a process itself is at least what its parent had when it was started: here the tests' own,
     which may have had a lot.
     """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
