@@ -24,7 +24,7 @@ def statement_of(steps: Sequence[Transformation]) -> str | None:
     parts, source = [], "{{ input }}"
     for step in chain:
         # On a line of its own, since a statement may end with a comment.
-        parts.append((step.name, _INPUT.sub(lambda _: source, step.sql.strip().rstrip(";"))))  # noqa: B023  # used at once
+        parts.append((step.name, _INPUT.sub(source, step.sql.strip().rstrip(";"))))
         source = f'"{step.name}"'
     *before, (_, last) = parts
     if not before:

@@ -16,8 +16,8 @@ Path: TypeAlias = tuple[str | int, ...]
 Place: TypeAlias = tuple[int, int]
 
 _VARIABLE = re.compile(r"\$\$|\$\{([^}]*)\}")
-# Deeper than any pipeline; the composer of YAML calls itself for each level.
 _MOST_NESTED = 50
+_DEEP = "aliases and deep nesting are not for pipelines; write the value out."
 # C's reader is ten times as fast, and is in all wheels of PyYAML.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -52,18 +52,37 @@ def read_document(file: str, text: str, lookup: Callable[[str], str]) -> Documen
     tags, and for a variable that `lookup` does not find (it raises LookupError, whose text says why).
     """
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = None if (deep := _too_deep(text)) else yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
         raise PipelineError([Problem(file, line, column, f"no YAML: {error.problem or error.context}")]) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise PipelineError([Problem(file, 1, 1, f"no YAML: {' '.join(str(error).split())}")]) from None
+    if deep is not None:
+        raise PipelineError([Problem(file, deep.line + 1, deep.column + 1, _DEEP)])
     reader = _Reader(file, lookup)
     content = reader.value(node, ()) if node is not None else None
     if reader.problems:
         raise PipelineError(reader.problems)
     return Document(file, content, reader.places, frozenset(reader.variables))
+
+
+def _too_deep(text: str) -> yaml.Mark | None:
+    """Return where values begin to be nested deeper than in any pipeline.
+
+    The composer calls itself for each level, and C's ends the process where there are many. Its parser does not.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MOST_NESTED:
+                mark: yaml.Mark = event.start_mark
+                return mark
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    return None
 
 
 class _Reader:
@@ -78,9 +97,9 @@ class _Reader:
     def value(self, node: yaml.Node, path: Path) -> Any:
         """Return a node's value, and note where it stands."""
         place = self.places[path] = _place(node)
-        if id(node) in self._seen or len(path) > _MOST_NESTED:
+        if id(node) in self._seen:
             # An alias may hold itself, or unfold to more than the memory holds.
-            self._wrong(place, "aliases and deep nesting are not for pipelines; write the value out.")
+            self._wrong(place, _DEEP)
             return None
         self._seen.add(id(node))
         if isinstance(node, yaml.MappingNode):

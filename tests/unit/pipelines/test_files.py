@@ -174,7 +174,23 @@ def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, said: str) -
     assert any(said in one for one in found), found
 
 
-@pytest.mark.parametrize("text", ["", "- a", "just text", "metadata: 5", "\0", "sources: {}\n" * 2, "{" * 2000])
+NO_PIPELINES = {
+    "nothing": "",
+    "a list": "- a",
+    "text": "just text",
+    "a number": "metadata: 5",
+    "NUL": "\0",
+    "a key twice": "sources: {}\n" * 2,
+    "cut": "{" * 2000,
+    # The composer of libyaml ended the process.
+    "deep": "metadata: " + "[" * 200_000 + "]" * 200_000,
+    "an alias in itself": "metadata: &a [*a]",
+    "many aliases": "metadata: &a [1]\nsources: [" + "*a," * 10_000 + "1]",
+    "two documents": PLAIN + "---\n" + PLAIN,
+}
+
+
+@pytest.mark.parametrize("text", NO_PIPELINES.values(), ids=NO_PIPELINES)
 def test_what_is_no_pipeline_is_said(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text)
 
