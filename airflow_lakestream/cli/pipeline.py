@@ -52,7 +52,7 @@ def validate(
                 problems += error.problems
     for problem in sorted(problems):
         typer.echo(str(problem), err=True)
-    typer.echo(f"{good} pipelines are right, {len(problems)} things are wrong.")
+    typer.echo(f"Pipelines that are right: {good}. Mistakes: {len(problems)}.")
     raise typer.Exit(2 if problems else 0)
 
 
@@ -188,6 +188,7 @@ def _columns(config: Any, catalog: Any) -> list[str]:
     if catalog.table_exists(config.table):
         there = {field.name for field in catalog.load_table(config.table).schema().fields}
         lacking = [] if made is None else [field.name for field in made.fields if field.name not in there]
-        new = f"; it lacks {', '.join(lacking)} ({config.schema_evolution=})" if lacking else ""
+        what = f"schema_evolution is {config.schema_evolution}"
+        new = f"; it lacks {', '.join(lacking)}, and {what}" if lacking else ""
         return [f"{config.table} is there{new}"]
     return [f"{config.table} is made: {text}"]

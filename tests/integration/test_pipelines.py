@@ -42,7 +42,7 @@ def test_a_pipeline_is_validated_planned_and_run_without_a_scheduler(
     pipelines.write("here", topic=topic_of(events(0, 0, 300)))
     file = str(pipelines.folder / "here.yaml")
     assert run(["pipeline", "validate", str(pipelines.folder)]) == 0
-    assert "1 pipelines are right, 0 things are wrong." in capsys.readouterr().out
+    assert "Pipelines that are right: 1. Mistakes: 0." in capsys.readouterr().out
     assert run(["pipeline", "plan", file, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["pipeline"], told["records_at_most"]) == ("here", 300)
