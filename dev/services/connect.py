@@ -115,12 +115,12 @@ class Connect:
                 with urllib.request.urlopen(request, timeout=timeout) as answer:
                     return json.loads(answer.read() or b"null")
             except urllib.error.HTTPError as e:
-                if e.code == 409 and "rebalanc" in (said := e.read().decode(errors="replace")):
-                    if time.monotonic() < until:
-                        time.sleep(0.2)
-                        continue
-                else:
-                    said = said if e.code == 409 else e.read().decode(errors="replace")
+                said = e.read().decode(errors="replace")
+                # Its members agree on who works on what; until then a new connector has no status.
+                is_early = (e.code == 409 and "rebalanc" in said) or (e.code == 404 and "No status found" in said)
+                if is_early and time.monotonic() < until:
+                    time.sleep(0.2)
+                    continue
                 problem = f"refused {path} ({said[:300]})"
                 raise ServiceFailed("connect", problem, Path(self.folder) / "service.log") from e
 
