@@ -7,7 +7,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
+from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_lakestream.exceptions import InvalidArgument
 from airflow_lakestream.hooks.variables import airflow_variables

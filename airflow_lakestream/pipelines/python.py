@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from airflow.sdk import {imports}
-
+from airflow.sdk import DAG
+{imports}
 from {module} import {name}
 
 with DAG(
@@ -49,7 +49,7 @@ def python_of(compiled: Compiled) -> str:
     return _TEMPLATE.format(
         # It stands in triple quotes.
         file=compiled.file.encode("unicode_escape").decode().replace('"', "'"),
-        imports="DAG, CronDataIntervalTimetable" if replaces else "DAG",
+        imports="from airflow.timetables.interval import CronDataIntervalTimetable\n" if replaces else "",
         module=call.module,
         name=call.name,
         settings=_keywords(settings, 4),

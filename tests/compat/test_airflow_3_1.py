@@ -10,6 +10,9 @@ from airflow_lakestream.get_provider_info import get_provider_info
 from dev.sources.clickstream import produce_clickstream
 from dev.sources.flights import produce_flights
 from tests.support.airflow_home import DAGS, AirflowHome, Connections
+from tests.support.pipelines import Pipelines, pipelines
+
+__all__ = ["pipelines"]
 
 
 def test_airflow_finds_the_provider_and_all_that_it_lists() -> None:
@@ -44,6 +47,14 @@ def test_a_topic_lands(dag_id: str, produce, airflow: AirflowHome, connections: 
 
     again = airflow.run(dag, {"topic": name})
     assert (again.state, again.task().xcom["snapshot_ids"], again.asset_events) == ("success", [], [])
+
+
+def test_a_pipeline_in_yaml_lands(pipelines: Pipelines, kafka, topic) -> None:
+    name = topic()
+    produce_flights(kafka.client_config(), name, count=100)
+    pipelines.write("flights", topic=name)
+    run = pipelines.run("flights")
+    assert (run.state, run.errors, run.task().xcom["rows"]) == ("success", [], 100)
 
 
 def test_a_list_of_streams_is_supervised(airflow: AirflowHome, connections: Connections, kafka, topic) -> None:

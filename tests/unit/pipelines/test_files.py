@@ -12,6 +12,7 @@ from airflow_lakestream.pipelines.check import check
 from airflow_lakestream.pipelines.errors import PipelineError
 from airflow_lakestream.pipelines.folder import read_file, read_folder
 from airflow_lakestream.pipelines.operator import operator_of
+from airflow_lakestream.pipelines.python import python_of
 from airflow_lakestream.pipelines.variables import looked_up
 
 EXAMPLE = """\
@@ -91,6 +92,15 @@ def test_the_example_is_an_operator_of_each_engine(tmp_path: Path) -> None:
     landing = {name: value for name, value in call.arguments.items() if name in spark.arguments["app_config"]}
     assert spark.arguments["app_config"] == landing
     assert spark.arguments["app_config"]["consumer_group"] == "pipeline-clickstream-v1"
+
+
+@pytest.mark.parametrize("engine", ["extract", "spark"])
+@pytest.mark.parametrize("mode", ["append", "replace"])
+def test_the_printed_dag_is_python(tmp_path: Path, engine: str, mode: str) -> None:
+    text = EXAMPLE.replace("mode: append", f"mode: {mode}") + "  schedule: '@hourly'\n"
+    printed = python_of(compiled(tmp_path, text, engine))
+    compile(printed, "printed", "exec")
+    assert ("CronDataIntervalTimetable('@hourly'" in printed) is (mode == "replace")
 
 
 def test_engines_that_write_a_branch(tmp_path: Path) -> None:
