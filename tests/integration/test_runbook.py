@@ -54,6 +54,10 @@ CASES = {
         "integration/test_loss_and_recreation.py::test_a_topic_created_anew_is_refused_with_both_ids_and_the_remedy",
         "integration/test_runbook.py::test_a_topic_made_anew_goes_on_under_another_group_beside_the_old_ledger",
     ],
+    "Another tool's rows": [
+        "integration/test_foreign_rows.py::test_rows_of_another_tool_are_not_doubled",
+        "integration/test_adopt.py::test_rows_with_positions_are_adopted_and_the_next_run_lands_what_they_lack",
+    ],
     "The log is shorter than the table": [
         "integration/test_loss_and_recreation.py::test_a_log_shorter_than_the_ledger_is_refused",
     ],
