@@ -371,9 +371,12 @@ def test_a_landing_that_takes_too_long_leaves_nothing(
     airflow: AirflowHome, connections: Connections, topic_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_lakestream.run import job as extract
+    from airflow_lakestream.tables import row_buffer
     from tests.support import lingering
 
+    # What is installed is taken back: other tests run in this process.
     monkeypatch.setattr(extract, "build_job", extract.build_job)
+    monkeypatch.setattr(row_buffer, "FILE_BYTES", row_buffer.FILE_BYTES)
     lingering.install()
     name = topic_of(numbers(1000))
     run = airflow.run(extract_dag("takes_too_long", execution_timeout=timedelta(seconds=3)), {"topic": name})
