@@ -37,6 +37,8 @@ lint: setup ## Check style, types and layers
 
 test: setup ## Run all tests: units first, then those on the real broker and the real Airflow (needs a JDK 17)
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/unit tests/contract)
+	@# It takes minutes the first time, which are no test's own.
+	$(BIN)/python -c "from dev.services import s3; from dev.stack import HOME; s3.build(HOME / 'bin', print)"
 	$(BIN)/python -m pytest $(SPREAD) $(wildcard tests/integration tests/dags tests/faults)
 
 test-engines: setup ## Run the tests on Flink, Kafka Connect and Spark as engines, within ten minutes (needs a JDK 17)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -101,15 +102,22 @@ def by_spark(lake: Lake, topic: str, landing: dict[str, Any], spark: SparkSessio
     return partial(SparkRun(lake, topic, landing).run, spark)
 
 
-def start_app(config: AppConfig, folder: Path) -> subprocess.Popen[str]:
+class App(subprocess.Popen[str]):
+    """An app's program. A test that fails does not wait for a stream that never ends."""
+
+    def __exit__(self, kind: type[BaseException] | None, value: Any, trace: Any) -> None:
+        if kind is not None and self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        super().__exit__(kind, value, trace)
+
+
+def start_app(config: AppConfig, folder: Path) -> App:
     """Start an app's program; its output goes to `driver.log` in the folder."""
     path = config.write(folder / f"app-{uuid.uuid4().hex}.json")
     with (folder / "driver.log").open("a") as log:
         command = [sys.executable, app_path(config.app), "--config", str(path)]
         # A group of its own: a kill reaches the JVM and the Python workers, too.
-        return subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
-        )
+        return App(command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment())
 
 
 def _environment() -> dict[str, str]:
