@@ -145,7 +145,7 @@ class ConnectClient:
             except _Busy as e:
                 if time.monotonic() > until:
                     raise ConnectUnknown(f"{e} It went on for {_BUSY_FOR_S:.0f} s.") from None
-                time.sleep(_PAUSE_S)
+                time.sleep(_PAUSE_S)  # Nothing tells when the workers have agreed.
 
     def _ask_any(self, method: str, path: str, body: Any) -> Any:
         unknown: ConnectUnknown | None = None

@@ -9,11 +9,9 @@ import argparse
 import logging
 import sys
 
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.driver.program import exit_code_of
 from airflow_lakestream.flink.config import FlinkConfig
 from airflow_lakestream.flink.stream import run
-
-log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -23,17 +21,7 @@ def main() -> int:
     given = parser.parse_args().config
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("pyiceberg").setLevel(logging.WARNING)
-    try:
-        run(FlinkConfig.read(given))
-    except LakestreamError as e:
-        log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
-        return 1
-    except Exception as e:
-        # The trace first: people look at the last line.
-        log.exception("The driver failed.")
-        log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
-        return 1
-    return 0
+    return exit_code_of(lambda: run(FlinkConfig.read(given)), "The driver")
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ class Groups(Requests):
             if not errors:
                 return
             if errors[0].code() not in _COORDINATOR_BUSY or time.monotonic() > deadline:
-                raise GroupInUse(group, self._where)
-            time.sleep(_PAUSE)
+                raise GroupInUse(group, self._where) from KafkaException(errors[0])
+            time.sleep(_PAUSE)  # Nothing tells when its coordinator is ready.
 
     def await_empty(self, group: str) -> None:
         """Wait until nobody is in a group. Raises GroupInUse."""
@@ -78,7 +78,7 @@ class Groups(Requests):
             # Those of a worker that was killed are in it until their session is over.
             if time.monotonic() > deadline:
                 raise GroupInUse(group, self._where)
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # Nothing tells when a session is over.
 
     def make_topic(self, topic: str) -> bool:
         """Make a topic of one partition, replicated as the broker has it; False if it is there already."""
@@ -97,7 +97,7 @@ class Groups(Requests):
         while topic not in self._client().list_topics(timeout=REQUEST_TIMEOUT).topics:
             if time.monotonic() > deadline:
                 raise self._unavailable(f"waiting for topic {topic!r}", "it does not show")
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # Nothing tells when the last one has.
         return True
 
     def records(self, topic: str, starts: Mapping[int, int] | None = None) -> Generator[Message, None, None]:

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_lakestream.exceptions import LakestreamError
+from airflow_lakestream.driver.program import exit_code_of
 from airflow_lakestream.spark.app_config import AppConfig
 from airflow_lakestream.spark.session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
 
 Config = TypeVar("Config")
 
@@ -36,22 +35,16 @@ def run_app(
 ) -> int:
     """Run an app with its own kind of configuration and session; return its exit code."""
     _log_to_stderr()
-    try:
+
+    def run() -> None:
         config = read(config_path)
         spark = start(config)
         try:
             work(config, spark)
         finally:
             spark.stop()
-    except LakestreamError as e:
-        log.error("%s: %s", type(e).__name__, " ".join(str(e).split()))
-        return 1
-    except Exception as e:
-        # The trace first: people look at the last line.
-        log.exception("The app failed.")
-        log.error("%s: %s", type(e).__name__, next(iter(str(e).splitlines()), ""))
-        return 1
-    return 0
+
+    return exit_code_of(run, "The app")
 
 
 def _log_to_stderr() -> None:
