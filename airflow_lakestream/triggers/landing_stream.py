@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -102,7 +103,6 @@ class LandingProducer(SharedStreamProducer):
         if not is_full:
             await asyncio.sleep(pause)
         elif self._stored < self._yielded:
-            try:
-                await asyncio.wait_for(self._subscription.quiet.wait(), pause)
-            except TimeoutError:
-                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._subscription.quiet.wait()

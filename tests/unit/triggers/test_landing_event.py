@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from airflow.sdk import Asset
 from airflow.sdk.execution_time.context import AssetStateStoreAccessor, AssetStateStoreAccessors
-from airflow.triggers.shared_stream import SharedStreamManager
+from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager
 
 from airflow_lakestream.core.untold import Cursor
 from airflow_lakestream.exceptions import AirflowTooOld, InvalidArgument, LakestreamError
 from airflow_lakestream.triggers import landing_event
+from airflow_lakestream.triggers.landing_cursor import Cursors, Subscription
 from airflow_lakestream.triggers.landing_event import LandingEventTrigger
+from airflow_lakestream.triggers.landing_stream import LandingProducer
 from tests.support.event_loop import in_loop
 from tests.support.told import GROUP, TABLE, TOPIC, ToldTable
 
@@ -153,6 +155,29 @@ def test_each_landing_is_told_through_kills_and_nothing_else(
     assert set(table.landed) - taken_back <= set(triggerer.ids) <= set(table.landed)
     in_order = [one for one in dict.fromkeys(triggerer.ids) if one not in taken_back]
     assert in_order == [one for one in table.landed if one not in taken_back]
+
+
+def test_a_stream_ends_when_it_is_cancelled_as_an_event_is_stored(state: State, table: ToldTable) -> None:
+    table.land()
+    trigger = LandingEventTrigger(table=TABLE, since="earliest", poll_interval=600)
+    subscription = Subscription(Cursors(AssetStateStoreAccessors(inlets=[Asset("a")]), trigger.cursor_key), taken=1)
+    producer = LandingProducer(trigger.serialize()[1], subscription)
+    told: list[Any] = []
+
+    async def tell() -> None:
+        async for item in producer.open_stream():
+            told.append(item)
+
+    async def store_and_cancel() -> bool:
+        telling = asyncio.create_task(tell())
+        while not told or subscription.quiet.is_set():
+            await asyncio.sleep(0.01)
+        await producer.advance([AdvanceItem(told[0][1], AdvanceOutcome(acked=1, failed=0))])
+        telling.cancel()
+        await asyncio.wait({telling}, timeout=30)
+        return telling.cancelled()
+
+    assert asyncio.run(store_and_cancel())
 
 
 def test_an_event_has_its_proof(state: State, table: ToldTable) -> None:
